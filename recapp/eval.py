@@ -135,7 +135,7 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     return {
         **{name: float(value) for name, value in results[0].items()},
         **intervals(details, recipe.split),
-        "rows_read": data.rows_measured(recipe.split).plain(),
+        "rows_read": data.rows_measured(recipe.split),
         "checkpoint": recipe.ckpt_path,
         "split": recipe.split,
         **model.facts(),

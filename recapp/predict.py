@@ -130,7 +130,7 @@ def score(recipe: Predict) -> dict[str, Any]:
         "rows_scored": writer.rows,
         "seconds": writer.seconds,
         "rows_per_second": writer.rows / writer.seconds,
-        "rows_read": data.rows_measured("input").plain(),
+        "rows_read": data.rows_measured("input"),
         "output": recipe.output,
         "checkpoint": recipe.ckpt_path,
         **model.facts(),

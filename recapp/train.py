@@ -91,7 +91,8 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
         check_generated(recipe, job.overrides)
         check_fits_checkpoint(recipe, job.overrides)
         check_resumed(recipe)
-    check_start_values(recipe)
+    else:
+        check_start_values(recipe)
     check_ids(recipe)
     note_scale(recipe)
     note_no_validation_rows(recipe)

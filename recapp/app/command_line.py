@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -17,6 +16,7 @@ from omegaconf import OmegaConf
 from recapp.app import compose
 from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import external_rank, shared_run_directory
+from recapp.reporting import about
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import FLAGS, is_group, named_folders
 
@@ -26,8 +26,7 @@ VERSION = "--version"
 
 def versions() -> str:
     """Return the versions of recapp and of the packages that its results depend on, in a line."""
-    packages = ("recapp", "torch", "lightning", "pyarrow")
-    return ", ".join(f"{name} {version(name)}" for name in packages)
+    return ", ".join(f"{name} {text}" for name, text in about.versions().items())
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ from recapp.settings.option_files import (
     option_file,
     options,
 )
+from recapp.settings.records import leaves
 from recapp.settings.values import shown
 
 ADDED = ("plan", "experiment")  # groups without a default option
@@ -199,7 +200,7 @@ def _opening(
             continue
         if short and name in of_training and name not in (*file.of, "trust"):
             continue
-        for key, item in _leaves(name, value):
+        for key, item in leaves(value, name, _is_table):
             words = next((found for each in (file, *parents) if (found := each.of.get(key))), "")
             yield _line(key, item, words, columns)
 
@@ -236,14 +237,14 @@ def _group(
     if wanted is None:
         yield from _about(group, option, folders, columns)
     if isinstance(value, Mapping):
-        leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
+        listed = list(leaves(value, group, _is_table)) if value else []
     else:  # no option is chosen by default: list all settings
-        leaves = [
+        listed = [
             (f"+{name}", None)
             for name in names_of(COMMANDS[command])
             if name.startswith(f"{group}.")
         ]
-    for name, item in leaves:
+    for name, item in listed:
         if wanted is None or name in wanted:
             words = words_for(folders, group, option, name.partition(".")[2])
             yield _line(name, item, words, columns)
@@ -265,13 +266,9 @@ def _about(group: str, option: str, folders: Folders, columns: int) -> Iterator[
         )
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings in a value, and in mappings inside it, except long tables of numbers."""
-    if isinstance(value, Mapping) and value and not name.endswith(WHOLE):
-        for key, item in value.items():
-            yield from _leaves(f"{name}.{key}", item)
-    else:
-        yield name, value
+def _is_table(name: str, _: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is a long table of numbers."""
+    return name.endswith(WHOLE)
 
 
 def _line(name: str, value: Any, words: str, columns: int) -> str:

@@ -12,6 +12,7 @@ from recapp.errors import alike, suggest
 from recapp.settings.check_settings import unknown
 from recapp.settings.option_files import options
 from recapp.settings.renamed import new_name
+from recapp.settings.values import typed
 from recapp.trainer.trainer_settings import TrainerSettings
 
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen only with +plan=option
@@ -58,7 +59,9 @@ def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
     """
     text = f"{group}={option}: there is no such option; {suggest(option, known)}"
     if group == "dataset" and ("/" in option or Path(option).exists()):
-        return f"{text}; files of your own are read by dataset=custom dataset.path={option}"
+        return (
+            f"{text}; files of your own are read by dataset=custom {typed('dataset.path', option)}"
+        )
     if group in OWN and not alike(option, known):
         return f"{text}; {OWN[group]}"
     if group == "logger" and not alike(option, known):

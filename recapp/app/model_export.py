@@ -21,7 +21,7 @@ from recapp.app.export_report import table_rows, width_rows
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.dataset.decode import padding_id
 from recapp.dataset.raw_rows import RawTable
-from recapp.dataset.schema import DERIVED, Schema
+from recapp.dataset.schema import DERIVED
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -247,7 +247,7 @@ class _Exporter:
                 **({} if schema.lists is None else {"lists": sorted(schema.lists)}),
                 **_lists_of("times", "unit", schema.times),
                 **_lists_of("vectors", "width", schema.vectors),
-                **_lists_of("padding", "id", _padding(schema)),
+                **_lists_of("padding", "id", {n: padding_id(schema, n) for n in schema.sparse}),
                 **_lists_of("separator", "text", schema.separator),
                 **self._derived(files),
             },
@@ -349,15 +349,10 @@ def _made(snapshot: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _padding(schema: Schema) -> dict[str, int]:
-    """Return the id that fills lists up to a length, by feature."""
-    ids = {name: padding_id(schema, name) for name in schema.sparse}
-    return {name: number for name, number in ids.items() if number is not None}
-
-
 def _lists_of(entry: str, key: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry of the features for columns with a value each, if there are any."""
-    lines = [{"name": name, key: value} for name, value in columns.items()]
+    given = {name: value for name, value in columns.items() if value is not None}
+    lines = [{"name": name, key: value} for name, value in given.items()]
     return {entry: lines} if lines else {}
 
 

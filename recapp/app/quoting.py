@@ -1,25 +1,13 @@
 """Say which sign of a setting Hydra's grammar does not take, and how the setting is quoted."""
 
 import re
-import shlex
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
+from recapp.settings.values import in_quotes, in_shell
+
 _PLAIN = r"[^A-Za-z0-9_/\\.+$%*@?|: \t-]"  # signs that Hydra reads only in quotes or as brackets
-_SHELLS = re.compile(r'[$`"!]|\\\\')  # signs that a shell reads inside of double quotes
-
-
-def quoted(name: str, text: str) -> str:
-    """Return a setting whose value is a text, as it is written in a shell.
-
-    Args:
-        name: The setting.
-        text: Its value, with any signs.
-    """
-    setting = f"{name}={QuotedString(text, Quote.single).with_quotes()}"
-    return shlex.quote(setting) if _SHELLS.search(setting) else f'"{setting}"'
 
 
 def unreadable(override: str) -> str:
@@ -36,7 +24,7 @@ def unreadable(override: str) -> str:
     needs = f"a value with {signs} needs quotes" if signs else "the value needs quotes"
     if text[:1] in ("[", "{"):
         needs = "a list is [a,b] and a mapping {a: b}; as one text it needs quotes"
-    return f"{begin}{needs}: {quoted(name, text)}"
+    return f"{begin}{needs}: {in_shell(f'{name}={in_quotes(text, evaluated=False)}')}"
 
 
 def _is_read(override: str) -> bool:

@@ -287,7 +287,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
             every rank calls. False clips the dense part alone.
         param_to_pgs: None, because recapp knows which ranks hold a table.
         track_grad_norm: Whether to compute the norm of the gradients where they are not clipped by
-            it, too; `last_total_grad_norm` returns the norm.
+            it, too.
+
+    `last_total_grad_norm` is the norm of the gradients of the last step before they were clipped;
+    None before a first step, and where neither clipping nor `track_grad_norm` needs the norm.
 
     Raises:
         ConfigError: A number is out of range, process groups are given, or
@@ -306,7 +309,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self.track_grad_norm = track_grad_norm
-        self._last_norm: Tensor | None = None
+        self.last_total_grad_norm: Tensor | None = None
         if not isinstance(clipping, GradientClipping):
             raise ConfigError(
                 f"clipping={clipping!r}: give GradientClipping.NORM, GradientClipping.VALUE or "
@@ -341,16 +344,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
         loss = run_closure(closure)
         parameters = self._parameters()
         if not any(p.is_meta for p in parameters):  # a model without values has no gradients
-            self._last_norm = self._clip(parameters)
+            self.last_total_grad_norm = self._clip(parameters)
         super().step()
         return loss
-
-    @property
-    def last_total_grad_norm(self) -> Tensor | None:
-        """Return the norm of the gradients of the last step before they were clipped; None before a
-        first step, and where neither clipping nor `track_grad_norm` needs the norm.
-        """
-        return self._last_norm
 
     def clip_grad_norm_(self) -> float:
         """Clip by the norm of all gradients, and return the norm before clipping."""

@@ -89,8 +89,11 @@ _KINDS: tuple[tuple[int, bytes, FileKind], ...] = (  # offset, bytes there, kind
         for protocol in range(2, 6)
     ),
 )
-_CODECS = ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\x28\xb5\x2f\xfd", "zstd"))
-_SUFFIXES = {"gzip": ".gz", "bz2": ".bz2", "zstd": ".zst"}
+_CODECS = (  # first bytes, name, suffix by which pyarrow detects it
+    (b"\x1f\x8b", "gzip", ".gz"),
+    (b"BZh", "bz2", ".bz2"),
+    (b"\x28\xb5\x2f\xfd", "zstd", ".zst"),
+)
 _IN_ZIP: tuple[tuple[str, FileKind], ...] = (  # end of the name of a member, kind
     ("[Content_Types].xml", _pandas("read_excel", "an Excel workbook")),
     (".npy", FileKind("arrays of NumPy (npz)", _COLUMNS)),
@@ -109,9 +112,9 @@ def kind_of(file: Path) -> FileKind | None:
     begin = first_bytes(file)
     if begin.startswith(b"PK\x03\x04"):
         return _in_zip(file)
-    for magic, codec in _CODECS:
+    for magic, codec, suffix in _CODECS:
         if begin.startswith(magic):
-            return _compressed(file, codec)
+            return _compressed(file, codec, file.suffix.lower() == suffix)
     return _of_bytes(begin, file.stat().st_size if begin else 0, "source", ())
 
 
@@ -155,14 +158,19 @@ def _of_bytes(begin: bytes, size: int, opened: str, imports: tuple[str, ...]) ->
     return _json(begin, opened, imports) or _delimited(begin, "utf-8", opened, imports)
 
 
-def _compressed(file: Path, codec: str) -> FileKind | None:
-    """Return the kind of a compressed file; None if it cannot be decompressed."""
+def _compressed(file: Path, codec: str, detected: bool) -> FileKind | None:
+    """Return the kind of a compressed file; None if it cannot be decompressed.
+
+    Args:
+        file: The file.
+        codec: The name of its compression.
+        detected: Whether pyarrow detects that from the suffix of the file.
+    """
     try:
         with pa.input_stream(str(file), compression=codec) as stream:
             begin = stream.read(_FIRST_BYTES)
     except (OSError, pa.ArrowException):
         return None
-    detected = file.suffix.lower() == _SUFFIXES[codec]  # by pyarrow, too
     opened = "source" if detected else f"pa.input_stream(source, compression={codec!r})"
     found = _of_bytes(begin, 0, opened, () if detected else (_ARROW,))
     if found and found.reads and all(found is not kind for *_, kind in _KINDS):

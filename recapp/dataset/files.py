@@ -311,7 +311,7 @@ def _data(entries: Iterable[Path], setting: str) -> list[str]:
     found = [entry for entry in files if _is_data(entry) or _is_text(entry)]
     if found and not any(map(_is_data, found)):  # text that is to be converted, all of it
         found = [entry for entry in files if entry in found or holds_rows(entry)]
-    for entry in set(files).difference(found) if found else ():
+    for entry in sorted(set(files).difference(found)) if found else ():
         if not entry.suffix and entry.stat().st_size:
             refuse_unknown(entry, found[0], setting)
     return _naturally(map(str, found))

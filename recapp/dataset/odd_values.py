@@ -97,14 +97,13 @@ def _of_times(name: str, unit: str, column: pa.Array, ends: tuple[int, int] | No
         ends = int(there.min()), int(there.max())
     for other, ticks in TICKS.items():
         first, last = (end * TICKS[unit] // ticks for end in ends)
-        if other == unit and _EARLIEST <= last < _LATEST:
-            return []
         if _EARLIEST <= last < _LATEST:
-            return [
+            said = (
                 f"dataset.times={{{name}: {unit}}}: the times of {name} are from {_day(ends[0])} "
                 f"to {_day(ends[1])}; with {{{name}: {other}}} they are from {_day(first)} to "
                 f"{_day(last)}"
-            ]
+            )
+            return [] if other == unit else [said]
     return []
 
 

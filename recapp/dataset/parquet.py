@@ -10,10 +10,11 @@ computed before a value is read; Arrow compares the other claims of a footer wit
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and cal
 KEPT_FOOTERS = 64  # enough: a rank opens at most one file per lane, and reads its files in order
 # The most rows of a row group: writers stay far below, and claimed rows cost time before the read.
 MOST_ROWS = 2**28
+_LISTS = re.compile(r"\.list\.(element|item)$")  # in the path of the values of lists
 _TAIL_BYTES = 8  # the end of a file: the size of its footer, then a magic word
 # UnicodeDecodeError comes from names in a damaged footer.
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -141,19 +143,27 @@ def column_bytes(file: DataFile, row_group: int) -> int:
     return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
 
 
-@lru_cache(KEPT_FOOTERS)
-def id_ranges(path: str, stamp: Stamp, row_group: int) -> Mapping[str, tuple[int, int]]:
-    """Return the least and the greatest value of each column of integers in a row group, by the
-    file's own names of the columns, as far as the writer has stored them.
+def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
+    """Return what the footer says of a column in a row group, also of a column of lists; None for
+    other nested columns, and for files of other formats.
+
+    Args:
+        file: The file.
+        name: The file's own name of the column.
+        row_group: The number of the row group.
     """
-    group = read_footer(path, stamp).metadata.row_group(row_group)
-    found = {}
-    for index in range(group.num_columns):
-        column = group.column(index)
-        known = column.statistics
-        if known is not None and known.has_min_max and type(known.min) is int:
-            found[column.path_in_schema.split(".")[0]] = (known.min, known.max)
-    return found
+    if not isinstance(file.format, Parquet):
+        return None
+    number = _column_numbers(file.path, file.stamp).get(name)
+    metadata = read_footer(file.path, file.stamp).metadata
+    return None if number is None else metadata.row_group(row_group).column(number)
+
+
+@lru_cache(KEPT_FOOTERS)
+def _column_numbers(path: str, stamp: Stamp) -> Mapping[str, int]:
+    schema = read_footer(path, stamp).metadata.schema
+    # a name may have dots of its own, so that only the part for lists is taken from its end
+    return {_LISTS.sub("", schema.column(n).path): n for n in range(len(schema))}
 
 
 def _batches(

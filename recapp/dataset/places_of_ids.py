@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from recapp.dataset.parquet import Parquet, id_ranges
+from recapp.dataset.parquet import of_row_group
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Segment, Source
 
@@ -25,10 +25,9 @@ def first_outside(
     """
     for segment in source.segments:
         for feature, ids in limits.items():
-            found = _range(source, schema, segment, feature)
-            outside = [number for number in found or () if number not in ids]
-            if outside:
-                return feature, outside[0]
+            for number in _range(source, schema, segment, feature) or ():
+                if number not in ids:
+                    return feature, number
     return None
 
 
@@ -95,14 +94,14 @@ def _range(
     tell, or the ids are not all numbers of the column: those that pad lists are no ids.
     """
     file = source.files[segment.file]
-    if not isinstance(file.format, Parquet):
+    column = of_row_group(file, file.columns.get(feature, ""), segment.row_group)
+    known = column and column.statistics
+    if known is None or not known.has_min_max or type(known.min) is not int:
         return None
-    ranges = id_ranges(file.path, file.stamp, segment.row_group)
-    found = ranges.get(file.columns.get(feature, ""))
     computed = feature not in schema.sparse or feature in {column.name for column in schema.derived}
     padding = schema.padding
     padded = feature in padding if isinstance(padding, Mapping) else padding is not None
     # 32 bits with a sign may be those of a hexadecimal number
-    if found is None or computed or padded or (feature in schema.hex and found[0] < 0):
+    if computed or padded or (feature in schema.hex and known.min < 0):
         return None
-    return found
+    return known.min, known.max

@@ -1,15 +1,22 @@
 """Tell what a run reads: files, rows, the share of positive labels, the range of times, and what of
 the given directories is left out.
 
-    files, settings -> RowsRead -> metrics.json, the start report, the page of the run
+    files, settings -> a record -> metrics.json, the start report, the page of the run
 
-The share of a label is that of all rows, or of at most a million rows spread over all files.
+    {"splits": {"train": {"files": 3, "first": PATH, "last": PATH, "rows": 70,
+                          "positives": {"label": 0.25}, "positives_of": 70}},
+     "times": {"ts": ["2026-01-31 08:15:00", "2026-02-01 08:14:59"]},
+     "left_out": [{"why": "hidden", "count": 2, "names": ["_SUCCESS", "_metadata"]}]}
+
+A split without rows is left out. `positives` has the share of each label that is 0 or 1 (the mean
+of one from 0 to 1), of `positives_of` rows: of all, or of at most a million rows spread over all
+files. It is empty if a value is no label, which is an error where the row is read. Times are null
+if the files do not tell them.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,66 +38,9 @@ LABEL_PARTS = 256  # of row groups; opening a file takes time, too
 NAMED = 3  # the most names of what is left out, for each reason
 
 
-@dataclass(frozen=True)
-class SplitRead:
-    """The rows of a split.
-
-    Args:
-        files: The number of its files.
-        first: The first file.
-        last: The last file.
-        rows: The number of rows.
-        positives: The share of each label that is 0 or 1 (the mean of one from 0 to 1); empty if a
-            value is no label, which is an error where the row is read.
-        positives_of: The number of rows that these shares are of.
-    """
-
-    files: int
-    first: str
-    last: str
-    rows: int
-    positives: Mapping[str, float]
-    positives_of: int
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Files and directories that a given directory has and no reader reads, for one reason.
-
-    Args:
-        why: The reason, as a noun: `hidden`.
-        count: Their number.
-        names: The first names.
-    """
-
-    why: str
-    count: int
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RowsRead:
-    """What a run reads.
-
-    Args:
-        splits: The rows of each split that has some: `train`, `val`, `test` or `input`.
-        times: The first and the last time of each column of times, for people; None if the files do
-            not say.
-        left_out: What is left out.
-    """
-
-    splits: Mapping[str, SplitRead]
-    times: Mapping[str, tuple[str, str] | None]
-    left_out: tuple[LeftOut, ...]
-
-    def plain(self) -> dict[str, Any]:
-        """Return the record as plain values."""
-        return asdict(self)
-
-
 def rows_read(
     sources: Mapping[str, Source], schema: Schema, paths: Mapping[str, Paths | None]
-) -> RowsRead:
+) -> dict[str, Any]:
     """Return what a run reads. This opens each file, and reads labels of at most a million rows of
     each split.
 
@@ -103,38 +53,27 @@ def rows_read(
     found = {name: _split_read(source, schema) for name, source in used.items()}
     files = list({file.path: file for source in used.values() for file in source.files}.values())
     ends = {name: time_range(files, name, unit) for name, unit in schema.times.items()}
-    times = {name: end and (moment(end[0]), moment(end[1])) for name, end in ends.items()}
+    times = {name: end and [moment(end[0]), moment(end[1])] for name, end in ends.items()}
     rest: dict[str, list[str]] = {}
     for setting, given in paths.items():
         for why, names in left_out(given, setting=setting).items() if given else ():
             rest.setdefault(why, []).extend(names)
-    out = [LeftOut(why, len(names), tuple(names[:NAMED])) for why, names in rest.items()]
-    return RowsRead(found, times, tuple(out))
+    out = [{"why": w, "count": len(names), "names": names[:NAMED]} for w, names in rest.items()]
+    return {"splits": found, "times": times, "left_out": out}
 
 
-def rows_of_training(settings: DataSettings, rows: ClickRows) -> RowsRead:
-    """Return what a training run reads.
-
-    Args:
-        settings: The settings of the data set.
-        rows: Its rows.
-    """
-    paths = {"dataset.path": settings.path, "dataset.val_path": settings.val_path}
-    return rows_read({"train": rows.train, "val": rows.val}, rows.schema, paths)
-
-
-def rows_of_split(settings: DataSettings, rows: ClickRows, split: str) -> RowsRead:
-    """Return what an evaluation reads.
+def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> dict[str, Any]:
+    """Return what a training, or an evaluation, reads.
 
     Args:
         settings: The settings of the data set.
         rows: Its rows.
-        split: `val` or `test`.
+        splits: `train`, `val` or `test`.
     """
-    apart = split == "test" or settings.val_path is not None
-    named = f"{split}_path" if apart else "path"
-    paths = {f"dataset.{named}": getattr(settings, named)}
-    return rows_read({split: rows.of(split)}, rows.schema, paths)
+    apart = {"test"} if settings.val_path is None else {"val", "test"}
+    named = [f"{split}_path" if split in apart else "path" for split in splits]
+    paths = {f"dataset.{name}": getattr(settings, name) for name in named}
+    return rows_read({split: rows.of(split) for split in splits}, rows.schema, paths)
 
 
 def moment(seconds: int) -> str:
@@ -150,14 +89,20 @@ def _used(source: Source) -> Source:
     return Source(tuple(source.files[number] for number in numbers), segments, source.bags)
 
 
-def _split_read(source: Source, schema: Schema) -> SplitRead:
-    files = source.files
+def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
     some = _spread(source)
     positives: dict[str, float] = {}
     with suppress(DataError, BadValue):
         positives = _positives(some, schema)
-    first, last = (os.path.abspath(files[end].path) for end in (0, -1))
-    return SplitRead(len(files), first, last, source.rows, positives, some.rows)
+    first, last = (os.path.abspath(source.files[end].path) for end in (0, -1))
+    return {
+        "files": len(source.files),
+        "first": first,
+        "last": last,
+        "rows": source.rows,
+        "positives": positives,
+        "positives_of": some.rows,
+    }
 
 
 def _positives(source: Source, schema: Schema) -> dict[str, float]:

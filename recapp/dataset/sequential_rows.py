@@ -101,7 +101,7 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
 
 def plain_rows(table: RawTable) -> list[dict[str, Any]]:
     """Return rows as values for JSON: bytes as text, NaN and infinities as None."""
-    return [{name: _plain(value) for name, value in row.items()} for row in table.to_pylist()]
+    return [{name: plain_value(value) for name, value in row.items()} for row in table.to_pylist()]
 
 
 def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
@@ -131,9 +131,10 @@ def _array(values: list[Any]) -> pa.Array:
     return pa.array(values, pa.list_(pa.uint64()) if lists else pa.uint64())
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return a value of Arrow as JSON has it: no bytes, and no number that is not finite."""
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [plain_value(one) for one in value]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -254,7 +255,7 @@ def frequent_values(
         for one, first, count in zip(*(part.tolist() for part in found), strict=True):
             counts[one] += count
             if one not in texts:
-                texts[one] = str(_plain(values[first].as_py()))
+                texts[one] = str(plain_value(values[first].as_py()))
         if len(counts) > COUNTED_VALUES:
             counts = Counter(dict(counts.most_common(COUNTED_VALUES // 2)))
             texts = {one: texts[one] for one in counts}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recapp.dataset.formats import all_suffixes
 from recapp.errors import DataError
-from recapp.settings.values import in_quotes
+from recapp.settings.values import PLAIN_VALUE, in_quotes, in_shell
 
 TRAINING = "path"
 LISTED = 16  # the most files of a list that a message spells out
@@ -27,7 +27,6 @@ _KEYS = {
 }
 _KEY_OF_WORD = {word: key for key, words in _KEYS.items() for word in words.split()}
 _SUFFIXES = {suffix.strip(". ") for suffix in f"{all_suffixes()}, csv, tsv, gz, snappy".split(",")}
-_PLAIN = re.compile(r"[\w./+-]+")  # characters that neither a shell nor Hydra reads
 
 
 def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> None:
@@ -113,10 +112,10 @@ def _value(told: Sequence[str], names: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text if _PLAIN.fullmatch(text.replace("*", "")) else in_quotes(text)
+    return text if PLAIN_VALUE.fullmatch(text.replace("*", "")) else in_quotes(text)
 
 
 def _set(setting: str, value: str) -> str:
     """Return a setting and its value as a word of a shell."""
     word = f"{setting}={value}"
-    return word if _PLAIN.fullmatch(value) else f'"{word}"'
+    return word if PLAIN_VALUE.fullmatch(value) else in_shell(word)

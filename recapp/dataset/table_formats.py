@@ -7,26 +7,12 @@ which files these are. Read as a directory, all of them would train.
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from recapp.dataset.text_files import new_folder
 from recapp.errors import DataError
+from recapp.settings.values import typed
 
 FILE_LIST = "_file_list.txt"
-
-
-class LakeTable(NamedTuple):
-    """A table whose log tells which files are alive.
-
-    Args:
-        format: The name of the format, for people.
-        place: The directory, or for Iceberg the newest metadata file.
-        folder: The directory of the table.
-    """
-
-    format: str
-    place: Path
-    folder: Path
 
 
 def refuse_tables(directories: Collection[Path], setting: str, given: str) -> None:
@@ -41,31 +27,34 @@ def refuse_tables(directories: Collection[Path], setting: str, given: str) -> No
         DataError: One belongs to a table. Notes have Python code that lists the files that are
             alive.
     """
-    table = _table_around([directory.absolute() for directory in directories])
-    if table is None:
+    found = _table_around([directory.absolute() for directory in directories])
+    if found is None:
         return
-    listing = new_folder(table.folder.name) / FILE_LIST
+    format, place, folder = found
+    listing = new_folder(folder.name) / FILE_LIST
     error = DataError(
-        f"{setting}={given}: belongs to {table.folder}, a table of {table.format}, whose removed "
+        f"{setting}={given}: belongs to {folder}, a table of {format}, whose removed "
         "rows are still in its files: run the lines of Python above, then set "
-        f"{setting}={listing}"
+        f"{typed(setting, listing)}"
     )
-    for line in _live_files(table, listing):
+    for line in _live_files(format, place, listing):
         error.add_note(line)
     raise error
 
 
-def _table_around(directories: Collection[Path]) -> LakeTable | None:
-    """Return a table to which a directory belongs."""
+def _table_around(directories: Collection[Path]) -> tuple[str, Path, Path] | None:
+    """Return a table to which a directory belongs: the name of its format, its place (of Iceberg
+    the newest metadata file) and its directory.
+    """
     for folder in dict.fromkeys(one for each in directories for one in (each, *each.parents)):
         if (folder / "_delta_log").is_dir():
-            return LakeTable("Delta Lake", folder, folder)
+            return "Delta Lake", folder, folder
         if (folder / ".hoodie").is_dir():
-            return LakeTable("Hudi", folder, folder)
+            return "Hudi", folder, folder
         found = _newest(folder.glob("metadata/*.json"))
         rows = folder / "data"
         if found and any(each == folder or each.is_relative_to(rows) for each in directories):
-            return LakeTable("Iceberg", found, folder)
+            return "Iceberg", found, folder
     return None
 
 
@@ -82,33 +71,33 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def _live_files(table: LakeTable, listing: Path) -> list[str]:
+def _live_files(format: str, place: Path, listing: Path) -> list[str]:
     """Return the lines that write a list of the files that are alive. They fail if such a file
     still has removed rows.
     """
     files = {
         "Delta Lake": [
             "from deltalake import DeltaTable  # pip install deltalake pyarrow",
-            f"table = DeltaTable({str(table.place)!r})",
+            f"table = DeltaTable({str(place)!r})",
             "table.to_pyarrow_dataset()  # an error if files have removed rows",
             "files = table.file_uris()",
         ],
         "Iceberg": [
             "from pyiceberg.table import StaticTable  # pip install pyiceberg pyarrow",
-            f"table = StaticTable.from_metadata({str(table.place)!r})",
+            f"table = StaticTable.from_metadata({str(place)!r})",
             "tasks = list(table.scan().plan_files())",
             "assert not any(task.delete_files for task in tasks), 'compact it first'",
             "files = [task.file.file_path for task in tasks]",
         ],
         "Hudi": [
             "from hudi import HudiTableBuilder  # pip install hudi",
-            f"folder = Path({str(table.place)!r})",
+            f"folder = Path({str(place)!r})",
             "parts = HudiTableBuilder.from_base_uri(str(folder)).build().get_file_slices()",
             "logs = any(part.log_files_relative_paths() for part in parts)",
             "assert not logs, 'compact it first'",
             "files = [str(folder / part.base_file_relative_path()) for part in parts]",
         ],
-    }[table.format]
+    }[format]
     return [
         "from os.path import getmtime",
         "from pathlib import Path",

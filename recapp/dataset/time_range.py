@@ -17,7 +17,7 @@ from recapp.dataset.arrow_types import value_type
 from recapp.dataset.data_file import DataFile
 from recapp.dataset.decode import TICKS
 from recapp.dataset.derived_columns import DAY_SECONDS
-from recapp.dataset.parquet import Parquet, read_footer
+from recapp.dataset.parquet import of_row_group
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
@@ -35,9 +35,7 @@ def time_range(files: Sequence[DataFile], column: str, unit: str) -> tuple[int, 
     """
     ends: list[int] = []
     for file in files:
-        if not isinstance(file.format, Parquet) or column not in file.columns:
-            return None
-        found = _of_file(file, file.columns[column], unit)
+        found = _of_file(file, file.columns[column], unit) if column in file.columns else None
         if found is None:
             return None
         ends += found
@@ -48,41 +46,34 @@ def _of_file(file: DataFile, name: str, unit: str) -> list[int] | None:
     """Return the first and the last time of each row group of a file that has some; None if the
     file does not say.
     """
-    metadata = read_footer(file.path, file.stamp).metadata
-    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    if names.count(name) != 1:
-        return None
-    index = names.index(name)
     kind = value_type(file.types.field(name).type)
-    tick = _tick(metadata.schema.column(index), kind, unit)
-    if tick is None:
-        return None
     found: list[int] = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number).column(index)
-        stored = group.statistics
+    for number in range(len(file.starts) - 1):
+        group = of_row_group(file, name, number)
+        stored = group and group.statistics
         if stored is None or not stored.has_min_max:
             if stored and stored.has_null_count and stored.null_count == group.num_values:
                 continue  # all of them are missing
             return None
+        tick = _tick(stored, kind, unit)
         ends = (stored.min_raw, stored.max_raw)
         if pt.is_unsigned_integer(kind):  # the raw numbers are signed
             ends = (stored.min, stored.max)
-        if not all(map(math.isfinite, ends)):
+        if tick is None or not all(map(math.isfinite, ends)):
             return None
         found += [math.floor(end * tick) for end in ends]
     return found
 
 
-def _tick(column: Any, kind: Any, unit: str) -> Fraction | None:
+def _tick(stored: Any, kind: Any, unit: str) -> Fraction | None:
     """Return the seconds of one tick of the numbers that Parquet stores; None if they are no times.
 
     Parquet has no seconds: it stores Arrow's timestamps in seconds as milliseconds.
     """
     if pt.is_date(kind):
         return Fraction(DAY_SECONDS)
-    if pt.is_timestamp(kind) and column.physical_type == "INT64":  # INT96 has no order
-        unit = _UNITS.get(json.loads(column.logical_type.to_json()).get("timeUnit"), "")
+    if pt.is_timestamp(kind) and stored.physical_type == "INT64":  # INT96 has no order
+        unit = _UNITS.get(json.loads(stored.logical_type.to_json()).get("timeUnit"), "")
     elif not (pt.is_integer(kind) or pt.is_floating(kind)):
         return None
     return Fraction(1, TICKS[unit]) if unit else None

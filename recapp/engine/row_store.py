@@ -20,7 +20,7 @@ from recapp.engine.row_average import RowAverage
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
-from recapp.kernels.row_memory import RowMemory, is_finite
+from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import FROZEN, GRADIENT, Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.stored.rectangles import AVERAGE, RAW, WEIGHT
@@ -339,21 +339,6 @@ class FloatRows(RowStore):
     def state(self) -> list[Tensor]:
         """Return the state tensors of the rule, in the rule's order."""
         return [memory.rows for memory in self._state]
-
-    def overflow(self) -> str:
-        """Return the first state that is not finite, and its table, in words; empty without one."""
-        for (name, _), memory in zip(self._kinds, self._state, strict=True):
-            held = memory.rows[: memory.held]
-            if not is_finite(held):
-                row = int((~held.isfinite()).any(1).nonzero()[0])
-                layout = self.group.layout
-                tables = {
-                    layout.tables[layout.strips[p.strip].table].name
-                    for p in self.group.pieces
-                    if self.finds_rows or p.base <= row < p.base + len(p.rows)
-                }
-                return f"{name} of table {', '.join(sorted(tables))}"
-        return ""
 
     @property
     def nbytes(self) -> StoreBytes:

@@ -129,6 +129,12 @@ def rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     )
 
 
+def is_first() -> bool:
+    """Return whether this process is rank 0, or no rank."""
+    here = rank_info()
+    return here is None or not here.rank
+
+
 def _started_by_srun(environ: Mapping[str, str]) -> bool:
     """Return whether srun has started this process as one of several tasks.
 

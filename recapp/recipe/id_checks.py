@@ -4,13 +4,13 @@
 It loads no library that other checks of a training have not loaded before.
 """
 
-from recapp.dataset.data_settings import DataSettings
 from recapp.processes.rank_environment import started_externally
 from recapp.recipe.recipe import Train
+from recapp.settings.values import Paths
 from recapp.tables.config import IdRule
 from recapp.tables.lookups import TableLookup
 
-MOST_LOOKS = 50_000  # at the range of a column in a row group: some tenths of a second
+MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
 
 
 def check_ids(recipe: Train) -> None:
@@ -28,33 +28,28 @@ def check_ids(recipe: Train) -> None:
         if lookup.table.id_rule is IdRule.ERROR and lookup.table.dynamic is None
     }
     for split in ("path", "val_path") if strict else ():
-        _check_split(recipe, recipe.dataset.scaled, split, strict)
+        _check_split(recipe, f"dataset.{split}", getattr(recipe.dataset.scaled, split), strict)
 
 
 def _check_split(
-    recipe: Train, dataset: DataSettings, split: str, strict: dict[str, TableLookup]
+    recipe: Train, setting: str, paths: Paths | None, strict: dict[str, TableLookup]
 ) -> None:
-    """Check the files of one split."""
+    """Check the files of one split. Footers that tell of an id that no row has are not believed."""
     from recapp.dataset.files import file_names
     from recapp.dataset.places_of_ids import first_outside, place_of_id
     from recapp.dataset.source import open_files
 
-    paths = getattr(dataset, split)
     schema = recipe.labelled_schema
-    limits = {
-        feature: range(x.table.min_key, x.table.min_key + x.table.num_embeddings)
-        for feature, x in strict.items()
-    }
+    tables = {feature: lookup.table for feature, lookup in strict.items()}
+    limits = {f: range(t.min_key, t.min_key + t.num_embeddings) for f, t in tables.items()}
     looks = 0
-    for name in file_names(paths, setting=f"dataset.{split}") if paths is not None else ():
-        source = open_files([name], schema, setting=f"dataset.{split}")
+    for name in file_names(paths, setting=setting) if paths is not None else ():
+        source = open_files([name], schema, setting=setting)
         looks += len(source.segments) * len(limits)
         found = first_outside(source, schema, limits)
-        if found is not None:
+        if found and (place := place_of_id(source, schema, *found)):
             from recapp.tables.ids import OutsideTable  # imports torch
 
-            feature, number = found
-            where = f" in {place_of_id(source, schema, feature, number)} (dataset.{split})"
-            raise OutsideTable(strict[feature].table, feature, 0, number, where)
+            raise OutsideTable(tables[found[0]], found[0], 0, found[1], f" in {place} ({setting})")
         if looks > MOST_LOOKS:
             return

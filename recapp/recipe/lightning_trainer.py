@@ -29,7 +29,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from recapp.errors import ConfigError, suggest
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import is_first, rank_info
 from recapp.recipe.constructors import construct, make
 from recapp.recipe.monitors import all_known, check_monitor, measured_by
 from recapp.recipe.recipe import Train
@@ -211,8 +211,7 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
         recipe: The recipe of the run.
         folder: The directory of the run.
     """
-    here = rank_info()
-    if here and here.rank:
+    if not is_first():
         return [DummyLogger() for _ in recipe.logger]
     made = [
         _made(wanted, f"logger.{name}", Logger, save_dir=str(folder))

@@ -191,10 +191,9 @@ class Recipe(Command):
 
         found = rules_of(self.optimizer.sparse)
         found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
-        if not self.tables.frozen:
-            return found
+        given = self.tables.frozen
         return with_frozen(
-            found, named_tables("tables.frozen", self.tables.frozen, self.all_tables)
+            found, named_tables("tables.frozen", given, self.all_tables) if given else ()
         )
 
     @cached_property

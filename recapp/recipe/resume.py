@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from recapp.console import short_path
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import is_first, rank_info
 from recapp.recipe.lightning_trainer import build_callback
 from recapp.recipe.monitors import with_monitor
 from recapp.recipe.recipe import Train
@@ -19,7 +19,7 @@ from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.run_files import folder_of
-from recapp.trainer.changed_callbacks import ChangedCallback, ChangedCallbacks
+from recapp.trainer.changed_callbacks import ChangedCallbacks
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.keep_last import best_known
 from recapp.trainer.keep_snapshots import JOINED_FILE, KeepSnapshots, kept_before
@@ -84,12 +84,10 @@ class Resumed:
             alike = [each for each in entries if target_of_today(each.target) == now.target]
             if to_plain(now.arguments) in [to_plain(each.arguments) for each in alike]:
                 continue
-            pair = [build_callback(each, setting, folder) for each in (*alike[:1], now)]
-            if alike:
+            if alike or name in stored:
                 # its class is named by this run's settings, which are the user's
-                changed.append(ChangedCallback(setting, *pair))
-            elif name in stored:
-                changed.append(ChangedCallback(setting, None, *pair))
+                before = build_callback(alike[0], setting, folder) if alike else None
+                changed.append((setting, before, build_callback(now, setting, folder)))
         return ChangedCallbacks(changed)
 
     @property
@@ -114,7 +112,7 @@ class Resumed:
             return []
         path = Path(self.path).absolute()
         kept = kept_before(
-            state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=_is_first()
+            state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=is_first()
         )
         steps = [read_manifest(snapshot).step for snapshot in kept]
         if not self.manifest.position["batches"] and self.manifest.step not in steps:
@@ -135,7 +133,7 @@ class Resumed:
         """Print that nothing is left to train, and return the content of `metrics.json`: the
         metrics of the best checkpoint. Ranks other than 0 print nothing and return an empty dict.
         """
-        if not _is_first():
+        if not is_first():
             return {}
         here = rank_info()
         steps = self.manifest.step
@@ -167,9 +165,3 @@ def resumed_run(recipe: Train) -> Resumed | None:
     """Return the run of a recipe if it resumes from a checkpoint, else None."""
     path = recipe.ckpt_path
     return Resumed(recipe, path, read_manifest(path)) if path else None
-
-
-def _is_first() -> bool:
-    """Return whether this process is rank 0, or no rank."""
-    here = rank_info()
-    return here is None or not here.rank

@@ -64,7 +64,7 @@ def metrics_of_run(
         recipe.model.target,
         recipe.trainer.precision,
         rows=data.rows,
-        rows_read=data.rows_read().plain(),
+        rows_read=data.rows_read(),
         hosts=[rank["host"] for rank in strategy.ranks],
         tables=tables,
         device=strategy.ranks[0]["device"],

@@ -7,7 +7,7 @@ recipe                ->  nothing, or that files cannot be scored        check_p
 recipe                ->  the facts that determine the scores            model_of
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from recapp.processes.rank_environment import started_externally
 from recapp.recipe.commands import Predict
 from recapp.recipe.recipe import Train
 from recapp.settings.check_settings import override_names
-from recapp.settings.records import TARGET, to_plain
+from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import shown
 from recapp.tables.named_collections import named_tables
 
@@ -96,33 +96,21 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
 
 
 def check_start_values(recipe: Train) -> None:
-    """Check the files of start values, except for values that are not finite, which ranks find. A
-    run that resumes reads no such file. If the ranks were started from outside, only the names of
-    tables are checked: the files may exist only on the ranks' hosts.
+    """Check the files of start values of a run that does not resume, except for values that are not
+    finite, which ranks find. If the ranks were started from outside, only the names of tables are
+    checked: the files may exist only on the ranks' hosts.
 
     Raises:
-        ConfigError, DataError: There is no such table, a file does not fit its table, or a resumed
-            run names other files than the checkpoint.
+        ConfigError, DataError: There is no such table, or a file does not fit its table.
     """
     values = recipe.tables.values
     if not values:
         return
     named_tables("tables.values", list(values), recipe.all_tables)
-    if recipe.ckpt_path:
-        from recapp.stored.checkpoint import read_manifest
+    if not started_externally():
+        from recapp.stored.start_values import check_values
 
-        before = read_manifest(recipe.ckpt_path).config["tables"].get("values")
-        if before != values:
-            raise ConfigError(
-                f"tables.values={shown(values)}: the run goes on with the rows of the checkpoint "
-                "and reads no start values: leave it out, or leave ckpt_path out"
-            )
-        return
-    if started_externally():
-        return
-    from recapp.stored.start_values import check_values
-
-    check_values(values, recipe.all_tables, recipe.schema, not recipe.counts_ids)
+        check_values(values, recipe.all_tables, recipe.schema, not recipe.counts_ids)
 
 
 def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
@@ -136,30 +124,26 @@ def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
         ConfigError: A start value has changed.
     """
     restarts = bool(recipe.optimizer.restart_tables)
-    before = dict(_leaves(stored))
-    now = dict(_leaves(to_plain(recipe)))
+    before, now = (dict(leaves(_numbered(each))) for each in (stored, to_plain(recipe)))
     for name, value in now.items():
         home, _, leaf = name.rpartition(".")
-        if leaf not in START_VALUES or (before.get(name) or None) == (value or None):
+        of_file = home == "tables.values"
+        if not (of_file or leaf in START_VALUES) or (before.get(name) or None) == (value or None):
             continue
         others = [f"{home}.{key}" for key in (TARGET, "rule")]
         anew = any(before.get(other) != now.get(other) for other in others)
         new_rows = restarts or any(table.dynamic for table in recipe.all_tables)
-        if not anew and not (new_rows and home != "optimizer.dense"):
+        if of_file or not (anew or (new_rows and home != "optimizer.dense")):
             raise ConfigError(
                 f"{name}={shown(value)}: is a start value, which has no effect where training goes "
                 "on from ckpt_path: leave it out, or train anew"
             )
 
 
-def _leaves(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name and the value of each single setting."""
-    if isinstance(settings, Mapping | list):
-        items = settings.items() if isinstance(settings, Mapping) else enumerate(settings)
-        for key, value in items:
-            yield from _leaves(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, settings
+def _numbered(settings: Any) -> Any:
+    """Return plain settings with lists as mappings from the number of an item."""
+    items = dict(enumerate(settings)) if isinstance(settings, list) else settings
+    return {k: _numbered(v) for k, v in items.items()} if isinstance(items, Mapping) else items
 
 
 def _check_table(manifest: "Manifest", table: "EmbeddingConfig", rows: int | None) -> None:

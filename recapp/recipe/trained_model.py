@@ -19,7 +19,7 @@ from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import placed, together
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import is_first
 from recapp.recipe.artefact_model import load_dense, model_to_shard, raw_rows_of
 from recapp.recipe.commands import Eval
 from recapp.recipe.model import build_model
@@ -164,8 +164,7 @@ class TrainedArtefact:
         from recapp.recipe.training import build_module
 
         stored = self.stored
-        here = rank_info()
-        if here is None or here.rank == 0:
+        if is_first():
             stored.verify()
         make_store = mapped_tables(stored).make_store
         strategy = build_strategy(recipe, training=False, make_store=make_store)

@@ -13,7 +13,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -104,27 +103,20 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
         return "; ".join(dict.fromkeys(str(one) for one in found if one not in (None, "")))
 
     days = sorted(str(run["date"]) for run in runs if run.get("date"))
+    read = [_entries(run) for run in runs]
+    names = dict.fromkeys(name for found in read for name in found)
     entries = {
         "Data": each(lambda run: _path(run.get("dataset"))),
         "Rows": each(_rows),
         "Model": each(_model),
         "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
-        **{name: each(partial(_read, name)) for name in _names_read(runs)},
+        **{n: "; ".join(dict.fromkeys(r[n] for r in read if n in r)) for n in names},
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
         "Versions": each(_versions),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
         "Date": " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:])),
     }
     return [(name, text or "not recorded") for name, text in entries.items()]
-
-
-def _names_read(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of what is known about the rows that some run reads."""
-    return list(dict.fromkeys(name for run in runs for name in _entries(run)))
-
-
-def _read(name: str, run: Mapping[str, Any]) -> str:
-    return _entries(run).get(name, "")
 
 
 def _entries(run: Mapping[str, Any]) -> dict[str, str]:

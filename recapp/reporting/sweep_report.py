@@ -28,6 +28,7 @@ from recapp.reporting.speed_figures import FIGURES
 from recapp.reporting.speed_figures import TITLES as FIGURE_TITLES
 from recapp.reporting.sweep_page import sweep_page
 from recapp.reporting.variants import Run, Variant, objective_of, read_runs
+from recapp.settings.records import leaves
 
 OWN_FIGURES = ("phases", "memory", "predicted")  # the other pictures of FIGURES compare variants
 ROWS = {"val": "validation", "test": "test"}  # the names of splits
@@ -187,8 +188,10 @@ def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
         for group in dict.fromkeys((*own, *usual))
         if own.get(group) != usual.get(group)
     ]
-    set_ = dict(_flat(settings))
-    as_chosen = dict(_flat(defaults(own)))
+    set_, as_chosen = (
+        dict(leaves({key: each[key] for key in each if key != CHOICES}))
+        for each in (settings, defaults(own))
+    )
     rows += [
         {"name": name, "own": _shown(set_, name), "default": _shown(as_chosen, name)}
         for name in dict.fromkeys((*set_, *as_chosen))
@@ -213,17 +216,6 @@ def _shown(settings: Mapping[str, Any], name: str) -> str | None:
         return None if value is ABSENT else str(value)
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
     return text.removesuffix("...\n").strip()
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each setting with its dotted name, without the options chosen for groups."""
-    for name, value in settings.items():
-        if not above and name == CHOICES:
-            continue
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
 
 
 def evaluation_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[str]]:

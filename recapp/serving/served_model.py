@@ -6,7 +6,6 @@ as at the time of its export, and reads the same features. Other features would 
 refuse its clients' requests.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from recapp.dataset.schema import TextIds
+from recapp.dataset.sequential_rows import plain_value
 from recapp.errors import ConfigError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
@@ -104,15 +104,9 @@ class Served:
         columns = self.scorer.schema.resolve(self.scorer.example.schema, "the example")
         some = self.scorer.example.slice(0, EXAMPLE_ROWS)
         named = pa.table({name: some.column(own) for name, own in columns.items()})
-        return [{key: _plain(value) for key, value in row.items()} for row in named.to_pylist()]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [
+            {key: plain_value(value) for key, value in row.items()} for row in named.to_pylist()
+        ]
 
 
 def features_of(scorer: Scorer) -> Mapping[str, TextIds | str | int | None]:

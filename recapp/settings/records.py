@@ -12,7 +12,7 @@ that depend on each other are checked in `__post_init__`.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from types import UnionType
@@ -259,3 +259,21 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     return value.value if isinstance(value, Enum) else value
+
+
+def leaves(
+    value: Any, name: str = "", is_whole: Callable[[str, Mapping[str, Any]], bool] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each single setting.
+
+    Args:
+        value: Plain settings.
+        name: Their own dotted name.
+        is_whole: Returns whether a mapping is a single setting, from its name and itself; None for
+            empty mappings alone.
+    """
+    if isinstance(value, Mapping) and value and not (is_whole and is_whole(name, value)):
+        for key, item in value.items():
+            yield from leaves(item, f"{name}.{key}" if name else str(key), is_whole)
+    else:
+        yield name, value

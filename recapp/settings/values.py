@@ -402,6 +402,7 @@ def shown(value: Any) -> str:
 
 
 PLAIN_VALUE = re.compile(r"[A-Za-z0-9_./+@%:-]+")  # of a path; neither shells nor Hydra change it
+READ_IN_QUOTES = re.compile(r'[$`"!]|\\\\')  # what a shell reads inside of double quotes
 Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
 Width = Annotated[int, Within(1, 2**31 - 1)]  # numbers in an embedding vector
@@ -452,4 +453,11 @@ def typed(setting: str, value: object) -> str:
     """
     if PLAIN_VALUE.fullmatch(str(value)):
         return f"{setting}={value}"
-    return shlex.quote(f"{setting}={in_quotes(value)}")
+    return in_shell(f"{setting}={in_quotes(value)}")
+
+
+def in_shell(word: str) -> str:
+    """Return a word that a shell takes as it is: in double quotes if that suffices, because a
+    setting has single ones inside.
+    """
+    return shlex.quote(word) if READ_IN_QUOTES.search(word) else f'"{word}"'

@@ -52,16 +52,6 @@ def with_paths(states: Mapping[str, Any], change: Callable[[str], str]) -> dict[
     return changed
 
 
-def relative(states: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the states of callbacks with paths relative to a directory of checkpoints."""
-    return with_paths(states, lambda path: os.path.relpath(path, folder))
-
-
-def absolute(states: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the states of callbacks with absolute paths, from relative ones."""
-    return with_paths(states, lambda path: os.path.abspath(folder / path))
-
-
 def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict[str, Any]:
     """Return the plain part of a checkpoint with absolute paths in the states of callbacks.
 
@@ -71,7 +61,9 @@ def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict
     if "callbacks" not in meta:  # only weights were saved
         return dict(meta)
     with state_must_fit("the state of callbacks", "callbacks"):
-        return {**meta, "callbacks": absolute(meta["callbacks"], folder_of(checkpoint))}
+        folder = folder_of(checkpoint)
+        states = with_paths(meta["callbacks"], lambda path: os.path.abspath(folder / path))
+        return {**meta, "callbacks": states}
 
 
 def folder_of(checkpoint: str | Path) -> Path:

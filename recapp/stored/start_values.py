@@ -14,7 +14,6 @@ Shapes: R rows, D columns of a table; N rows at a time.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import safetensors
@@ -43,45 +42,22 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """The types of tensors that can be start values, in the names of safetensors."""
 
 
-class ValuesFile(Protocol):
-    """A file with start values of one table."""
-
-    def check(self, rows: int | None) -> None:
-        """Check, without reading values, that the file fits the table.
-
-        Args:
-            rows: The rows of the table; None if they are not known yet.
-
-        Raises:
-            RecappError: It does not.
-        """
-
-    def fill(self, blocks: Sequence[Block]) -> int:
-        """Write the values into the rectangles of this rank.
-
-        Returns:
-            The number of rows of the table that have values in the file.
-
-        Raises:
-            RecappError: The file cannot be read, or does not fit.
-        """
-
-
 def values_file(
-    table: EmbeddingConfig, given: str, schema: Schema, key: str | None = None
-) -> ValuesFile:
-    """Return the file of a table's start values.
+    table: EmbeddingConfig, given: str, schema: Schema, key: str
+) -> "_Checkpoint | _Tensors | _Vectors":
+    """Return the file of a table's start values: it can `check` without reading values that it fits
+    a table of some rows, or of an unknown number, and `fill` the rectangles of this rank. That
+    returns the number of rows of the table that have values in the file.
 
     Args:
         table: The table.
         given: The path, after it perhaps `@` and a name.
         schema: The columns of the data set, whose rules make rows of ids.
-        key: The name of the table in the settings; None for its own.
+        key: The name of the table in the settings.
 
     Raises:
         ConfigError: The file does not exist, or the table cannot take values from it.
     """
-    key = key or table.name
     setting = f"{SETTING}.{key}={given}"
     path, _, name = given.rpartition("@")
     files = files_at(Path(given))
@@ -122,7 +98,7 @@ def check_values(
     for name, given in values.items():
         table = by_name[name]
         counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
-        values_file(table, given, schema).check(None if counted else table.num_embeddings)
+        values_file(table, given, schema, name).check(None if counted else table.num_embeddings)
 
 
 def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:
@@ -131,12 +107,11 @@ def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:
     Raises:
         ConfigError: They are not.
     """
-    for block in blocks:
-        if not is_finite(block.data):
-            raise ConfigError(
-                f"{SETTING}.{table}={given}: the file has values that are not finite in the type "
-                "of the table (NaN or infinity): write numbers"
-            )
+    if not all(is_finite(block.data) for block in blocks):
+        raise ConfigError(
+            f"{SETTING}.{table}={given}: the file has values that are not finite in the type of "
+            "the table (NaN or infinity): write numbers"
+        )
 
 
 def _check_shape(
@@ -193,32 +168,30 @@ class _Tensors:
     setting: str
 
     def check(self, rows: int | None) -> None:
-        try:
-            with safetensors.safe_open(self.path, "pt") as opened:
-                self._check(opened, rows)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise self._unreadable(error) from error
+        self._read(rows, ())
 
     def fill(self, blocks: Sequence[Block]) -> int:
+        self._read(self.table.num_embeddings, blocks)
+        return self.table.num_embeddings
+
+    def _read(self, rows: int | None, blocks: Sequence[Block]) -> None:
+        """Check the tensor, and write its rows into the rectangles that hold them."""
         try:
             with safetensors.safe_open(self.path, "pt") as opened:
-                self._check(opened, self.table.num_embeddings)
                 values = opened.get_slice(self._chosen(opened.keys()))
+                if values.get_dtype() not in FLOATS:
+                    raise ConfigError(
+                        f"{self.setting}: the tensor is {values.get_dtype()}: start values are "
+                        f"floats, {', '.join(FLOATS)}"
+                    )
+                _check_shape(self.setting, tuple(values.get_shape()), self.table, rows)
                 for some in self._ranges(blocks):
                     row_N = torch.arange(some.start, some.stop, device="cpu")
                     _place(blocks, row_N, values[some.start : some.stop])
         except (OSError, safetensors.SafetensorError) as error:
-            raise self._unreadable(error) from error
-        return self.table.num_embeddings
-
-    def _check(self, opened: Any, rows: int | None) -> None:
-        held = opened.get_slice(self._chosen(opened.keys()))
-        if held.get_dtype() not in FLOATS:
             raise ConfigError(
-                f"{self.setting}: the tensor is {held.get_dtype()}: start values are floats, "
-                f"{', '.join(FLOATS)}"
-            )
-        _check_shape(self.setting, tuple(held.get_shape()), self.table, rows)
+                f"{self.setting}: is not a whole file of safetensors ({error})"
+            ) from error
 
     def _chosen(self, names: Sequence[str]) -> str:
         wanted = self.name or (names[0] if len(names) == 1 else self.key)
@@ -239,9 +212,6 @@ class _Tensors:
         for rows in dict.fromkeys(held):
             for first in range(rows.start, rows.stop, step):
                 yield range(first, min(first + step, rows.stop))
-
-    def _unreadable(self, error: Exception) -> ConfigError:
-        return ConfigError(f"{self.setting}: is not a whole file of safetensors ({error})")
 
 
 @dataclass(frozen=True)

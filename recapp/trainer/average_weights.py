@@ -26,7 +26,7 @@ from recapp.settings.values import shown
 from recapp.trainer.batch_callback import BatchCallback, ends_epoch
 from recapp.trainer.strategy import strategy_of
 from recapp.trainer.trainer_settings import AverageSettings
-from recapp.trainer.weight_average import WeightAverage
+from recapp.trainer.weight_average import OF_AVERAGE, WeightAverage
 
 
 class AverageWeights(BatchCallback):
@@ -69,15 +69,21 @@ class AverageWeights(BatchCallback):
         kind = self.settings.kind
         return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the average of a checkpoint. An average of another kind begins anew.
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Check that the number of updates and the stored average fit together.
 
         Raises:
-            ValueError: The number of updates and the stored average do not fit together.
+            ValueError: They do not.
         """
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state and bool(state["updates"]) != (OF_AVERAGE in checkpoint):
+            raise ValueError(f"updates={state['updates']} is not that of its average")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the average of a checkpoint. An average of another kind begins anew."""
         if state_dict["kind"] == self.settings.kind:
-            if bool(state_dict["updates"]) != self.average.found:
-                raise ValueError(f"updates={state_dict['updates']} is not that of its average")
             self.average.updates = int(state_dict["updates"])
             self._epoch = int(state_dict["epoch"])
         elif state_dict["updates"]:

@@ -31,7 +31,7 @@ from recapp.stored.run_files import remove_earlier
 from recapp.tasks.measures import Measures
 from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
-from recapp.trainer.data_protocols import TellsRows, datamodule_of, resumable_data
+from recapp.trainer.data_protocols import datamodule_of, resumable_data
 from recapp.trainer.keep_last import saves_between_epochs, step_of_best
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
@@ -311,8 +311,9 @@ class StartReport(Callback):
         """Print the report on rank 0."""
         strategy = strategy_of(trainer)
         data = datamodule_of(trainer)
-        tells = trainer.is_global_zero and isinstance(data, TellsRows)
-        read = data.rows_read().plain() if tells else None  # also for `metrics.json`
+        read = (  # also for `metrics.json`
+            data.rows_read() if trainer.is_global_zero and hasattr(data, "rows_read") else None
+        )
         if not self.shown:
             return
         assert (

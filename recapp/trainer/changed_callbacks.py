@@ -10,7 +10,7 @@ two fresh callbacks.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,29 +22,16 @@ from recapp.errors import ConfigError
 from recapp.settings.values import shown
 
 
-class ChangedCallback(NamedTuple):
-    """A callback whose settings have changed.
-
-    Args:
-        setting: The dotted name of its settings.
-        before: The callback that the checkpoint's settings make; None if it is of another class.
-        now: The callback that this run's settings make.
-    """
-
-    setting: str
-    before: Callback | None
-    now: Callback
-
-
 class ChangedCallbacks(Callback):
     """Writes changed settings of callbacks into their states in a checkpoint, before Lightning
     restores these.
 
     Args:
-        changed: The callbacks with changed settings.
+        changed: For each callback with changed settings their dotted name, the callback that the
+            checkpoint's settings make, or None if it is of another class, and that of this run's.
     """
 
-    def __init__(self, changed: Sequence[ChangedCallback]) -> None:
+    def __init__(self, changed: Sequence[tuple[str, Callback | None, Callback]]) -> None:
         self.changed = changed
 
     def on_load_checkpoint(

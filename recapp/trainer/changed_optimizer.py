@@ -66,9 +66,8 @@ class ChangedOptimizer(Callback):
             fresh: Any = trainer.optimizers[0]
             (stored,) = checkpoint["optimizer_states"]
             # tables that are frozen, or are not any more, may take a group away or bring one
-            regrouped = len(stored["sparse"]) != len(fresh.sparse_groups)
-            if regrouped or any(self.changed.values()):
-                self._edit(fresh, stored, trainer, checkpoint)
+            stored["sparse"] = groups_of_tables(stored["sparse"], fresh.sparse_groups)
+            self._edit(fresh, stored, trainer, checkpoint)
         if trainer.is_global_zero:
             for part, keys in self.changed.items():
                 self._note(part, keys)
@@ -81,8 +80,6 @@ class ChangedOptimizer(Callback):
             stored["dense"] = fresh.dense.state_dict()
         elif dense:
             dense += _changed_in_groups(self.before["dense"], self.now["dense"])
-        if self.changed["sparse"] or len(stored["sparse"]) != len(fresh.sparse_groups):
-            stored["sparse"] = groups_of_tables(stored["sparse"], fresh.sparse_groups)
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
         keys = [dense] * len(fresh.dense.param_groups)
         keys += [self._changed_of(group) for group in fresh.sparse_groups]
@@ -106,7 +103,8 @@ class ChangedOptimizer(Callback):
         groups. The number of steps of the run is such a setting.
         """
         now = schedule.state_dict()
-        if not any(self.changed.values()) and now.get(TOTAL) == state.get(TOTAL):
+        same = now.get(TOTAL) == state.get(TOTAL) and len(state["_last_lr"]) == len(groups)
+        if same and not any(self.changed.values()):
             return state
         optimizer = copy(fresh)
         optimizer.param_groups = [

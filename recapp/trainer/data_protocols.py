@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from lightning.pytorch import Trainer
 
-from recapp.dataset.rows_read import RowsRead
 from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingConfig
@@ -92,14 +91,6 @@ class ProvidesExample(Protocol):
         """Return the rows in the form of `recapp.dataset.sequential_rows.plain_rows`; called on
         rank 0.
         """
-
-
-@runtime_checkable
-class TellsRows(Protocol):
-    """Data that tell before training what a run reads."""
-
-    def rows_read(self) -> RowsRead:
-        """Return files, rows, shares of labels and times; called on rank 0."""
 
 
 @runtime_checkable

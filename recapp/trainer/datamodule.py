@@ -41,7 +41,7 @@ from recapp.dataset.prediction_input import (
     RankInput,
     open_input,
 )
-from recapp.dataset.rows_read import RowsRead, rows_of_split, rows_of_training, rows_read
+from recapp.dataset.rows_read import rows_of, rows_read
 from recapp.dataset.schema import Schema, Values
 from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows
 from recapp.dataset.source import Source
@@ -151,7 +151,7 @@ class ClickData(LightningDataModule):
         self.position = Position()
         self._opened: ClickRows | None = None
         self._facts: Sequence[FileFacts] | None = None
-        self._read: RowsRead | None = None
+        self._read: dict[str, Any] | None = None
         self._example: list[dict[str, Any]] = []
         self._resume_data: ResumeData = resume_data
         self._number_rows = number_rows
@@ -327,22 +327,22 @@ class ClickData(LightningDataModule):
         """
         return self._rows.train.rows, self._rows.val.rows
 
-    def rows_read(self) -> RowsRead:
-        """Return what training reads. Known after `setup`; rank 0 asks before the first step, and
-        files may change later.
+    def rows_read(self) -> dict[str, Any]:
+        """Return what training reads (`recapp/dataset/rows_read.py`). Known after `setup`; rank 0
+        asks before the first step, and files may change later.
         """
         if self._read is None:
-            self._read = rows_of_training(self.settings, self._rows)
+            self._read = rows_of(self.settings, self._rows, ("train", "val"))
         return self._read
 
-    def rows_measured(self, split: str) -> RowsRead:
+    def rows_measured(self, split: str) -> dict[str, Any]:
         """Return what an evaluation or a prediction reads.
 
         Args:
             split: `val`, `test` or `input`.
         """
         if split != "input":
-            return rows_of_split(self.settings, self._rows, split)
+            return rows_of(self.settings, self._rows, [split])
         assert self._scoring is not None
         source = {split: self.prediction_input.source}
         return rows_read(source, self.schema.unlabelled(), {split: self._scoring.input})

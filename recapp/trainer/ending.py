@@ -22,14 +22,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from recapp.engine.row_store import FloatRows
 from recapp.errors import TrainingError
-from recapp.kernels.row_memory import is_finite
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
 from recapp.trainer.batch_callback import BatchCallback, ends_step
-from recapp.trainer.data_protocols import datamodule_of
-from recapp.trainer.saved_manifest import dense_states
 from recapp.trainer.strategy import strategy_of
 
 # low bits of a rank's report: the signal; the higher bits: the step whose loss was not finite
@@ -138,11 +134,9 @@ class EndTogether(BatchCallback):
             self._stop_after_signal(trainer, reports_W)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to validate a model whose loss was not finite, or whose optimiser has a state that
-        is not, and save it before: whatever goes wrong in a validation, on whichever rank, loses no
-        trained step.
+        """Save the model before a validation, so that whatever goes wrong there, on whichever rank,
+        loses no trained step. The save refuses a loss, weights and states that are not finite.
         """
-        self._check_all(trainer, overflow(trainer))
         if trainer.state.fn == TrainerFn.FITTING:
             self.save(trainer)
 
@@ -155,7 +149,7 @@ class EndTogether(BatchCallback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Refuse to save a model whose loss was not finite."""
-        self._check_all(trainer)
+        self._check_all_losses(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the signal handlers of the time before training."""
@@ -179,29 +173,17 @@ class EndTogether(BatchCallback):
             return strategy.comm.all_gather(self._report)
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 
-    def _check_all(self, trainer: Trainer, state: str = "") -> None:
+    def _check_all_losses(self, trainer: Trainer) -> None:
         """Check on all ranks the losses of the last steps, which no counts message has reported
         yet.
 
         It waits for every rank, so call it only before work that waits for every rank anyway.
-
-        Args:
-            trainer: The trainer.
-            state: The state of an optimiser that is not finite on this rank, in words.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._losses.check_pending()
         self._report |= self._losses.step << SIGNAL_BITS
-        found = strategy_of(trainer).comm.all_gather((self._report, state))
-        self._raise_if_not_finite(trainer, [report for report, _ in found])
-        for rank, (_, text) in enumerate(found):
-            if text:
-                raise TrainingError(
-                    f"the optimiser's {text} is not finite (NaN or infinity) on rank {rank}: a "
-                    "gradient was too large, and what it belongs to would not train any more: make "
-                    f"the numbers of rows smaller, {_numbers(trainer)}; nothing was saved since"
-                )
+        self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
     def _raise_if_not_finite(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
         found = [
@@ -241,27 +223,3 @@ def _advice(trainer: Trainer) -> str:
         f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
         "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
     )
-
-
-def overflow(trainer: Trainer) -> str:
-    """Return the state of an optimiser that is not finite on this rank, in words; empty where all
-    are finite.
-    """
-    for shared in strategy_of(trainer).sharded_tables():
-        for store in shared.state.stores:
-            if isinstance(store, FloatRows) and (found := store.overflow()):
-                return found
-    for name, value in dense_states(trainer.lightning_module).items():
-        if not is_finite(value):
-            parameter, _, kind = name.rpartition(", ")
-            return f"{kind} of {parameter}"
-    return ""
-
-
-def _numbers(trainer: Trainer) -> str:
-    """Return the numbers of rows that may be too large, with their setting."""
-    schema = getattr(datamodule_of(trainer), "schema", None)
-    weights = getattr(schema, "weight_columns", ())
-    if weights:
-        return f"first the weights (dataset.weight={','.join(weights)})"
-    return "such as a dense column that is huge (dataset.dense_transform=log1p)"

@@ -1,12 +1,13 @@
 """The settings of a run as hyper-parameters, by which services tell the runs of a sweep apart."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import note
+from recapp.settings.records import leaves
 
 # a resumed run has another `ckpt_path`, and services refuse another value of a setting
 NOT_LOGGED = ("logger", "ckpt_path", "trust", "format", "choices")
@@ -32,7 +33,12 @@ class LogSettings(Callback):
         if not (trainer.loggers and trainer.is_global_zero):
             return
         found = self.settings()
-        logged = dict(_flat({name: found[name] for name in found if name not in NOT_LOGGED}))
+        logged = {
+            name: value
+            for name, value in leaves(found, is_whole=_is_whole)
+            if name.partition(".")[0] not in NOT_LOGGED
+            and not any(map(CREDENTIALS.search, name.split(".")))
+        }
         logged |= found["choices"]
         for logger in trainer.loggers:
             try:
@@ -42,14 +48,6 @@ class LogSettings(Callback):
                 note(f"{type(logger).__name__}: does not take the settings of the run: {said}")
 
 
-def _flat(settings: Mapping[str, Any], group: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by their dotted names. A mapping whose names loggers may refuse, such as names
-    of columns, is one setting.
-    """
-    for name, value in settings.items():
-        if CREDENTIALS.search(name):
-            continue
-        if isinstance(value, Mapping) and value and all(map(PLAIN_NAME.fullmatch, value)):
-            yield from _flat(value, f"{group}{name}.")
-        else:
-            yield f"{group}{name}", value
+def _is_whole(name: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether loggers may refuse the names in a mapping, such as names of columns."""
+    return not all(map(PLAIN_NAME.fullmatch, settings))

@@ -124,13 +124,16 @@ def _judge_loops(trainer: Trainer, found: State) -> None:
 
 
 def _judge_schedules(trainer: Trainer, found: State) -> None:
-    """Judge the states of schedules, and leave out what is no state of theirs."""
+    """Judge the states of torch's schedules, and leave out what is no state of theirs. What a
+    schedule of the user's own keeps is known to itself alone: it may begin with less.
+    """
     states = found["lr_schedulers"]
     configs = trainer.lr_scheduler_configs
     if states and len(states) != len(configs):
         raise ValueError(f"there are {len(states)} states and {len(configs)} schedules")
     for number, (config, state) in enumerate(zip(configs, states, strict=False)):
-        states[number] = _judged(config.scheduler, state)
+        if type(config.scheduler).__module__.startswith((*OWN, "torch.optim.")):
+            states[number] = _judged(config.scheduler, state)
 
 
 def _judged(schedule: LRScheduler, state: Any) -> dict[str, Any]:

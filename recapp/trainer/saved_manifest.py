@@ -2,6 +2,8 @@
 identity, by which its checkpoints know each other (`recapp/stored/run_files.py`).
 """
 
+import os
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -13,7 +15,7 @@ from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
-from recapp.stored.run_files import relative
+from recapp.stored.run_files import with_paths
 from recapp.trainer.data_protocols import (
     DerivesColumns,
     KeepsPosition,
@@ -89,7 +91,8 @@ def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict
         folder: The directory in which the checkpoint will lie.
     """
     if "callbacks" in state:  # not where only weights are saved
-        state = {**state, "callbacks": relative(state["callbacks"], folder.absolute())}
+        to = partial(os.path.relpath, start=folder.absolute())
+        state = {**state, "callbacks": with_paths(state["callbacks"], to)}
     data = datamodule_of(trainer)
     values = data.derived_values() if isinstance(data, DerivesColumns) else {}
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state

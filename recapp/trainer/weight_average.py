@@ -36,13 +36,11 @@ class WeightAverage:
 
     Attributes:
         updates: The number of updates so far; the weights have no average before the first.
-        found: Whether a checkpoint had an average.
     """
 
     def __init__(self, every: float | None = None) -> None:
         self.every = every
         self.updates = 0
-        self.found = False
         self._trained: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
         self._kept = False
@@ -60,7 +58,6 @@ class WeightAverage:
         """
         self.updates = 0
         self._kept = True
-        self.found = False
         with without_tables(sharded_collections(module)):
             state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -175,7 +172,6 @@ class WeightAverage:
             check_form(held, {RAW: form, AVERAGE: self._average}, OF_AVERAGE)
             if missing := form.keys() - held[RAW].keys():
                 raise ValueError(f"there is no raw {min(missing)}")
-            self.found = True
             for name, average in self._average.items():
                 average.copy_(held[AVERAGE].get(name, state[name]))
             return {**meta, "state_dict": {**state, **held[RAW]}}

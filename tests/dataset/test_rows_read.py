@@ -54,51 +54,66 @@ def read(logs, schema=SCHEMA, **settings):
 
 
 def test_files_rows_and_shares_of_labels_are_those_of_each_split(logs):
-    found = read(logs, val_share="1/8").splits
+    found = read(logs, val_share="1/8")["splits"]
     train, val = found["train"], found["val"]
-    assert (train.files, train.rows, val.files, val.rows) == (4, 70, 1, 10)
-    assert train.first == str(logs / "dt=1/part-0.parquet")
-    assert train.last == val.first == val.last == str(logs / "dt=2/part-1.parquet")
-    assert train.positives == {"bought": 4 / 70, "liked": 0.5}  # and no share of the stars
-    assert val.positives == {"bought": 0, "liked": 0.5} and val.positives_of == 10
-    assert "val" not in read(logs, val_share=0).splits
+    first, last = (str(logs / name) for name in ("dt=1/part-0.parquet", "dt=2/part-1.parquet"))
+    assert train == {
+        "files": 4,
+        "first": first,
+        "last": last,
+        "rows": 70,
+        "positives": {"bought": 4 / 70, "liked": 0.5},  # and no share of the stars
+        "positives_of": 70,
+    }
+    assert val == {
+        "files": 1,
+        "first": last,
+        "last": last,
+        "rows": 10,
+        "positives": {"bought": 0, "liked": 0.5},
+        "positives_of": 10,
+    }
+    assert "val" not in read(logs, val_share=0)["splits"]
 
 
 def test_times_are_those_of_all_files_or_not_known(logs):
-    assert read(logs).times == {"ts": ("1970-01-02 03:46:40", "1970-01-03 07:33:39"), "day": None}
+    assert read(logs)["times"] == {
+        "ts": ["1970-01-02 03:46:40", "1970-01-03 07:33:39"],
+        "day": None,
+    }
     assert moment(1_767_225_600_000) == "57971-02-25 00:00:00"  # milliseconds, read as seconds
 
 
 def test_what_is_left_out_is_counted_by_its_reason_with_the_first_names(logs):
-    found = {one.why: (one.count, one.names) for one in read(logs).left_out}
+    found = {one["why"]: (one["count"], one["names"]) for one in read(logs)["left_out"]}
     assert found == {
-        "hidden": (5, ("_metadata", "dt=1/.part-0.parquet.crc", "dt=1/_SUCCESS")),
-        "directories": (1, ("empty",)),
-        "not Parquet": (2, ("dt=1/notes.txt", "dt=2/notes.txt")),
-        "converted text": (2, ("dt=1/part-0.csv", "dt=2/part-0.csv")),
+        "hidden": (5, ["_metadata", "dt=1/.part-0.parquet.crc", "dt=1/_SUCCESS"]),
+        "directories": (1, ["empty"]),
+        "not Parquet": (2, ["dt=1/notes.txt", "dt=2/notes.txt"]),
+        "converted text": (2, ["dt=1/part-0.csv", "dt=2/part-0.csv"]),
     }
-    assert read(logs / "dt=*").left_out and not read(logs / "dt=*/*.parquet").left_out
+    assert read(logs / "dt=*")["left_out"] and not read(logs / "dt=*/*.parquet")["left_out"]
 
 
 @pytest.mark.parametrize("most", [("LABEL_ROWS", 40), ("LABEL_PARTS", 2)])
 def test_shares_of_many_rows_are_those_of_rows_spread_over_all_files(logs, monkeypatch, most):
     monkeypatch.setattr(record, *most)
-    train = read(logs, val_share=0).splits["train"]
-    assert (train.rows, train.positives_of) == (80, 40)
-    assert train.positives["bought"] == (0.1 if most[0] == "LABEL_ROWS" else 0.05)
+    train = read(logs, val_share=0)["splits"]["train"]
+    assert (train["rows"], train["positives_of"]) == (80, 40)
+    assert train["positives"]["bought"] == (0.1 if most[0] == "LABEL_ROWS" else 0.05)
 
 
 def test_a_value_that_is_no_label_leaves_the_share_open_and_its_row_to_the_training(logs):
     table = pq.read_table(logs / "dt=2/part-1.parquet")
     wrong = table.set_column(0, "bought", pa.array([2] * 20))
     pq.write_table(wrong, logs / "dt=2/part-1.parquet")
-    found = read(logs).splits
-    assert found["train"].positives == found["val"].positives == {}
+    found = read(logs)["splits"]
+    assert found["train"]["positives"] == found["val"]["positives"] == {}
 
 
 def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
     monkeypatch.setattr(record, "LABEL_ROWS", 40)
-    plain = json.loads(json.dumps(read(logs, val_share="1/8").plain()))
+    plain = json.loads(json.dumps(read(logs, val_share="1/8")))
     print_rows_read(plain)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Data in {logs}" and max(map(len, lines[1:])) <= 80

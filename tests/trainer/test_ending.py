@@ -92,22 +92,18 @@ class Weigh(Callback):
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "said"),
+    ("changed", "said"),
     [
-        (
-            "dataset.weight=null",
-            TrainingError,
-            r"^the optimiser's sum of table C1 is not finite .*",
-        ),
-        ("trainer.limit_val_batches=0", CheckpointError, r"^model\.bottom\.0\.weight: exp_avg"),
+        ("dataset.weight=null", r"^(table C1, rows 0-\d+: sum|model\.bottom\.0\.weight: exp_avg)"),
+        ("trainer.limit_val_batches=0", r"^model\.bottom\.0\.weight: exp_avg"),
     ],
 )
 def test_an_optimiser_whose_state_overflows_ends_the_run_and_nothing_is_saved(
-    logs, tmp_path, changed, error, said
+    logs, tmp_path, changed, said
 ):
-    with pytest.raises(error, match=said) as raised:
+    with pytest.raises(CheckpointError, match=said) as raised:
         fit(compose(logs, changed), tmp_path, Weigh(1e30))  # whose square is no fp32 number
-    assert "dataset.weight" in str(raised.value) or "dense_transform=log1p" in str(raised.value)
+    assert "dataset.weight" in str(raised.value) and "dense_transform=log1p" in str(raised.value)
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 

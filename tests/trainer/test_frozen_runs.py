@@ -10,12 +10,14 @@ import safetensors.torch
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from trainer.own_lightning import Clicks, fitted
-from trainer.runs import compose, fit, fit_twice
+from trainer.runs import SCHEDULE, compose, fit, fit_twice
 
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import rules_of, tables_that_restart
+from recapp.recipe import training
 from recapp.recipe.early_checks import check_training
-from recapp.recipe.stored_checks import check_start_values
+from recapp.recipe.stored_checks import check_start_values, check_starts
+from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.initial import fill_initial
 from recapp.trainer.fill_tables import FillTables
@@ -96,22 +98,24 @@ def test_tables_that_a_lightning_module_freezes_before_sharding_stay(tmp_path):
 
 
 def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path, capsys):
-    schedule = ("optimizer.sparse.tables={C7: {rule: sgd}}",)
-    _, optimizer, manifest = fit_twice(
+    schedule = ("optimizer.sparse.tables={C7: {rule: sgd}}", *SCHEDULE)
+    _, optimizer, manifest, scheduled = fit_twice(
         logs,
         tmp_path,
         ("tables.frozen=[C1,C7]", *schedule),
         ("tables.frozen=[C1,C2]", *schedule),
     )
+    assert len(scheduled.base_lrs) == len(optimizer.param_groups) == 3
     assert [manifest.rules[name] for name in ("C1", "C7", "C2")] == ["frozen"] * 2 + [
         "rowwise_adagrad"
     ]
     first, then, last = (tmp_path / name / LAST for name in ("first", "then", "last"))
     start = {t.name: t for t in compose(logs).all_tables}
     everything = f"tables.frozen=[{','.join(start)}]"
-    _, trainer, _ = fit(
-        compose(logs, everything, "trainer.max_steps=8"), tmp_path / "last", ckpt_path=then
-    )
+    now = compose(logs, everything, "trainer.max_steps=8", *schedule)
+    plain = to_plain(now.optimizer)
+    changed = training.changed_optimizer(plain, plain)
+    _, trainer, _ = fit(now, tmp_path / "last", changed, ckpt_path=then)
 
     def moves(table):
         """Whether rows moved in the first run, in the second and in the last."""
@@ -164,7 +168,7 @@ def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(
     check_start_values(compose(logs, f"tables.values={{C6: {path}}}"))
     monkeypatch.undo()
     again = compose(logs, *settings, "trainer.max_steps=3", f"ckpt_path={first}")
-    check_start_values(again)  # no file is read
+    check_starts(again, read_manifest(first).config)
     fit(again, tmp_path / "then", ckpt_path=first)
     assert torch.equal(load_table(tmp_path / "then" / LAST, "C6__2"), values)
 

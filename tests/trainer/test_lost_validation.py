@@ -175,8 +175,11 @@ def test_rows_of_ids_are_found_in_files_row_groups_and_bags(tmp_path, kind):
     for name in ("a", "b"):
         kept = pa.array(values if name == "a" else values[::-1], kind)
         labels = pa.array([0.0] * 40)
+        other = pa.array([4711] * 40)  # a name with a dot is no part of the other column
         pq.write_table(
-            pa.table({"label": labels, "C": kept}), tmp_path / f"{name}.parquet", row_group_size=16
+            pa.table({"label": labels, "C": kept, "C.x": other}),
+            tmp_path / f"{name}.parquet",
+            row_group_size=16,
         )
     schema = Schema(label="label", dense=(), sparse=("C",))
     source = open_source(str(tmp_path), schema)
@@ -218,10 +221,11 @@ def test_the_first_bag_of_a_length_is_found_where_lists_are_padded(tmp_path):
 
 
 def test_a_run_that_fails_says_how_to_go_on_if_it_has_saved(tmp_path, capsys):
-    manifest = tmp_path / "checkpoints/last.ckpt/manifest.json"
+    run = tmp_path / "a run"
+    manifest = run / "checkpoints/last.ckpt/manifest.json"
     manifest.parent.mkdir(parents=True)
     for saves in (False, True):
-        with pytest.raises(Fault), note_how_to_go_on(tmp_path):
+        with pytest.raises(Fault), note_how_to_go_on(run):
             if saves:
                 manifest.touch()
             raise Fault

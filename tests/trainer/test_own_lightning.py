@@ -13,6 +13,7 @@ import pytest
 import torch
 from jobs import environment
 from lightning.fabric.plugins.io import torch_io
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -98,6 +99,41 @@ def test_a_plan_counts_the_average_of_the_rows(tmp_path):
     average = AverageWeights(AverageSettings(kind="ema", every=5))
     later = fitted(tmp_path, kind=Watched, callbacks=[average], validated=True)
     assert later.strategy.problem.average_every == 5
+    trainer = later.strategy.lightning_module.trainer
+    assert trainer.validate(Watched(), loader(), ckpt_path=tmp_path / "end.ckpt", verbose=False)
+
+
+class Grows(torch.optim.lr_scheduler.LRScheduler):
+    """Keeps more than it begins with."""
+
+    peak = None
+
+    def get_lr(self):
+        if self.last_epoch > 5:
+            self.peak = [*(self.peak or []), self.last_epoch]
+        return [rate / (1 + len(self.peak or [])) for rate in self.base_lrs]
+
+
+class Scheduled(Clicks):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": Grows(optimizer), "interval": "step"}]
+
+
+def test_a_schedule_of_ones_own_goes_on_with_all_that_it_keeps(tmp_path):
+    trainer = fitted(tmp_path, kind=Scheduled)
+    again = Trainer(
+        strategy=EmbeddingShardingStrategy(),
+        accelerator="cpu",
+        devices=1,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    module = Scheduled()
+    again.fit(module, loader(), ckpt_path=tmp_path / "end.ckpt")
+    assert module.lr_schedulers().peak == list(range(6, 41)) and trainer.global_step == 20
 
 
 def test_a_planner_is_taken_with_its_constraints_and_its_rule(tmp_path):

@@ -21,6 +21,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from recapp.console import note
 from recapp.dataset.derive import places
 from recapp.dataset.schema import Schema
 from recapp.dataset.vector_rows import VectorRows
@@ -33,7 +34,7 @@ from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.local_files import files_at
 from recapp.stored.rectangles import by
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import lookups_of
 
@@ -56,11 +57,12 @@ class ValuesFile(Protocol):
             RecappError: It does not.
         """
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         """Write the values into the rectangles of this rank.
 
         Returns:
-            The number of rows of the table that have values in the file.
+            The number of rows of the table that have values in the file, and the number of values
+            for them: more, where ids share a row.
 
         Raises:
             RecappError: The file cannot be read, or does not fit.
@@ -123,8 +125,16 @@ def check_values(
         if name not in by_name:
             raise ConfigError(f"{SETTING}: {name}: no such table; {suggest(name, by_name)}")
         table = by_name[name]
-        counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
-        values_file(table, given, schema).check(None if counted else table.num_embeddings)
+        listed = any(feature in schema.vocabularies for feature in table.feature_names)
+        file = values_file(table, given, schema)
+        file.check(None if listed or not sized else table.num_embeddings)
+        if isinstance(file, _Tensors) and (listed or table.id_rule is IdRule.HASH):
+            chooses = "dataset.min_frequency" if listed else "id_rule=hash"
+            note(
+                f"{SETTING}.{name}={given}: row r of the tensor becomes row r of the table, and "
+                f"{chooses} chooses the row of an id: if the tensor has id r in row r, write ids "
+                "and vectors to Parquet, which finds their rows"
+            )
 
 
 def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:
@@ -178,10 +188,10 @@ class _Checkpoint:
             )
         _check_shape(self.setting, tuple(stored[:2]), self.table, rows)
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         self.check(self.table.num_embeddings)
         load_blocks(self.path, [block._replace(table=self.name) for block in blocks])
-        return self.table.num_embeddings
+        return self.table.num_embeddings, self.table.num_embeddings
 
 
 @dataclass(frozen=True)
@@ -201,7 +211,7 @@ class _Tensors:
         except (OSError, safetensors.SafetensorError) as error:
             raise self._unreadable(error) from error
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         try:
             with safetensors.safe_open(self.path, "pt") as opened:
                 self._check(opened, self.table.num_embeddings)
@@ -211,7 +221,7 @@ class _Tensors:
                     _place(blocks, row_N, values[some.start : some.stop])
         except (OSError, safetensors.SafetensorError) as error:
             raise self._unreadable(error) from error
-        return self.table.num_embeddings
+        return self.table.num_embeddings, self.table.num_embeddings
 
     def _check(self, opened: Any, rows: int | None) -> None:
         held = opened.get_slice(self._chosen(opened.keys()))
@@ -262,11 +272,12 @@ class _Vectors:
     def check(self, rows: int | None) -> None:
         self._opened()
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         feature = self.table.feature_names[0]
         known = self.schema.vocabularies.get(feature)
         rules = IdRules(lookups_of([self.table])[:1])
         filled_R = torch.zeros(self.table.num_embeddings, dtype=torch.bool, device="cpu")
+        values = 0
         for ids_N, vectors_ND in self._opened().chunks(self.schema.text_ids(feature)):
             if known is not None:
                 ids_N = places(ids_N, known)
@@ -284,7 +295,8 @@ class _Vectors:
             row_N, at_N = _last_of_each(found.rows_L.numpy())
             _place(blocks, torch.from_numpy(row_N), torch.from_numpy(vectors_ND[kept_N][at_N]))
             filled_R[row_N] = True
-        return int(filled_R.sum())
+            values += int(kept_N.sum())
+        return int(filled_R.sum()), values
 
 
 def _last_of_each(row_N: "np.ndarray") -> tuple["np.ndarray", "np.ndarray"]:

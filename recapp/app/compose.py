@@ -348,7 +348,7 @@ def check_groups(primary: str, arguments: Sequence[str]) -> None:
             experiment does not exist.
     """
     folders = named_folders(arguments)
-    others = fields_of(COMMANDS["train"]).keys() - fields_of(COMMANDS[primary])
+    others = set(fields_of(COMMANDS["train"])) - set(fields_of(COMMANDS[primary]))
     for name in override_names(arguments):
         if (top := re.split(r"[./@]", name)[0]) in others and is_group(top, folders):
             raise ConfigError(f"{name}: recapp.{primary} reads no setting of {top}: leave it out")

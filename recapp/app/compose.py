@@ -36,7 +36,7 @@ from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
-from recapp.settings.records import constructor, fields_of
+from recapp.settings.records import constructor
 from recapp.settings.renamed import new_name
 from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text
@@ -348,7 +348,7 @@ def check_groups(primary: str, arguments: Sequence[str]) -> None:
             experiment does not exist.
     """
     folders = named_folders(arguments)
-    others = set(fields_of(COMMANDS["train"])) - set(fields_of(COMMANDS[primary]))
+    others = set(names_of(COMMANDS["train"])) - set(names_of(COMMANDS[primary]))
     for name in override_names(arguments):
         if (top := re.split(r"[./@]", name)[0]) in others and is_group(top, folders):
             raise ConfigError(f"{name}: recapp.{primary} reads no setting of {top}: leave it out")

@@ -400,6 +400,18 @@ def say(tmp_path, monkeypatch, capfd):
     return run
 
 
+def test_a_setting_that_a_file_of_ones_own_leaves_out_needs_a_plus(say, tmp_path):
+    (tmp_path / "own/tables").mkdir(parents=True)
+    (tmp_path / "own/tables/listed.yaml").write_text("source: list\ntables: []\n")
+    own = ("--config-dir", "own", "tables=listed")
+    assert "tables.frozen: the chosen options do not set it, so it needs a plus: " in say(
+        *own, "tables.frozen=[C1]"
+    )
+    assert "unknown setting tables.frozn: did you mean tables.frozen?" in say(
+        *own, "tables.frozn=[C1]"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     one_of(

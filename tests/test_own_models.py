@@ -138,7 +138,7 @@ def trained(jobs, folder, kind, *more, path="run"):
 def test_a_model_with_sequences_and_masks_trains_and_lists_its_layers(jobs, tmp_path):
     trained(jobs, tmp_path, Attention, "trainer.max_steps=2")
     said = (tmp_path / "run/rank0.out").read_text()
-    assert "sequences  ShardedEmbeddingCollection     2 of L x 4" in said
+    assert "sequences  EmbeddingCollection     2 of L x 4" in said
     assert "the layers are listed as far as" not in said
 
 

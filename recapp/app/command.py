@@ -97,7 +97,7 @@ def run(
         if set(HELP) & set(arguments):
             print(help_of(name, arguments), end="")
             return 0
-        compose.check_groups(arguments)
+        compose.check_groups(name, arguments)
         flags, overrides, sweeps = flags_and_overrides(arguments)
         folders = named_folders(flags)
         first = (

@@ -35,7 +35,7 @@ from recapp.recipe.read import checked, recipe_of
 from recapp.recipe.task_of_run import build_task
 from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
-from recapp.settings.check_settings import names_of, override_names, unknown
+from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
 from recapp.settings.values import in_quotes, literal
@@ -273,7 +273,7 @@ def compose_over(
         for path in (path for override in groups for path in _written_by(override, folders)):
             _take(result, fresh, path.split("."))
         config = OmegaConf.create(result)
-        known = dotted(result)
+        known = list(dict.fromkeys([*dotted(result), *may_be_set(result, COMMANDS[primary])]))
         OmegaConf.set_struct(config, True)
         ConfigLoaderImpl._apply_overrides_to_config(
             [value for value in parsed if value not in groups], config
@@ -306,16 +306,22 @@ def recipe_over(
     return recipe_of(with_absolute_paths(plain), primary)
 
 
-def check_groups(arguments: Sequence[str]) -> None:
+def check_groups(primary: str, arguments: Sequence[str]) -> None:
     """Check choices of groups that Hydra would refuse without naming the group or option.
 
     Args:
+        primary: The command.
         arguments: The command line.
 
     Raises:
-        ConfigError: A group has no option but needs one, or an experiment does not exist.
+        ConfigError: A group has no option but needs one, or is one of recapp.train alone, or an
+            experiment does not exist.
     """
     folders = named_folders(arguments)
+    others = set(names_of(COMMANDS["train"])) - set(names_of(COMMANDS[primary]))
+    for name in override_names(arguments):
+        if (top := re.split(r"[./@]", name)[0]) in others and is_group(top, folders):
+            raise ConfigError(f"{name}: recapp.{primary} reads no setting of {top}: leave it out")
     elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
     for name, _, value in (argument.partition("=") for argument in arguments):
         there = options(name, folders) if is_group(name, folders) else []
@@ -397,7 +403,7 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
     for attempt in (chosen, []):
         try:
             config: Any = OmegaConf.to_container(compose(primary, attempt, folders), resolve=False)
-            return dotted(config)
+            return list(dict.fromkeys([*dotted(config), *may_be_set(config, COMMANDS[primary])]))
         except (HydraException, OmegaConfBaseException):
             continue
     return []

@@ -76,7 +76,7 @@ def layer_table(
             records.append(
                 {
                     "layer": name,
-                    "kind": type(module).__name__,
+                    "kind": type(module).__name__.removeprefix("Sharded"),
                     "output": _folded(shapes),
                     "parameters": parameters,
                     "flops": spent(*begun[name]),

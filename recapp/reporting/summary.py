@@ -138,7 +138,7 @@ def _lines_of_prediction(
     for column in columns:
         least, largest = (_score(metrics[f"{end}_{column}"]) for end in ("least", "largest"))
         yield f"mean {column}", _score(metrics[f"mean_{column}"])
-        yield f"{column}s", f"{least} to {largest}"
+        yield f"range of {column}", f"{least} to {largest}"
     yield "plan", _plan(metrics)
 
 

@@ -101,6 +101,21 @@ def names_of(kind: type) -> list[str]:
     return list(_names(kind, ""))
 
 
+def may_be_set(config: Mapping[str, Any], kind: type) -> list[str]:
+    """Return the dotted settings that the groups of plain settings may have, written or not.
+
+    Args:
+        config: Plain settings of a command.
+        kind: The record of the command's settings.
+    """
+    found = []
+    for key, (annotation, _) in fields_of(kind).items():
+        groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
+        if groups and isinstance(value := config.get(key), dict):
+            found += [f"{key}.{field}" for field in fields_of(closest(value, groups))]
+    return found
+
+
 def override_names(overrides: Iterable[str]) -> list[str]:
     """Return the setting or group that each override of a command line sets, adds or removes:
     `plan` for `+plan=mixed`, `optimizer/sparse` for `optimizer/sparse=sgd`.

@@ -20,6 +20,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from recapp.console import note
 from recapp.dataset.derive import places
 from recapp.dataset.schema import Schema
 from recapp.dataset.vector_rows import VectorRows
@@ -32,7 +33,7 @@ from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.local_files import files_at
 from recapp.stored.rectangles import by
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import lookups_of
 
@@ -47,7 +48,8 @@ def values_file(
 ) -> "_Checkpoint | _Tensors | _Vectors":
     """Return the file of a table's start values: it can `check` without reading values that it fits
     a table of some rows, or of an unknown number, and `fill` the rectangles of this rank. That
-    returns the number of rows of the table that have values in the file.
+    returns the number of rows of the table that have values in the file, and the number of values
+    for them: more, where ids share a row.
 
     Args:
         table: The table.
@@ -97,8 +99,16 @@ def check_values(
     by_name = {table.name: table for table in tables}
     for name, given in values.items():
         table = by_name[name]
-        counted = not sized or any(f in schema.vocabularies for f in table.feature_names)
-        values_file(table, given, schema, name).check(None if counted else table.num_embeddings)
+        listed = any(feature in schema.vocabularies for feature in table.feature_names)
+        file = values_file(table, given, schema, name)
+        file.check(None if listed or not sized else table.num_embeddings)
+        if isinstance(file, _Tensors) and (listed or table.id_rule is IdRule.HASH):
+            chooses = "dataset.min_frequency" if listed else "id_rule=hash"
+            note(
+                f"{SETTING}.{name}={given}: row r of the tensor becomes row r of the table, and "
+                f"{chooses} chooses the row of an id: if the tensor has id r in row r, write ids "
+                "and vectors to Parquet, which finds their rows"
+            )
 
 
 def check_filled(table: str, given: str, blocks: Sequence[Block]) -> None:
@@ -151,10 +161,10 @@ class _Checkpoint:
             )
         _check_shape(self.setting, tuple(stored[:2]), self.table, rows)
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         self.check(self.table.num_embeddings)
         load_blocks(self.path, [block._replace(table=self.name) for block in blocks])
-        return self.table.num_embeddings
+        return self.table.num_embeddings, self.table.num_embeddings
 
 
 @dataclass(frozen=True)
@@ -170,9 +180,9 @@ class _Tensors:
     def check(self, rows: int | None) -> None:
         self._read(rows, ())
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         self._read(self.table.num_embeddings, blocks)
-        return self.table.num_embeddings
+        return self.table.num_embeddings, self.table.num_embeddings
 
     def _read(self, rows: int | None, blocks: Sequence[Block]) -> None:
         """Check the tensor, and write its rows into the rectangles that hold them."""
@@ -230,11 +240,12 @@ class _Vectors:
     def check(self, rows: int | None) -> None:
         self._opened()
 
-    def fill(self, blocks: Sequence[Block]) -> int:
+    def fill(self, blocks: Sequence[Block]) -> tuple[int, int]:
         feature = self.table.feature_names[0]
         known = self.schema.vocabularies.get(feature)
         rules = IdRules(lookups_of([self.table])[:1])
         filled_R = torch.zeros(self.table.num_embeddings, dtype=torch.bool, device="cpu")
+        values = 0
         for ids_N, vectors_ND in self._opened().chunks(self.schema.text_ids(feature)):
             if known is not None:
                 ids_N = places(ids_N, known)
@@ -252,7 +263,8 @@ class _Vectors:
             row_N, at_N = _last_of_each(found.rows_L.numpy())
             _place(blocks, torch.from_numpy(row_N), torch.from_numpy(vectors_ND[kept_N][at_N]))
             filled_R[row_N] = True
-        return int(filled_R.sum())
+            values += int(kept_N.sum())
+        return int(filled_R.sum()), values
 
 
 def _last_of_each(row_N: "np.ndarray") -> tuple["np.ndarray", "np.ndarray"]:

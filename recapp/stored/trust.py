@@ -282,7 +282,7 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     group = where.partition(".")[0].partition("[")[0]
     fix = f"choose another on the command line ({group}=...)"
     if not known:
-        fix = f"if that package is yours, say trust=[{package}]"
+        fix = f"if that package is yours, say trust=[{','.join([*trust, package])}]"
     raise CheckpointError(
         f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
         f"{_may(names, homes)}; {fix}"

@@ -12,9 +12,7 @@ labels and two outputs:
     # mine/shop_task.py
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-    from recapp.metrics import AUC
-    from recapp.tasks.measures import Measure
-    from recapp.tasks.task import Output, Task
+    from recapp import AUC, Measure, Output, Task
 
 
     class ShopTask(Task):

@@ -43,15 +43,21 @@ class FillTables(Callback):
 def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, given: str, schema: Any) -> None:
     blocks = [b for b in shared.blocks() if (b.table, b.tensor) == (table.name, WEIGHT)]
     failure: RecappError | None = None
-    rows = 0
+    rows = values = 0
     try:
-        rows = values_file(table, given, schema, key).fill(blocks)
+        rows, values = values_file(table, given, schema, key).fill(blocks)
         check_filled(table.name, given, blocks)
     except RecappError as error:
         failure = error
     error_W = shared.comm.all_gather(failure and str(failure))
     raise_together(failure, error_W, f"could not read {given}")
     if not shared.comm.rank:
-        left = table.num_embeddings - rows
-        kept = f"; {left:,} rows keep their start values" if left else ""
-        note(f"table {table.name} has {rows:,} rows from {given}{kept}")
+        said = f"table {table.name} has {rows:,} rows from {given}"
+        if values > rows:
+            said += (
+                f"; {values - rows:,} of its {values:,} vectors are not used, because a later id "
+                f"has the same row: more rows for {table.name} keep ids apart"
+            )
+        if left := table.num_embeddings - rows:
+            said += f"; {left:,} rows keep their start values"
+        note(said)

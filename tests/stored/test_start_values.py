@@ -63,34 +63,36 @@ def rows_of(ids):
 
 
 def filled(comm, kind, order, given):
-    """The whole table after its rectangles were filled from a file, and the rows in the file."""
+    """The whole table after its rectangles were filled from a file, and the rows and the values
+    in the file.
+    """
     plan = make_plan(kind, [TABLE], comm.world, row_order=order)
     collection = shard_bags([TABLE], plan, comm, adagrad())
     blocks = [b for b in collection.blocks() if b.tensor == "weight"]
-    rows = values_file(TABLE, given, SCHEMA, "C1").fill(blocks)
+    rows, values = values_file(TABLE, given, SCHEMA, "C1").fill(blocks)
     check_filled("C1", given, blocks)
-    return whole_tensors(comm, collection)["C1", "weight"], rows
+    return whole_tensors(comm, collection)["C1", "weight"], rows, values
 
 
 def every(comm, folder):
-    start, _ = filled(comm, "row_wise", "natural", f"{folder}/one.safetensors")
+    start, *_ = filled(comm, "row_wise", "natural", f"{folder}/one.safetensors")
     assert same_bits(start, VALUES)
-    by_id, _ = filled(comm, "row_wise", "natural", f"{folder}/v.parquet")
+    by_id, *_ = filled(comm, "row_wise", "natural", f"{folder}/v.parquet")
     for kind, order in (("row_wise", "mixed"), ("column_wise", "natural"), ("random", "natural")):
         for given in ("t.safetensors@vectors", "one.safetensors", "c.ckpt@users"):
-            whole, rows = filled(comm, kind, order, f"{folder}/{given}")
-            assert same_bits(whole, VALUES) and rows == ROWS
-        whole, rows = filled(comm, kind, order, f"{folder}/v.parquet")
+            whole, rows, values = filled(comm, kind, order, f"{folder}/{given}")
+            assert same_bits(whole, VALUES) and rows == values == ROWS
+        whole, rows, values = filled(comm, kind, order, f"{folder}/v.parquet")
         assert same_bits(whole, by_id)
-    return by_id, rows
+    return by_id, rows, values
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_file_fills_every_plan_with_the_same_bits(ranks, files, world):
-    for by_id, rows in ranks.run(every, world, str(files)):
+    for by_id, rows, values in ranks.run(every, world, str(files)):
         row_N = rows_of(IDS)
         last = {row: number for number, row in enumerate(row_N)}  # ids may share a row
-        assert rows == len(last) < len(IDS)
+        assert rows == len(last) < len(IDS) == values
         start = torch.empty(ROWS, DIM)
         fill_initial(start, TABLE, 0, range(ROWS), range(DIM))
         for row in range(ROWS):
@@ -109,8 +111,19 @@ def test_ids_go_through_the_vocabulary_of_their_feature(tmp_path):
     )
     data = torch.zeros(4, DIM)
     block = Block("C1", "weight", (4, DIM), range(4), range(DIM), data, True)
-    assert values_file(table, f"{tmp_path}/v.parquet", schema, table.name).fill([block]) == 2
+    assert values_file(table, f"{tmp_path}/v.parquet", schema, table.name).fill([block]) == (2, 2)
     assert data[:, 0].tolist() == [0.0, 3.0, 0.0, 1.0], "6 is no frequent id"
+
+
+def test_a_note_says_that_rows_of_a_tensor_are_not_ids_where_ids_are_hashed(files, capsys):
+    given = f"{files}/one.safetensors"
+    for table in (replace(TABLE, id_rule="error"), TABLE):
+        assert not capsys.readouterr().err
+        check_values({"C1": given}, [table], SCHEMA, sized=True)
+    said = capsys.readouterr().err
+    assert f"tables.values.C1={given}: row r of the tensor becomes row r of the table" in said
+    check_values({"C1": f"{files}/v.parquet"}, [TABLE], SCHEMA, sized=True)
+    assert not capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_said_in_one_line_before_ranks_start(files, tmp_path):

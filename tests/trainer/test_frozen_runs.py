@@ -5,6 +5,8 @@ and LightningModules of somebody's own.
 from itertools import pairwise
 
 import lightning
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
@@ -148,13 +150,18 @@ def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(
     path = tmp_path / "c6.safetensors"
     values = torch.linspace(-1, 1, 4 * 16).view(4, 16)
     safetensors.torch.save_file({"vectors": values}, path)
-    settings = (f"tables.values={{C6: {path}}}", "tables.frozen=[C6]", "ensemble=2")
+    ids = tmp_path / "c7.parquet"
+    pq.write_table(pa.table({"id": [3, 5, 3], "vector": [[0.0] * 16] * 3}), ids)
+    settings = (f"tables.values={{C6: {path}, C7: {ids}}}", "tables.frozen=[C6]", "ensemble=2")
     recipe = compose(logs, *settings, "trainer.max_steps=2")
     check_start_values(recipe)
     fit(recipe, tmp_path / "first", FillTables(recipe.tables.values))
     first = tmp_path / "first" / LAST
     assert all(torch.equal(load_table(first, name), values) for name in ("C6", "C6__2"))
-    assert f"table C6 has 4 rows from {path}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"table C6 has 4 rows from {path}" in said
+    shared = f"table C7 has 2 rows from {ids}; 1 of its 3 vectors are not used, because a later id"
+    assert shared in said
     path.unlink()
     monkeypatch.setenv("RANK", "0")  # as torchrun starts ranks: files may be elsewhere, names not
     monkeypatch.setenv("WORLD_SIZE", "1")

@@ -248,6 +248,34 @@ def test_a_busy_init_and_a_deep_file_are_found():
     assert wrong_rooms([File("sparse", '"""Jagged."""', True), File("sparse.batch", "")]) == []
 
 
+def test_few_rooms_stand_on_one_another():
+    assert max(floors(FILES, "recapp").values()) <= FLOORS
+
+
+def test_a_floor_is_one_above_the_highest_below():
+    files = [
+        File("app.x", "import recapp.engine.y"),
+        File("engine.y", "import torch\nfrom recapp import errors"),
+        File("errors", ""),
+    ]
+    assert floors(files, "recapp") == {"app": 3, "engine": 2, "errors": 1}
+
+
+def test_rooms_keep_to_the_budgets_of_the_design():
+    assert wrong_budgets(FILES, DESIGN.read_text()) == []
+
+
+def test_a_room_above_its_budget_or_far_below_is_found():
+    files = [File("engine.y", "x = 1\n" * 50), File("errors", "x = 1\n" * 50)]
+    rows = "| `engine` | {} | rows |\n| `recapp` | {} | pages |\n"
+    assert wrong_budgets(files, rows.format(50, 60)) == []
+    assert wrong_budgets(files, rows.format(49, "1,060")) == [
+        "engine has 50 statements: docs/design.md allows 49",
+        "recapp has 50 statements: docs/design.md allows 1060",
+    ]
+    assert wrong_budgets(files[:1], "") == ["engine has 50 statements: docs/design.md allows 0"]
+
+
 def test_files_and_functions_keep_to_their_budgets():
     assert wrong_sizes(FILES) == []
 

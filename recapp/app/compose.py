@@ -29,10 +29,10 @@ from recapp.app.quoting import unreadable
 from recapp.app.stored_recipe import still_known, stored_settings
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, RecappError, alike, suggest
+from recapp.processes.lock import new_directory
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import checked, recipe_of
 from recapp.recipe.task_of_run import build_task
-from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options

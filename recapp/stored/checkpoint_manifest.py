@@ -19,10 +19,11 @@ from typing import Any, Self
 
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, PlanError
+from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
-from recapp.stored.rectangles import RAW, WEIGHT, StoredBlock
+from recapp.stored.rectangles import StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 

@@ -18,14 +18,14 @@ import torch
 
 from recapp.dataset.schema import LISTS
 from recapp.errors import CheckpointError
-from recapp.sharding.layout import Block
+from recapp.sharding.layout import WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import write_blocks
 from recapp.stored.checkpoint import finish_save, prepare_save, read_manifest, together
 from recapp.stored.checkpoint_manifest import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
 from recapp.stored.local_files import TMP, beside, files_at
-from recapp.stored.rectangles import DTYPES, WEIGHT, StoredBlock
+from recapp.stored.rectangles import DTYPES, StoredBlock
 from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import every_file, open_as
 from recapp.stored.training_state import OF_MODEL, check_state

@@ -14,11 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from recapp.engine.model_parallel import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    wrap_dense,
-)
 from recapp.engine.sharded_collection import (
     ShardedEmbeddingBagCollection,
     embedding_tables,
@@ -29,6 +24,11 @@ from recapp.engine.sharded_collection import (
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd
+from recapp.parallel import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    wrap_dense,
+)
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
@@ -113,7 +113,7 @@ def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ra
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.parallel import DistributedModelParallel
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

@@ -173,7 +173,9 @@ def wrong_budgets(files: list[File], design: str) -> list[str]:
     counts: dict[str, int] = {}
     for file in files:
         room = file.layer_name if file.is_room or "." in file.name else TOP
-        counts[room] = counts.get(room, 0) + sum(isinstance(n, ast.stmt) for n in ast.walk(file.tree))
+        counts[room] = counts.get(room, 0) + sum(
+            isinstance(n, ast.stmt) for n in ast.walk(file.tree)
+        )
     return [
         f"{room} has {counts.get(room, 0)} statements: docs/design.md allows {budgets.get(room, 0)}"
         for room in sorted(budgets.keys() | counts.keys())
@@ -438,7 +440,7 @@ SETTINGS = {
     "trainer",
 }
 """Names under which settings are handed on."""
-PLAIN_SETTINGS = ("app.compose", "app.command_line", "recipe", "settings.renamed")
+PLAIN_SETTINGS = ("app.compose", "app.command_line", "recipe")
 """Where settings are plain values: what Hydra composes, and what files hold."""
 
 

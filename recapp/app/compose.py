@@ -37,7 +37,6 @@ from recapp.settings import option_files
 from recapp.settings.check_settings import names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.records import constructor
-from recapp.settings.renamed import new_name
 from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
@@ -471,10 +470,6 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
     known = list(known)
     if found := re.search(r"Could not override '([^']+)'\.", text):
         return _unknown(found[1], known)
-    if (found := re.search(r"Could not delete .* '([^']+)' does not", text)) and (
-        new_name(found[1], known) is not None
-    ):
-        return unknown(found[1], known)
     if (
         isinstance(cause, OmegaConfBaseException)
         and cause.full_key
@@ -501,8 +496,6 @@ def _unknown(name: str, known: Sequence[str]) -> str:
         return f"{name}: cannot be set: {TrainerSettings.refused[name.rpartition('.')[2]]}"
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
-    if new_name(name, known) is not None:
-        return unknown(name, known)
     if name in known:
         return f"{name}: the chosen options do not set it, so it needs a plus: +{name}=..."
     plus = (

@@ -209,19 +209,14 @@ class CheckpointManifest(Manifest):
 
     @property
     def rules(self) -> dict[str, str]:
-        """The name of the row rule that trained each table; empty if it is not stored.
-
-        Earlier versions stored one name, `rule`, for all tables.
+        """The name of the row rule that trained each table.
 
         Raises:
             CheckpointError: The entry is not a mapping of names.
         """
-        found = self.info.get("rules")
-        if found is None:
-            one = self.info.get("rule")
-            found = {} if one is None else dict.fromkeys((s.table for s in self.blocks), one)
-        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
-            raise self.wrong("rules" if "rules" in self.info else "rule")
+        found = self.entry("rules", dict)
+        if not all(type(name) is str for name in found.values()):
+            raise self.wrong("rules")
         return found
 
     @property

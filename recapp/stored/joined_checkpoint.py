@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from recapp.dataset.schema import LISTS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -229,9 +228,7 @@ def _check_same(
         if manifest.config.get(group) != first.config.get(group):
             raise CheckpointError(f"{here}: their settings {group} differ")
     ids, first_ids = (each.info.get("ids") or {} for each in (manifest, first))
-    # an earlier version did not store which features had bags
-    unsaid = {LISTS} if (LISTS in ids) != (LISTS in first_ids) else set()
-    if any(ids.get(key) != first_ids.get(key) for key in (ids.keys() | first_ids.keys()) - unsaid):
+    if ids != first_ids:
         raise CheckpointError(f"{here}: they read other columns, or ids in another way")
     values: Mapping[str, Any] = meta.get(DERIVED_VALUES, {})
     others: Mapping[str, Any] = first_meta.get(DERIVED_VALUES, {})

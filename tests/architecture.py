@@ -172,7 +172,7 @@ def wrong_budgets(files: list[File], design: str) -> list[str]:
     budgets = {room: int(most.replace(",", "")) for room, most in rows}
     counts: dict[str, int] = {}
     for file in files:
-        room = file.layer_name if file.is_room or "." in file.name else TOP
+        room = (file.layer_name if file.is_room or "." in file.name else "") or TOP
         counts[room] = counts.get(room, 0) + sum(
             isinstance(n, ast.stmt) for n in ast.walk(file.tree)
         )

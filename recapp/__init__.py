@@ -36,11 +36,6 @@ if TYPE_CHECKING:
     )
     from recapp.dataset.data_settings import DataSettings, ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
-    from recapp.engine.model_parallel import (
-        DistributedModelParallel,
-        EmbeddingBagCollectionSharder,
-        EmbeddingCollectionSharder,
-    )
     from recapp.engine.sharded_collection import (
         ShardedEmbeddingBagCollection,
         ShardedEmbeddingCollection,
@@ -62,6 +57,11 @@ if TYPE_CHECKING:
         partial_row_wise_lamb,
         rowwise_adagrad,
         sgd,
+    )
+    from recapp.parallel import (
+        DistributedModelParallel,
+        EmbeddingBagCollectionSharder,
+        EmbeddingCollectionSharder,
     )
     from recapp.planner.constraints import ParameterConstraints
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
@@ -106,14 +106,14 @@ _HOMES = {
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
     "DistanceLFU_EvictionPolicy": "recapp.compat.eviction_policies",
-    "DistributedModelParallel": "recapp.engine.model_parallel",
+    "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
     "EmbOptimType": "recapp.optim.named_rules",
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
-    "EmbeddingBagCollectionSharder": "recapp.engine.model_parallel",
+    "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",
     "EmbeddingCollection": "recapp.tables.embedding",
-    "EmbeddingCollectionSharder": "recapp.engine.model_parallel",
+    "EmbeddingCollectionSharder": "recapp.parallel",
     "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
     "EmbeddingShardingStrategy": "recapp.trainer.strategy",

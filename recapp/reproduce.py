@@ -68,8 +68,8 @@ def reproduce(settings: Reproduce, job: Job) -> None:
         LaunchError: Some runs failed.
     """
     from recapp.app.kept_runs import train_missing
+    from recapp.processes.lock import locked
     from recapp.recipe.published import read_published
-    from recapp.reporting.lock import locked
 
     published = read_published(settings.name, job.folders)
     _check(settings)

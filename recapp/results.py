@@ -77,7 +77,7 @@ def measure(settings: Results, job: Job) -> None:
     from recapp.app.result_runs import runs_of
     from recapp.app.tree_runs import missing_trees, train_trees
     from recapp.benchmarks import boosted_trees, fuxictr_beside
-    from recapp.reporting.lock import locked
+    from recapp.processes.lock import locked
     from recapp.reporting.result_lines import read_results
     from recapp.reporting.results_page import check_page, table, write_page
 

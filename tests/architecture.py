@@ -3,9 +3,10 @@ breaks the rules of the house.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results"
@@ -18,12 +19,10 @@ benchmarks
 recipe
 serving
 trainer | inference
-engine
-stored
+parallel | reporting
+stored | engine | planner
 transport
 processes
-reporting
-planner
 models | dataset | tasks
 metrics
 sharding
@@ -60,7 +59,7 @@ THIRD_PARTIES = {
     "torch.distributed": (
         "transport",
         "compat",
-        "engine.model_parallel",
+        "parallel",
         "engine.table_strips",
         "trainer.strategy",
         "trainer.run_plan",
@@ -71,9 +70,14 @@ THIRD_PARTIES = {
 }
 """Where a third party is at home: rooms or files, below the package."""
 
+FLOORS = 14
+"""The most rooms that stand on one another, by the imports that there are."""
+
 FILE_STATEMENTS = 250
 FUNCTION_STATEMENTS = 40
 COLUMNS = 100
+TOP = "recapp"
+SLACK = 40
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,40 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
             elif group[other] != group[own] and height_of[other] >= height_of[own]:
                 found.append(f"{file.name}:{line}: {own} may not import {other}")
     return found
+
+
+def floors(files: list[File], package: str) -> dict[str, int]:
+    """The floor of each room and of each file at the top: one above the highest that it imports."""
+    below: dict[str, set[str]] = {}
+    for file in files:
+        if file.name:
+            others = {_layer_of(module, name, package) for _, module, name in imported(file)}
+            below.setdefault(file.layer_name, set()).update(others - {None, file.layer_name})
+
+    @cache
+    def floor(room: str) -> int:
+        return 1 + max((floor(other) for other in below[room] if other in below), default=0)
+
+    return {room: floor(room) for room in below}
+
+
+def wrong_budgets(files: list[File], design: str) -> list[str]:
+    """Rooms with more statements than their row of the table of budgets in `docs/design.md` allows,
+    or with so many fewer that the budget could fall. Files at the top are one room.
+    """
+    rows = re.findall(r"^\| `(\w+)` +\| +([\d,]+) \|", design, re.MULTILINE)
+    budgets = {room: int(most.replace(",", "")) for room, most in rows}
+    counts: dict[str, int] = {}
+    for file in files:
+        room = (file.layer_name if file.is_room or "." in file.name else "") or TOP
+        counts[room] = counts.get(room, 0) + sum(
+            isinstance(n, ast.stmt) for n in ast.walk(file.tree)
+        )
+    return [
+        f"{room} has {counts.get(room, 0)} statements: docs/design.md allows {budgets.get(room, 0)}"
+        for room in sorted(budgets.keys() | counts.keys())
+        if not 0 <= budgets.get(room, 0) - counts.get(room, 0) <= SLACK
+    ]
 
 
 def _layer_of(module: str, name: str | None, package: str) -> str | None:
@@ -402,7 +440,7 @@ SETTINGS = {
     "trainer",
 }
 """Names under which settings are handed on."""
-PLAIN_SETTINGS = ("app.compose", "app.command_line", "recipe", "settings.renamed")
+PLAIN_SETTINGS = ("app.compose", "app.command_line", "recipe")
 """Where settings are plain values: what Hydra composes, and what files hold."""
 
 

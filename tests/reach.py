@@ -45,7 +45,7 @@ class Checkout:
         self.package = package
         self._dotted = re.compile(rf"\b{package}(?:\.(?:\w+|{GAP}))+")
         self._tables = re.compile(
-            rf"{package}/(__init__|compat/\w+_names|compat/foreign_paths|settings/renamed"
+            rf"{package}/(__init__|compat/\w+_names|compat/foreign_paths"
             r"|trainer/known_to_lightning)\.py"
         )
         self._module = cache(lambda path: Module(self._text(path)))

@@ -188,7 +188,6 @@ REACHED = {
     "tests/parity/cases.py": {"parity/test_sharded_matches_unsharded", "engine/test_steps"},
     "tests/trainer/plain_data_script.py": {"trainer/test_plain_data"},
     "tests/kernels/compile_for_gpu.py": {"kernels/test_triton"},
-    "tests/fixtures/before_engine_group/plan.yaml": {"test_old_files"},
 }
 SHARE = {  # of all files of tests, from and to
     "recapp/serving/http.py": (0.02, 0.3),

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from architecture import (
+    FLOORS,
     File,
     files_imported_by,
+    floors,
     import_cycles,
     long_lines,
     missing_docstrings,
@@ -15,6 +17,7 @@ from architecture import (
     read_by_string,
     read_package,
     repeated_names,
+    wrong_budgets,
     wrong_layers,
     wrong_paths,
     wrong_rooms,
@@ -23,6 +26,7 @@ from architecture import (
 )
 
 FILES = read_package(Path(__file__).parents[1] / "recapp")
+DESIGN = Path(__file__).parents[1] / "docs/design.md"
 TOP_LEVEL = {
     "pyproject.toml",
     "conf",
@@ -61,7 +65,7 @@ def test_imports_go_down_the_layers():
         ("sparse.batch", "import recapp.trainer"),
         ("errors", "from recapp import console"),
         ("models.dlrm", "from recapp.dataset.schema import Schema"),
-        ("planner.rules", "def f():\n    from recapp.transport.communicator import Comm"),
+        ("planner.rules", "def f():\n    from recapp.engine.state import EngineState"),
         ("kernels.reference", "if True:\n    import recapp.tables.ids as ids"),
         ("trainer.module", "from recapp.train import main"),
         ("app.build", "from recapp.train import main"),
@@ -246,6 +250,34 @@ def test_a_busy_init_and_a_deep_file_are_found():
         "models.layers.mlp lies deeper than one room"
     ]
     assert wrong_rooms([File("sparse", '"""Jagged."""', True), File("sparse.batch", "")]) == []
+
+
+def test_few_rooms_stand_on_one_another():
+    assert max(floors(FILES, "recapp").values()) <= FLOORS
+
+
+def test_a_floor_is_one_above_the_highest_below():
+    files = [
+        File("app.x", "import recapp.engine.y"),
+        File("engine.y", "import torch\nfrom recapp import errors"),
+        File("errors", ""),
+    ]
+    assert floors(files, "recapp") == {"app": 3, "engine": 2, "errors": 1}
+
+
+def test_rooms_keep_to_the_budgets_of_the_design():
+    assert wrong_budgets(FILES, DESIGN.read_text()) == []
+
+
+def test_a_room_above_its_budget_or_far_below_is_found():
+    files = [File("engine.y", "x = 1\n" * 50), File("errors", "x = 1\n" * 50)]
+    rows = "| `engine` | {} | rows |\n| `recapp` | {} | pages |\n"
+    assert wrong_budgets(files, rows.format(50, 60)) == []
+    assert wrong_budgets(files, rows.format(49, "1,060")) == [
+        "engine has 50 statements: docs/design.md allows 49",
+        "recapp has 50 statements: docs/design.md allows 1060",
+    ]
+    assert wrong_budgets(files[:1], "") == ["engine has 50 statements: docs/design.md allows 0"]
 
 
 def test_files_and_functions_keep_to_their_budgets():

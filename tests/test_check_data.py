@@ -267,21 +267,6 @@ def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, 
     assert capsys.readouterr().err == ""
 
 
-def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal_with_a_note(
-    logs, tmp_path, capsys
-):
-    old = checkpoint(tmp_path, {})
-    before = replace(old, info=dict(old.info))
-    assert match_stored(settings(logs), before).dataset.hex == ("user", "country")
-    notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == 1 and notes[0].endswith(
-        "x.ckpt does not say how text ids were read: they are read as hexadecimal, as in "
-        "earlier versions of recapp"
-    )
-    with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
-        match_stored(settings(logs, "dataset.hex=[user]"), old)
-
-
 def test_groups_need_ids_of_their_own(logs):
     group = ["metrics.group=user", "metrics.by=[user]"]
     check_data(settings(logs, *group, "dataset.min_frequency={country: 2}"))

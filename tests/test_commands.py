@@ -609,7 +609,7 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(
 ):
     run(*argv)
     hold = (
-        "import sys, pathlib, recapp.reporting.lock as lock\nwith "
+        "import sys, pathlib, recapp.processes.lock as lock\nwith "
         "lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
     )
     other = subprocess.Popen(

@@ -44,6 +44,7 @@ from recapp.app.job import Job
 from recapp.app.recipe_of_job import check_sweep, recipe_of_job
 from recapp.console import note, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, RecappError
+from recapp.processes.lock import locked, locked_as_named
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import wait_for_rank_0_error, write_error_file
 from recapp.processes.stopping import (
@@ -53,7 +54,6 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import record
-from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
 

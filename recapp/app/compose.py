@@ -30,10 +30,10 @@ from recapp.app.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_
 from recapp.app.stored_recipe import still_known, stored_settings
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, RecappError
+from recapp.processes.lock import new_directory
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import checked, recipe_of
 from recapp.recipe.task_of_run import build_task
-from recapp.reporting.lock import new_directory
 from recapp.settings import option_files
 from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options

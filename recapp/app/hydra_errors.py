@@ -11,7 +11,6 @@ from recapp.app.quoting import unreadable
 from recapp.errors import alike, suggest
 from recapp.settings.check_settings import unknown
 from recapp.settings.option_files import options
-from recapp.settings.renamed import new_name
 from recapp.settings.values import typed
 from recapp.trainer.trainer_settings import TrainerSettings
 
@@ -103,10 +102,6 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
     known = list(known)
     if found := re.search(r"Could not override '([^']+)'\.", text):
         return _unknown(found[1], known)
-    if (found := re.search(r"Could not delete .* '([^']+)' does not", text)) and (
-        new_name(found[1], known) is not None
-    ):
-        return unknown(found[1], known)
     if (
         isinstance(cause, OmegaConfBaseException)
         and cause.full_key
@@ -133,8 +128,6 @@ def _unknown(name: str, known: Sequence[str]) -> str:
         return f"{name}: cannot be set: {TrainerSettings.refused[name.rpartition('.')[2]]}"
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
-    if new_name(name, known) is not None:
-        return unknown(name, known)
     if name in known:
         return f"{name}: the chosen options do not set it, so it needs a plus: +{name}=..."
     plus = (

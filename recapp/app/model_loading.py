@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from recapp.app.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawRows, RawTable
-from recapp.engine.model_parallel import own_device, process_group_of, tables_group
 from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
+from recapp.parallel import own_device, process_group_of, tables_group
 from recapp.recipe.artefact_model import check_outputs, meta_model, raw_rows_of
 from recapp.recipe.recipe import Train
 from recapp.recipe.stored_columns import with_columns_of

@@ -10,9 +10,8 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.compat.hugectr_words import in_recapp_words
-from recapp.console import note, short_path
+from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.processes.rank_environment import external_rank
 from recapp.recipe.commands import COMMANDS
 from recapp.recipe.read import read_settings
 from recapp.recipe.recipe import Recipe, Train
@@ -134,20 +133,10 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
         CheckpointError: Text ids would be read differently than in training.
         ArtefactError: The same.
     """
-    from recapp.dataset.schema import LISTS, TEXT_HASH
+    from recapp.dataset.schema import LISTS
 
-    sparse = recipe.schema.sparse
     features = recipe.schema.features
     stored = manifest.info.get("ids")
-    if "ids" not in manifest.info:
-        stored = {"text": TEXT_HASH, "hex": list(sparse)}
-        hex = recipe.dataset.hex or sparse
-        recipe = replace(recipe, dataset=replace(recipe.dataset, hex=hex))
-        if not external_rank():
-            note(
-                f"{short_path(manifest.folder)} does not say how text ids were read: they are read "
-                "as hexadecimal, as in earlier versions of recapp"
-            )
     if stored is not None:
         try:
             recipe.schema.check_id_encoding(stored, str(manifest.folder), manifest.kind.name)

@@ -9,7 +9,7 @@ from importlib import import_module
 
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
-    "recapp.engine.memory_use",
+    "recapp.trainer.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",
     "recapp.recipe.lightning_trainer",

@@ -24,10 +24,10 @@ from recapp.benchmarks.dense_part import measure_dense_part
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, NamedModel, Workload
-from recapp.engine.model_parallel import compile_dense, wrap_dense
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
+from recapp.parallel import compile_dense, wrap_dense
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from recapp.engine.model_parallel import CollectionSharder
 from recapp.engine.sharded_collection import ShardedEmbeddingCollection
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
+from recapp.parallel import CollectionSharder
 from recapp.sharding.sharding_plan import TableSharding
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder
-from recapp.engine.model_parallel import CollectionSharder
 from recapp.errors import ConfigError, DataError, suggest
+from recapp.parallel import CollectionSharder
 from recapp.sparse.bags import first_ones, on_host
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -23,10 +23,10 @@ from torch.func import functional_call
 
 from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder, twin_of
 from recapp.compat.managed_collisions import ManagedCollisionCollection
-from recapp.engine.model_parallel import CollectionSharder
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
+from recapp.parallel import CollectionSharder
 from recapp.sharding.sharding_plan import TableSharding
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

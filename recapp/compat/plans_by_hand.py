@@ -41,14 +41,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recapp.engine.model_parallel import (
+from recapp.engine.sharded_collection import ShardedCollection
+from recapp.errors import PlanError, suggest
+from recapp.parallel import (
     CollectionSharder,
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     process_group_of,
 )
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.errors import PlanError, suggest
 from recapp.sharding import sharding_plan
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding, tile
 from recapp.sharding.sharding_types import BUILT_IN, CandidateRanks

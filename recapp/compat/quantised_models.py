@@ -30,12 +30,6 @@ from recapp.compat.quantised_collections import (
     read_only_model,
     with_twins,
 )
-from recapp.engine.model_parallel import (
-    DistributedModelParallel,
-    own_device,
-    process_group_of,
-    tables_group,
-)
 from recapp.engine.sharded_collection import (
     ShardedCollection,
     embedding_collections,
@@ -44,6 +38,12 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTables
+from recapp.parallel import (
+    DistributedModelParallel,
+    own_device,
+    process_group_of,
+    tables_group,
+)
 from recapp.planner.constraints import Constraints
 from recapp.planner.serving import serving_plan
 from recapp.planner.topology import Topology

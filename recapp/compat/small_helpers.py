@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recapp.engine.gathered_state import gathered_tables
-from recapp.engine.model_parallel import (
+from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.table_strips import TableStrips, strips_in
+from recapp.errors import ConfigError, DataError
+from recapp.parallel import (
     CollectionSharder,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     own_device,
 )
-from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.table_strips import TableStrips, strips_in
-from recapp.errors import ConfigError, DataError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor

@@ -216,7 +216,7 @@ _OF_EVERY_HOME = {
         "modules.mlp.MLP",
         "modules.mlp.Perceptron",
     ),
-    "recapp.engine.model_parallel": (
+    "recapp.parallel": (
         "distributed.DistributedModelParallel",
         "distributed.model_parallel.DistributedModelParallel",
         "distributed.embedding.EmbeddingCollectionSharder",

@@ -22,8 +22,7 @@ from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import FROZEN, GRADIENT, Rate, RowRule
-from recapp.sharding.layout import Block, Layout, Piece
-from recapp.stored.rectangles import AVERAGE, RAW, WEIGHT
+from recapp.sharding.layout import AVERAGE, RAW, WEIGHT, Block, Layout, Piece
 from recapp.tables.initial import begun_rows, fill_initial
 
 STEPS = torch.int32

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from recapp.errors import LaunchError
-from recapp.reporting.lock import new_directory
+from recapp.processes.lock import new_directory
 
 # for steps of srun: these lie below the ports that the kernel assigns by itself
 FIRST_PORT = 15000

@@ -33,7 +33,6 @@ from recapp.recipe.recipe import Recipe, Train
 from recapp.recipe.stored_checks import check_starts
 from recapp.settings.check_settings import override_names
 from recapp.settings.records import to_plain
-from recapp.settings.renamed import target_of_today
 from recapp.settings.values import Paths, shown
 from recapp.tables.dynamic import MOST_OF_ROWS
 from recapp.tables.named_collections import BAGS, MOST_MEMBERS, of_all_members
@@ -271,7 +270,7 @@ def check_training(recipe: Train) -> None:
             monitors a metric that is not measured, tables cannot begin anew, or a share of an
             epoch is less than a batch.
     """
-    known = MODELS.get(target_of_today(recipe.model.target))
+    known = MODELS.get(recipe.model.target)
     if known is None or known.needs != (BAGS,) or not recipe.tables.only_bags:
         check_collections(recipe.model, recipe.model_tables.collections)
     if known is not None:

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from recapp.engine.memory_use import check_room
 from recapp.errors import ConfigError
 from recapp.models.ensemble import Ensemble
 from recapp.recipe.constructors import make
@@ -14,6 +13,7 @@ from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.named_collections import ModelTables
 from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.trainer.memory_use import check_room
 
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:

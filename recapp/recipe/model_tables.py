@@ -11,7 +11,6 @@ from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
-from recapp.settings.renamed import target_of_today
 from recapp.settings.values import shown
 from recapp.tables.config import (
     DataType,
@@ -71,7 +70,7 @@ def needed_collections(model: Constructor) -> Sequence[str]:
     """Return the collections that a model's constructor requires. Models of recapp are not imported
     for this.
     """
-    if known := MODELS.get(target_of_today(model.target)):
+    if known := MODELS.get(model.target):
         return known.needs
     parameters = signature(find_constructor(model.target, "model")).parameters
     takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())

@@ -14,7 +14,6 @@ from recapp.recipe.monitors import with_monitor
 from recapp.recipe.recipe import Train
 from recapp.recipe.training import changed_optimizer
 from recapp.settings.records import constructor, to_plain
-from recapp.settings.renamed import target_of_today
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
@@ -81,7 +80,7 @@ class Resumed:
             others = [stored[other] for other in stored if other not in self.recipe.callbacks]
             entries = [stored[name]] if name in stored else others
             entries = [constructor(each) for each in entries if isinstance(each, Mapping)]
-            alike = [each for each in entries if target_of_today(each.target) == now.target]
+            alike = [each for each in entries if each.target == now.target]
             if to_plain(now.arguments) in [to_plain(each.arguments) for each in alike]:
                 continue
             if alike or name in stored:

@@ -29,7 +29,6 @@ from recapp.reporting.record import (
     read_yaml,
     write_whole,
 )
-from recapp.settings.renamed import name_of_today
 from recapp.tasks.measures import VALIDATION, Measures
 
 COSTS = ("ranks", "step_ms", "step_ms_q1", "step_ms_q3", "samples_per_second", "train_seconds")
@@ -226,14 +225,11 @@ def overrides_of(job: Path) -> dict[str, str]:
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    """Return `{"plan": "mixed", "seed": "2"}` from the file of a job's or a sweep's overrides.
-
-    Settings get their current names.
-    """
+    """Return `{"plan": "mixed", "seed": "2"}` from the file of a job's or a sweep's overrides."""
     content = read_yaml(path)
     lines = content["hydra"]["overrides"]["task"] if isinstance(content, dict) else content or []
     parts = (str(line).lstrip("+").partition("=") for line in lines)
-    return {name_of_today(name): value for name, _, value in parts}
+    return {name: value for name, _, value in parts}
 
 
 def _record(

@@ -70,9 +70,6 @@ _MARKED = ' class="best"'
 LONG = 60  # a table with more lines is folded
 
 
-OF_EARLIER_REPORTS = ("latency", "throughput", "curves")  # pictures that are no longer drawn
-
-
 def heading(text: str) -> str:
     """Return the heading of a part of the page as HTML."""
     return f"<h2>{escape(text)}</h2>"
@@ -204,10 +201,7 @@ class Gallery:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.made: list[dict[str, Any]] = []
-        for file in (
-            *folder.glob("metric_by_*.png"),
-            *(folder / f"{name}.png" for name in OF_EARLIER_REPORTS),
-        ):
+        for file in folder.glob("metric_by_*.png"):
             file.unlink(missing_ok=True)
 
     def show(self, name: str, title: str, drawn: Picture | str) -> str | None:

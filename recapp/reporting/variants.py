@@ -29,7 +29,6 @@ from recapp.reporting.record import (
     read_predicted,
     read_yaml,
 )
-from recapp.settings.renamed import with_names_of_today
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import VALIDATION, Measures
 
@@ -123,10 +122,8 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings that the ranks read, under their current names; empty if the run has written
-        none.
-        """
-        return with_names_of_today(_read_yaml(self.directory / "resolved.yaml"))
+        """The settings that the ranks read; empty if the run has written none."""
+        return _read_yaml(self.directory / "resolved.yaml")
 
     @cached_property
     def performance(self) -> dict[str, Any] | None:

@@ -30,7 +30,6 @@ from recapp.settings.records import (
     to_plain,
     values_of,
 )
-from recapp.settings.renamed import new_name, target_of_today
 from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # Hydra's value of a setting that must be given
@@ -140,8 +139,6 @@ def unknown(name: str, known: Iterable[str]) -> str:
         known: The settings that exist, dotted.
     """
     known = list(known)
-    if (new := new_name(name, known)) is not None:
-        return f"{name}: is {new} now"
     home, _, leaf = name.rpartition(".")
     if home == "tables.dynamic" and leaf in OF_TABLES_THAT_GROW:
         return f"{name}: only dynamic tables have this setting: add tables=dynamic"
@@ -253,8 +250,6 @@ class _Checker:
             if key in taken:
                 return read(value, taken[key], f"{prefix}{key}")
             names += [f"{prefix}{name}" for name in taken]
-        if new_name(f"{prefix}{key}", every) is not None:
-            names = every
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
     def constructor(self, value: Any, made: Made, name: str) -> Any:
@@ -340,7 +335,7 @@ def find_constructor(target: str, name: str) -> Any:
             f"{name}.{TARGET}={target}: no such constructor: must be a module and a class, such as "
             "torch.optim.Adam"
         )
-    home, _, leaf = target_of_today(target).rpartition(".")
+    home, _, leaf = target.rpartition(".")
     home = home or leaf
     try:
         module = import_module(home)

@@ -27,6 +27,11 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.row_order import PART_ROWS, RowOrder, moved_rows
 
+WEIGHT = "weight"  # the tensor of a table's weights, by which a stored model scores
+RAW = "raw"  # where `weight` is an average: the weights with which training goes on
+AVERAGE = "average"  # the average in the compute type, where that of the table is narrower
+OF_WEIGHTS = (WEIGHT, RAW, AVERAGE)  # other tensors are optimiser state
+
 
 @dataclass(frozen=True, slots=True)
 class Strip:

@@ -29,17 +29,9 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, suggest
 from recapp.kernels.row_memory import is_finite
-from recapp.sharding.layout import Block, copy_rows, overlap
+from recapp.sharding.layout import OF_WEIGHTS, Block, copy_rows, overlap
 from recapp.stored.local_files import bytes_of, files_at
-from recapp.stored.rectangles import (
-    DTYPES,
-    OF_WEIGHTS,
-    StoredBlock,
-    block_key,
-    by,
-    check_tiling,
-    row_blocks,
-)
+from recapp.stored.rectangles import DTYPES, StoredBlock, block_key, by, check_tiling, row_blocks
 from recapp.tables.row_order import RowOrder
 
 LENGTH_BYTES = 8  # of the field for the header's length, and the alignment of data

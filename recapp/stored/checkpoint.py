@@ -28,7 +28,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.processes.faults import FULL, full_disk_error
-from recapp.sharding.layout import Block
+from recapp.sharding.layout import OF_WEIGHTS, WEIGHT, Block
 from recapp.stored.block_files import (
     NOT_SAVED,
     STATE_NOT_SAVED,
@@ -42,7 +42,7 @@ from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
-from recapp.stored.rectangles import OF_WEIGHTS, WEIGHT, StoredBlock, check_tiling
+from recapp.stored.rectangles import StoredBlock, check_tiling
 from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import (
     Wanted,

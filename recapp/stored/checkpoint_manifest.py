@@ -19,10 +19,11 @@ from typing import Any, Self
 
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, PlanError
+from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
-from recapp.stored.rectangles import RAW, WEIGHT, StoredBlock
+from recapp.stored.rectangles import StoredBlock
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
@@ -208,19 +209,14 @@ class CheckpointManifest(Manifest):
 
     @property
     def rules(self) -> dict[str, str]:
-        """The name of the row rule that trained each table; empty if it is not stored.
-
-        Earlier versions stored one name, `rule`, for all tables.
+        """The name of the row rule that trained each table.
 
         Raises:
             CheckpointError: The entry is not a mapping of names.
         """
-        found = self.info.get("rules")
-        if found is None:
-            one = self.info.get("rule")
-            found = {} if one is None else dict.fromkeys((s.table for s in self.blocks), one)
-        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
-            raise self.wrong("rules" if "rules" in self.info else "rule")
+        found = self.entry("rules", dict)
+        if not all(type(name) is str for name in found.values()):
+            raise self.wrong("rules")
         return found
 
     @property

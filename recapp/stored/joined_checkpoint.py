@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from recapp.dataset.schema import LISTS
 from recapp.errors import CheckpointError
-from recapp.sharding.layout import Block
+from recapp.sharding.layout import WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import write_blocks
 from recapp.stored.checkpoint import (
@@ -31,7 +30,7 @@ from recapp.stored.checkpoint import (
 from recapp.stored.checkpoint_manifest import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
 from recapp.stored.local_files import TMP, beside, files_at
-from recapp.stored.rectangles import DTYPES, WEIGHT, StoredBlock
+from recapp.stored.rectangles import DTYPES, StoredBlock
 from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import every_file, open_as
 from recapp.stored.training_state import OF_MODEL, check_state
@@ -233,9 +232,7 @@ def _check_same(
         if manifest.config.get(group) != first.config.get(group):
             raise CheckpointError(f"{here}: their settings {group} differ")
     ids, first_ids = (each.info.get("ids") or {} for each in (manifest, first))
-    # an earlier version did not store which features had bags
-    unsaid = {LISTS} if (LISTS in ids) != (LISTS in first_ids) else set()
-    if any(ids.get(key) != first_ids.get(key) for key in (ids.keys() | first_ids.keys()) - unsaid):
+    if ids != first_ids:
         raise CheckpointError(f"{here}: they read other columns, or ids in another way")
     values: Mapping[str, Any] = meta.get(DERIVED_VALUES, {})
     others: Mapping[str, Any] = first_meta.get(DERIVED_VALUES, {})

@@ -16,7 +16,6 @@ class Kind:
         article: The article of the name.
         format: The name of the format in its manifest.
         version: The latest version of the format; a reader refuses a later one.
-        unsealed: The last version whose manifest has no checksum.
         manifest_bytes: The most bytes of a manifest, so that reading a large file does not fill the
             memory.
         old: The suffix of an earlier directory while another takes its name.
@@ -33,7 +32,6 @@ class Kind:
     article: str
     format: str
     version: int
-    unsealed: int
     manifest_bytes: int
     old: str
     error: type[RecappError]
@@ -50,7 +48,6 @@ CHECKPOINT = Kind(
     article="a",
     format="recapp",
     version=4,
-    unsealed=1,
     manifest_bytes=2**30,  # enough for more than a million blocks
     old="old",
     error=CheckpointError,
@@ -69,7 +66,6 @@ ARTEFACT = Kind(
     article="an",
     format="recapp-artefact",
     version=3,
-    unsealed=0,
     manifest_bytes=2**28,
     old="recapp-replaced",  # users name their own copies served.old
     error=ArtefactError,

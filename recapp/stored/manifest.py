@@ -12,7 +12,6 @@ class of its kind of stored model.
 
 import json
 import math
-import os
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -24,11 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
-from recapp import console
 from recapp.errors import CheckpointError, RecappError
-from recapp.processes.fork_server import PARENT_PID
-from recapp.processes.rank_environment import external_rank
-from recapp.settings.renamed import with_names_of_today
 from recapp.settings.values import typed
 from recapp.stored.kinds import FORMATS, Kind
 from recapp.stored.plain_types import plain
@@ -161,7 +156,7 @@ class Manifest(ABC):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that made the model, with current names.
+        """The settings of the run that made the model.
 
         The settings are plain data: their `_target_` names must be checked before a call.
 
@@ -170,10 +165,7 @@ class Manifest(ABC):
         Raises:
             RecappError: The entry is not settings.
         """
-        try:
-            return with_names_of_today(self.entry("config", dict))
-        except RecursionError:
-            raise self.wrong("config") from None
+        return self.entry("config", dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -293,18 +285,14 @@ def _read(of: type[M], raw: bytes, folder: Path) -> M:
                 f"{kind.name} {folder} has format {name} {version}, but this recapp reads format "
                 f"{name} {kind.version}: {kind.newer}"
             )
-        has_checksum = info.pop("checksum", None) is not None or version > kind.unsealed
-        if has_checksum and not _is_sealed(raw):
+        info.pop("checksum", None)
+        if not _is_sealed(raw):
             raise ValueError(f"its bytes are not those that were {kind.written}")
         files = {file: _file_entry(file, entry) for file, entry in info.pop("files").items()}
-        made = of.of_entries(folder, info, files, zlib.crc32(raw))
+        return of.of_entries(folder, info, files, zlib.crc32(raw))
     except WRONG as error:
         why = f"{type(error).__name__} {short(str(error), quoted=False)}"
         raise _damaged(kind, folder, why) from error
-    # the launcher, if there is one, has printed the note
-    if not has_checksum and not external_rank() and PARENT_PID not in os.environ:
-        console.note(f"{folder} was written by an earlier recapp: its manifest has no checksum")
-    return made
 
 
 def _is_sealed(raw: bytes) -> bool:

@@ -22,10 +22,6 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block, overlap
 
-WEIGHT = "weight"  # the tensor of a table's weights, by which a stored model scores
-RAW = "raw"  # where `weight` is an average: the weights with which training goes on
-AVERAGE = "average"  # the average in the compute type, where that of the table is narrower
-OF_WEIGHTS = (WEIGHT, RAW, AVERAGE)  # other tensors are optimiser state
 BLOCK_BYTES = 64 * 2**20  # the most bytes of a stored block; a save copies a block at a time
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -11,7 +11,6 @@ checkpoints in their own directory alone.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,6 @@ CHECKPOINTS = "checkpoints"
 """The directory of checkpoints in the directory of a run."""
 LAST = "last.ckpt"
 """The link to the last checkpoint of a run."""
-OF_EARLIER_VERSIONS = re.compile(r"(step|snapshots?)(_\d+(-v\d+)?)?\.ckpt")
-"""The usual names of checkpoints, for those that do not tell their name."""
 BEST = "best_k_models"
 KEPT = "kept"
 PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
@@ -133,8 +130,7 @@ def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
     for path in sorted(files.checkpoints_in(folder)):
         with suppress(CheckpointError):
             held = read_manifest(path)
-            known = OF_EARLIER_VERSIONS.fullmatch(path.name) and path.name
-            own = held.run == earlier.run and held.info.get(SAVED_AS, known) == path.name
+            own = held.run == earlier.run and held.info.get(SAVED_AS) == path.name
             if own and held.step > kept and not files.is_link(path):
                 files.delete(path)
                 removed.append(path.name)

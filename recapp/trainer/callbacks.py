@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
-from recapp.engine.memory_use import held_bytes
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
@@ -33,6 +32,7 @@ from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import datamodule_of, resumable_data
 from recapp.trainer.keep_last import saves_between_epochs, step_of_best
+from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
 from recapp.transport.choose_transport import describe

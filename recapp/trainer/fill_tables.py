@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from recapp.console import note
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import RecappError
-from recapp.stored.rectangles import WEIGHT
+from recapp.sharding.layout import WEIGHT
 from recapp.stored.start_values import check_filled, values_file
 from recapp.tables.config import EmbeddingConfig
 from recapp.trainer.data_protocols import datamodule_of

@@ -40,7 +40,6 @@ class RestartTables(Callback):
         self.tables = tuple(tables)
         self._names: list[str] = []
         self._epoch = -1  # the epoch in which the tables have begun
-        self._updates: list[int] = []  # of each exchange when they began, in older checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch in which the tables have begun. The manifest has the updates then."""
@@ -49,8 +48,6 @@ class RestartTables(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the epoch in which the tables of a checkpoint have begun."""
         self._epoch = int(state_dict["epoch"])
-        # of checkpoints whose manifest does not have them
-        self._updates = [int(number) for number in state_dict.get("updates", ())]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the tables. After a resume, go on counting from the step in which they began.
@@ -63,8 +60,6 @@ class RestartTables(Callback):
         if self._epoch < 0:
             over = not trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._epoch = max(trainer.current_epoch - over, 0)
-        for shared, updates in zip(shared_tables, self._updates, strict=False):
-            shared.update.begin_anew(self._names, updates)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

@@ -32,7 +32,7 @@ from recapp.dataset.score_parts import (
 )
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
-from recapp.reporting.lock import locked
+from recapp.processes.lock import locked
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.datamodule import ClickData

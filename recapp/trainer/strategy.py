@@ -31,7 +31,6 @@ from torch.distributed.constants import default_pg_timeout
 
 from recapp import console
 from recapp.engine import sharded_collection
-from recapp.engine.model_parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -43,6 +42,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
+from recapp.parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.hardware import Hardware
 from recapp.planner.problem import PlanningProblem

@@ -18,7 +18,7 @@ from torch import Tensor
 from recapp.console import note
 from recapp.engine.sharded_collection import sharded_collections, without_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.stored.rectangles import AVERAGE, RAW
+from recapp.sharding.layout import AVERAGE, RAW
 from recapp.stored.training_state import check_form, state_must_fit
 
 OF_AVERAGE = "weight_average"

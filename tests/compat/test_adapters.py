@@ -29,9 +29,9 @@ from recapp.compat.train_pipeline import (
     NoWait,
 )
 from recapp.console import note_once
-from recapp.engine.model_parallel import EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
+from recapp.parallel import EmbeddingBagCollectionSharder
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -10,10 +10,10 @@ from engine.engine_cases import whole_tensors
 from torch import nn
 
 from recapp import hugectr
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError, IdError, PlanError
 from recapp.optim.rules import adam, sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 SIZES = [203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11, 2168]

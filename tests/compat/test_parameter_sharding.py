@@ -26,9 +26,9 @@ from recapp.distributed.types import (
 
 from recapp import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.errors import PlanError
 from recapp.optim.rules import sgd
+from recapp.parallel import DistributedModelParallel
 
 ROWS = 11
 DIM = 6

@@ -8,8 +8,8 @@ from recapp.compat.example_data import RandomRecDataset
 from recapp.compat.torchrec_dlrm import DLRM, DLRMTrain
 from recapp.compat.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import sharded_tables
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

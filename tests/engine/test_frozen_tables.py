@@ -7,13 +7,13 @@ import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 
 from recapp.compat.train_pipeline import TrainPipelineSparseDist
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import shard_bags, sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm
 from recapp.optim.named_rules import with_frozen
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.optim.table_rule import with_frozen_of
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

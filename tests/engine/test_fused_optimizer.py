@@ -6,10 +6,10 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_te
 
 from recapp.compat.keyed_optimizers import CombinedOptimizer, KeyedOptimizerWrapper
 from recapp.compat.warmup_optimizer import WarmupOptimizer, WarmupPolicy, WarmupStage
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -11,7 +11,6 @@ from engine_cases import batch_of, make_plan, make_tables, whole_tensors
 from parity.cases import rows_held
 
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import (
     shard_bags,
     shard_model,
@@ -20,6 +19,7 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad, sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -18,7 +18,7 @@ from engine.engine_cases import (
 )
 from tiers import one_of
 
-from recapp.engine.model_parallel import wrap_dense
+from recapp.parallel import wrap_dense
 from recapp.sharding.sharding_types import register
 
 STEPS = 3

@@ -9,9 +9,9 @@ from parity.cases import RULES, TOLERANCE, Case, Oracle, loss_of, rows_held
 from torch import nn
 
 from recapp.compat.train_pipeline import TrainPipelineSparseDist
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, RankError
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig

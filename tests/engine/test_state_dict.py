@@ -10,10 +10,10 @@ from torch import nn
 
 from recapp.engine import gathered_state
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import shard_model, sharded_collections, without_tables
 from recapp.engine.table_strips import TableStrips
 from recapp.optim.rules import rowwise_adagrad, sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm

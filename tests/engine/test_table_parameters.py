@@ -15,10 +15,10 @@ from recapp.compat.keyed_optimizers import (
     in_backward_optimizer_filter,
 )
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import sharded_collections, without_tables
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig

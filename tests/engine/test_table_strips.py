@@ -13,10 +13,10 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables
 from lightning.fabric.utilities.apply_func import apply_to_collection
 
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.console import note_once
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import shard_model, sharded_collections, sharded_tables
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm

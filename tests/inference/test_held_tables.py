@@ -9,7 +9,6 @@ import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
-from recapp.engine.memory_use import held_bytes
 from recapp.engine.read_only_store import ReadOnlyStore
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
@@ -18,6 +17,7 @@ from recapp.inference.storage import stored, values
 from recapp.kernels.quantised import bytes_of_record
 from recapp.tables.config import DataType
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.trainer.memory_use import held_bytes
 from recapp.transport.communicator import Comm
 
 SEED = 4

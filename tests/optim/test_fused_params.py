@@ -7,7 +7,6 @@ import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.compat.keyed_optimizers import RowWiseAdagrad
-from recapp.engine.model_parallel import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import EmbOptimType, rule_of_fused_params, rules_of_fused_params
 from recapp.optim.rules import (
@@ -21,6 +20,7 @@ from recapp.optim.rules import (
     sgd,
 )
 from recapp.optim.table_rule import table_rule
+from recapp.parallel import EmbeddingBagCollectionSharder
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 

@@ -16,11 +16,11 @@ from recapp.compat.keyed_optimizers import (
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
 )
-from recapp.engine.model_parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm, gradient_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 

@@ -305,9 +305,6 @@ def test_a_figure_without_its_data_is_left_out_with_the_reason_and_its_old_pictu
         for name in (
             "phases.png",
             "metric_by_seeds.png",
-            "latency.png",
-            "throughput.png",
-            "curves.png",
         )
     ]
     for file in old:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from recapp.sharding.layout import Block
 from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.manifest import sealed
 
 
 class Comms:
@@ -62,10 +63,10 @@ def save(path, ranks_blocks, meta=None, manifest=None):
 
 
 def edit(path, **entries):
-    """Change entries of a manifest and leave its checksum out, as a writer of version 1 would."""
-    manifest = json.loads((path / "manifest.json").read_text()) | {"version": 1} | entries
+    """Change entries of a manifest, and its checksum with them."""
+    manifest = json.loads((path / "manifest.json").read_text()) | entries
     manifest.pop("checksum", None)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(sealed(json.dumps(manifest)[:-1]))
 
 
 def block(table, tensor, values, rows, cols, owner=True, order=None):

@@ -1,6 +1,5 @@
 """Models of several checkpoints are joined into one ensemble; so are those of the last epochs."""
 
-import json
 import shutil
 import signal
 from contextlib import nullcontext
@@ -26,8 +25,6 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.joined_checkpoint import join_checkpoints
-from recapp.stored.kinds import MANIFEST
-from recapp.stored.manifest import sealed
 from recapp.stored.training_state import dense_state
 from recapp.tables.named_collections import member_name
 from recapp.train import with_snapshots
@@ -103,21 +100,6 @@ def test_other_models_are_not_joined(trained, logs, tmp_path, more, says):
     with pytest.raises(CheckpointError, match=says):
         join_checkpoints([trained[0], tmp_path / "other" / LAST], tmp_path / "joined.ckpt")
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
-
-
-@pytest.mark.parametrize("earlier", [0, 1])
-def test_a_model_of_an_earlier_version_says_nothing_of_lists_and_is_joined(
-    trained, tmp_path, earlier
-):
-    old = tmp_path / "old.ckpt"
-    shutil.copytree(trained[0], old)
-    info = json.loads((old / MANIFEST).read_text())
-    del info["ids"]["lists"], info["checksum"]
-    (old / MANIFEST).write_text(sealed(json.dumps(info)[:-1]))
-    paths = [trained[0], trained[0]]
-    paths[earlier] = old
-    join_checkpoints(paths, tmp_path / "joined.ckpt")
-    assert read_manifest(tmp_path / "joined.ckpt").info["ids"]["lists"] == []
 
 
 def test_dynamic_tables_and_single_models_are_not_joined(trained, logs, tmp_path):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recapp.engine.model_parallel import wrap_dense
+from recapp.parallel import wrap_dense
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 

@@ -11,13 +11,13 @@ import pytest
 from jobs import environment
 
 from recapp.errors import ConfigError
+from recapp.processes.lock import LOCK_FILE, locked
 from recapp.reporting import lock
-from recapp.reporting.lock import LOCK_FILE, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from recapp.reporting.lock import locked
+from recapp.processes.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

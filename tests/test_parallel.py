@@ -16,12 +16,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from recapp.engine.model_parallel import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    group_of_trainers,
-    wrap_dense,
-)
 from recapp.engine.sharded_collection import (
     ShardedEmbeddingBagCollection,
     embedding_tables,
@@ -32,6 +26,12 @@ from recapp.engine.sharded_collection import (
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd
+from recapp.parallel import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    group_of_trainers,
+    wrap_dense,
+)
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
@@ -125,7 +125,7 @@ def test_trainers_of_several_ranks_share_a_group_beside_the_default_one(ranks):
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
-from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.parallel import DistributedModelParallel
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

@@ -210,8 +210,8 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
         The package, and its entry for the manifest.
 
     Raises:
-        NotCompiled: The collections have different dtypes, there is no compiler, or torch cannot
-            export the model; the text gives the reason.
+        NotCompiled: The collections have different dtypes, there is no compiler, TMPDIR has
+            blanks, or torch cannot export the model; the text gives the reason.
     """
     dtype, *others = dict.fromkeys(c.shared.dtype for c in collections_of(model))
     if others:
@@ -224,6 +224,11 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
     if shutil.which(compiler) is None:
         raise NotCompiled(
             f"there is no C++ compiler {compiler} here: install one, or name it in CXX"
+        )
+    if " " in tempfile.gettempdir():
+        raise NotCompiled(
+            f"torch cannot compile in a directory with blanks, TMPDIR={tempfile.gettempdir()}: set "
+            "TMPDIR to one without"
         )
     machine = platform.machine()
     if machine == X86 and (lacking := _lacking(FLAGS_OF_V3)):

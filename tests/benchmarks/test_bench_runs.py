@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench_cases import PLANS, SETTINGS, make_tiny
+from compilers import NO_PROGRAM
 from documents import commands, fenced
 from jobs import command, recipe
 
@@ -17,7 +18,6 @@ from recapp import bench
 from recapp.benchmarks import bench_worker, columns
 from recapp.benchmarks.bench_worker import MEASUREMENTS
 from recapp.console import print_table
-from recapp.inference.build_cpp import missing_tools
 
 SAMPLE = [
     {
@@ -361,7 +361,7 @@ def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tm
     assert re.search(r"(rounds: 1 of 1|methods: 3 of 3)$", ran.err, re.MULTILINE)
     if verb == "inference":
         ways = {"torch", "eager", "raw_rows"}
-        ways |= set() if missing_tools() else {"compiled", "cpp"}
+        ways |= set() if NO_PROGRAM else {"compiled", "cpp"}
         ways |= {"torchrec", "torchrec_tuned"} if python else set()
         for size in (1, 64):
             assert ways <= {row["way"] for row in document["rows"] if row["batch_size"] == size}

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from compilers import needs_program
 from inference.scored_models import raw_rows, settings, storages, write_logs
 from stored import copy
 from trainer.runs import compose as compose_criteo
@@ -21,14 +22,12 @@ from trainer.runs import fit, make_logs
 import recapp
 from recapp.app.model_export import export_model
 from recapp.errors import ConfigError
-from recapp.inference.build_cpp import SOURCE, build, missing_tools
+from recapp.inference.build_cpp import SOURCE, build
 from recapp.inference.export_settings import Export
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.skipif(
-        bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
-    ),
+    needs_program,
 ]
 TRUST = ("inference",)
 AT_ONCE = 4096

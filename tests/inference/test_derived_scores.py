@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from compilers import needs_program
 from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp.app.model_export import export_model
 from recapp.errors import ArtefactError, DataError
-from recapp.inference.build_cpp import missing_tools
 from recapp.inference.export_settings import Export
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
@@ -138,9 +138,7 @@ def test_requests_have_times_and_vectors(trained, rows):
     assert model.predict(read_rows(example, {}, served, Limits()).table).isfinite().all()
 
 
-@pytest.mark.skipif(
-    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
-)
+@needs_program
 def test_the_cpp_program_computes_the_same_bits(trained, rows, program):
     torch.set_num_threads(1)
     model = recapp.load_model(trained / "art", trust_compiled=True)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from compilers import needs_program
 from serving.small_models import arrow, running
 
 import recapp
 from recapp.dataset.sequential_rows import example_rows
-from recapp.inference.build_cpp import missing_tools
 from recapp.metrics import click_metrics
 from recapp.recipe.read import recipe_of
 from recapp.recipe.validation_rows import validation_batches, validation_source
@@ -141,9 +141,7 @@ def test_a_server_answers_the_bits_of_load_model(artefact, rows):
     assert torch.equal(found, alone)
 
 
-@pytest.mark.skipif(
-    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
-)
+@needs_program
 def test_compiled_is_near_and_cpp_is_the_same_bits(stored, checkpoint, rows, program):
     folder = exported(stored, checkpoint, "int8")
     portable = recapp.load_model(folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
+from compilers import needs_compiler
 from tiers import one_of
 from torch import nn
 from trainer.runs import SIZES, compose, fit, make_logs
@@ -723,9 +724,8 @@ def test_columns_that_lack_or_have_other_types_are_named(artefact, logs):
 
 
 @pytest.mark.full
+@needs_compiler
 def test_compiled_scores_equal_the_portable_ones(checkpoint, dynamic, logs, tmp_path, capsys):
-    if shutil.which("g++") is None:
-        pytest.skip("there is no C++ compiler: apt-get install g++")
     for kind, path in (("plain", checkpoint), ("dynamic", dynamic)):
         folder = tmp_path / kind
         export(path, folder, quantize="int8", report_rows=0, compile=True)

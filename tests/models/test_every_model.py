@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from compilers import needs_program
 from documents import PAGES, blocks, table
 from jobs import command, recipe, validation
 from stored import copy
 
 import recapp
 from recapp.errors import ConfigError
-from recapp.inference.build_cpp import missing_tools
 from recapp.models.catalogue import MODELS
 from recapp.models.dropout import FieldDropout
 from recapp.recipe.early_checks import check_training
@@ -256,9 +256,7 @@ def test_every_model_trains_to_the_same_bits_under_two_plans_and_across_a_resume
 
 
 @pytest.mark.full
-@pytest.mark.skipif(
-    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
-)
+@needs_program
 def test_artefacts_of_every_model_score_in_python_and_in_cpp(many, jobs, stored, tmp_path):
     torch.set_num_threads(1)  # as the program: products of two threads have other last bits
     wanted, mine = all_models(many)

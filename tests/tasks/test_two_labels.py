@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from compilers import needs_program
 from jobs import command, metrics_of, validation
 from serving.processes import ServerProcess
 from serving.small_models import arrow, asked
@@ -21,7 +22,6 @@ from stored import copy
 
 from recapp import load_model
 from recapp.errors import ArtefactError, ConfigError
-from recapp.inference.build_cpp import missing_tools
 from recapp.serving.served_model import Served, check_model
 from recapp.stored.manifest import sealed
 from recapp.tasks.click import ClickTask
@@ -330,9 +330,7 @@ def test_the_commands_of_a_server_know_its_columns(shop, artefacts):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(
-    bool(missing_tools()), reason="needs cmake and a C++ compiler: apt-get install cmake g++"
-)
+@needs_program
 def test_machine_code_and_the_cpp_program_score_as_the_modules_do(trained, shop, stored):
     _, job = trained
     _, folder = exported(shop, job, "compiled", "report_rows=0")

@@ -3,7 +3,8 @@
 times    all in January 1970, or in the year 57,000: the unit is another one
 dates    have no time of day, so hours say nothing
 texts    "7.0", which pandas writes where other ids are missing, is another id than 7; "nan" is
-         an id like other text, and not a missing one; "[3, 17]" is one id and no list
+         an id like other text, and not a missing one; "[3, 17]" and "3|17" are one id and no list
+lists    need no separator, which is for text alone
 """
 
 from collections.abc import Iterator
@@ -30,12 +31,15 @@ _LATEST = 4_102_444_800  # the year 2100
 _WHOLE = r"\A-?(0|[1-9][0-9]*)\.0+\z"
 _ABSENT = r"\A(nan|NaN|None|null|NULL|<NA>|\\N)\z"
 _LIST = r"\A(\[.*\]|\(.*,.*\)|\{.*,.*\})\z"
+_NUMBERS = r"\A[0-9]+([|;,][0-9]+)+\z"
 _ADVICE = {
     _WHOLE: "which is another id than the number: write whole numbers "
     '(pandas: astype("Int64") before to_csv)',
     _ABSENT: "which is an id like other text: write null or empty text where an id is missing",
     _LIST: "which is no list, as its brackets are part of an id: write a column of lists, or texts "
     "such as 3|17 and dataset.separator",
+    _NUMBERS: "which is one id: if it is a list, name the sign between its ids in "
+    "dataset.separator",
 }
 
 
@@ -72,8 +76,15 @@ def remarks(source: Source, schema: Schema) -> Iterator[str]:
             yield from _of_times(name, unit, column, time_range(source.files, name, unit))
         if pt.is_date(kind):
             yield from _of_dates(name, schema)
+    for name, sign in schema.separator.items():
+        kind = value_type(rows.column(file.columns[name]).type)
+        if not is_text(kind):
+            yield (
+                f"dataset.separator={{{name}: '{sign}'}} has no effect, because column {name} "
+                f"holds {kind} and no text: leave it out"
+            )
     for name in schema.sparse:
-        if schema.text_ids(name) is TextIds.HASHED:
+        if name not in schema.separator and schema.text_ids(name) is TextIds.HASHED:
             yield from _of_texts(file.columns[name], rows.column(file.columns[name]))
 
 

@@ -18,11 +18,16 @@ WRONG = "dataset.times={{t: {}}}: the times of t are from {} to {}; with {{t: {}
 def said(tmp_path, id_rule="hash", **columns):
     """Return the remarks on two rows with the columns given; `t` is of times in `unit`."""
     unit = columns.pop("unit", None)
+    separator = columns.pop("separator", None)
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"label": [0, 1], "x": [1, 2], **columns}), path)
     sparse = ("x", *(name for name in columns if name != "t"))
     settings = DataSettings(
-        path=str(path), sparse=sparse, times={"t": unit} if unit else None, id_rule=id_rule
+        path=str(path),
+        sparse=sparse,
+        times={"t": unit} if unit else None,
+        id_rule=id_rule,
+        separator=separator,
     )
     schema = schema_of(settings, TablesOfDataset(source="from_dataset"))
     return list(remarks(open_source(str(path), schema), schema))
@@ -109,3 +114,16 @@ def test_text_of_a_list_is_one_id(tmp_path, text):
         "id: write a column of lists, or texts such as 3|17 and dataset.separator"
     )
     assert said(tmp_path, user=["(US)", "[a"], other=["{guid-1}", "a]"]) == []
+
+
+@pytest.mark.parametrize("text", ["3|17", "3,17,4", "3;17"])
+def test_text_of_numbers_with_signs_between_is_one_id_without_a_separator(tmp_path, text):
+    (remark,) = said(tmp_path, seen=["5", text])
+    assert remark.startswith(f"column seen holds the text '{text}', which is one id: if it is")
+    assert said(tmp_path, seen=["5", text], separator={"seen": text[1]}) == []
+
+
+@pytest.mark.parametrize("values", [[[3, 17], [5]], [["3|17"], ["5"]], [3, 5]], ids=str)
+def test_a_separator_for_what_is_no_text_has_no_effect(tmp_path, values):
+    (remark,) = said(tmp_path, seen=values, separator={"seen": "|"})
+    assert remark.startswith("dataset.separator={seen: '|'} has no effect, because column seen")

@@ -190,9 +190,7 @@ class ShardedTables(nn.Module):
         self.stored = StoredRows(state, self.update)
         self.parameters_of = table_parameters(layout, stores, comm.rank)
         self.updated = {
-            t.name: UpdatedTable(UpdatedWeight(self, t, comm.device))
-            for t in tables
-            if t.name not in self.parameters_of
+            t.name: self._updated(t) for t in tables if t.name not in self.parameters_of
         }
         if self.parameters_of:
             self.update.before_update = self._begin_update
@@ -203,6 +201,10 @@ class ShardedTables(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
+
+    def _updated(self, table: EmbeddingConfig) -> UpdatedTable:
+        rows = torch.empty(0, table.embedding_dim, dtype=self.dtype, device=self.comm.device)
+        return UpdatedTable(UpdatedWeight(self, table.name, rows))
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""

@@ -8,13 +8,12 @@ and is a parameter of the modules around it only while a module makes its optimi
 
 import weakref
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.tables.config import EmbeddingConfig
 
 
 class UpdatedWeight(nn.Parameter):
@@ -23,27 +22,30 @@ class UpdatedWeight(nn.Parameter):
 
     Args:
         tables: The sharded tables, which can `freeze` one.
-        table: The table.
-        device: The device of the rank.
+        table: The name of the table.
+        rows: No rows, in the compute type, on the device of the rank.
 
-    `table` is the name of the table. Optimisers can have the weight while it is `offered`.
+    Optimisers can have the weight while it is `offered`.
     """
 
     tables: weakref.ref[Any]
     table: str
     offered: bool
 
-    def __new__(cls, tables: Any, table: EmbeddingConfig, device: torch.device) -> "UpdatedWeight":
+    def __new__(cls, tables: Any, table: str, rows: Tensor) -> "UpdatedWeight":
         """Make the weight."""
-        rows = torch.empty(0, table.embedding_dim, dtype=table.data_type.dtype, device=device)
-        weight = torch.Tensor._make_subclass(cls, rows, False)
+        weight = Tensor._make_subclass(cls, rows, False)
         weight.tables = weakref.ref(tables)
-        weight.table = table.name
+        weight.table = table
         weight.offered = False
         return weight
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "UpdatedWeight":
+        """Return the weight of the copied tables."""
+        return UpdatedWeight(deepcopy(self.shared, memo), self.table, self.data.clone())
 
     @property
     def shared(self) -> Any:

@@ -209,12 +209,12 @@ class CheckpointManifest(Manifest):
 
     @property
     def rules(self) -> dict[str, str]:
-        """The name of the row rule that trained each table.
+        """The name of the row rule that trained each table; empty if it is not stored.
 
         Raises:
             CheckpointError: The entry is not a mapping of names.
         """
-        found = self.entry("rules", dict)
+        found = self.entry("rules", dict, {})
         if not all(type(name) is str for name in found.values()):
             raise self.wrong("rules")
         return found

@@ -76,7 +76,6 @@ def cases():
         yield ("callbacks", "AverageWeights", key), (GONE, *odd)
     yield ("callbacks", "AverageWeights", "updates"), (0,)
     yield ("callbacks", "RestartTables", "epoch"), (GONE, *odd)
-    yield ("callbacks", "RestartTables", "updates"), (5, ["x"])
     yield ("callbacks", "KeepSnapshots", "kept"), (GONE, 5, "x", [5], ["a\0b"], ["x" * 5000])
     yield ("callbacks", "TellFall", "best"), (GONE, "x", None, math.nan, [])
     yield ("callbacks", "Timer", "time_elapsed"), (5, {"train": "x"}, {"train": math.inf})

@@ -1,12 +1,10 @@
 """Rules of single tables in a run: from settings to the log, the checkpoint and a resumed run."""
 
-from dataclasses import replace
-
 import pytest
 from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice
 
 from recapp.app.compose import compose_over
-from recapp.errors import CheckpointError, ConfigError
+from recapp.errors import ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
@@ -112,19 +110,6 @@ def test_an_older_checkpoint_of_one_rule_goes_on_with_rules_by_table(logs, tmp_p
     assert found["sparse/rowwise_adagrad@C1+10"] == pytest.approx(0.01 * 0.8)
     assert found["sparse/rowwise_adagrad@C2+13"] == pytest.approx(0.05 * 0.8)
     assert "table C3 goes on by sgd" in capsys.readouterr().err
-
-
-def test_a_manifest_that_names_one_rule_names_it_for_every_table(logs, tmp_path):
-    fit(compose(logs, "trainer.max_steps=1"), tmp_path)
-    manifest = read_manifest(tmp_path / "checkpoints/last.ckpt")
-    expected = manifest.rules
-    old = dict(manifest.info)
-    old.pop("rules")
-    old["rule"] = "rowwise_adagrad"
-    assert replace(manifest, info=old).rules == expected
-    assert replace(manifest, info={}).rules == {}
-    with pytest.raises(CheckpointError, match="is damaged: rules is 5"):
-        _ = replace(manifest, info={"rules": 5}).rules
 
 
 def test_a_checkpoints_settings_take_rules_of_tables(logs, tmp_path):

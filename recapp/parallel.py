@@ -21,8 +21,6 @@ Names and argument order are those of TorchRec's classes. One sharder serves all
 model, of bags and of sequences. There is only one engine, so no sharder needs to be registered.
 """
 
-import os
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -49,6 +47,7 @@ from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
+from recapp.processes.faults import fault_of_compiler
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
 from recapp.tables.embedding import EmbeddingCollection
@@ -524,17 +523,13 @@ def compile_dense(module: nn.Module) -> list[str]:
         The paths of the compiled parts.
 
     Raises:
-        ConfigError: There is no C++ compiler, which torch needs for the CPU.
+        ConfigError: torch cannot compile for the CPU here.
     """
     from torchmetrics import Metric, MetricCollection
 
     device = next((p.device.type for p in module.parameters()), "cpu")
-    compiler = os.environ.get("CXX", "g++")
-    if device == "cpu" and shutil.which(compiler) is None:
-        raise ConfigError(
-            "engine.compile=true: torch.compile needs a C++ compiler, and this machine has no "
-            f"{compiler}: install it, name another compiler in CXX, or set engine.compile=false"
-        )
+    if device == "cpu" and (fault := fault_of_compiler()):
+        raise ConfigError(f"engine.compile=true: {fault}, or set engine.compile=false")
     chosen: list[str] = []
     for path, child in module.named_children():
         if isinstance(child, ShardedCollection | Metric | MetricCollection):

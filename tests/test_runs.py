@@ -10,10 +10,10 @@ are held to the tolerance that docs/concepts.md states.
 import csv
 import itertools
 import re
-import shutil
 from pathlib import Path
 
 import pytest
+from compilers import needs_compiler
 from jobs import command, metrics_of, small, validation
 
 from recapp.stored.checkpoint import read_manifest, verify
@@ -155,9 +155,7 @@ def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
     )
 
 
-@pytest.mark.skipif(
-    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: apt-get install g++"
-)
+@needs_compiler
 def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, base):
     plain = train("not_compiled", "+plan=row_wise")
     compiled = train("compiled", "+plan=row_wise", "engine.compile=true")

@@ -203,8 +203,13 @@ class ShardedTables(nn.Module):
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
 
     def _updated(self, table: EmbeddingConfig) -> UpdatedTable:
-        rows = torch.empty(0, table.embedding_dim, dtype=self.dtype, device=self.comm.device)
-        return UpdatedTable(UpdatedWeight(self, table.name, rows))
+        return UpdatedTable(
+            UpdatedWeight(
+                self,
+                table.name,
+                torch.empty(0, table.embedding_dim, dtype=self.dtype, device=self.comm.device),
+            )
+        )
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""

@@ -16,12 +16,10 @@ exports may be newer than the machine that serves.
 import copy
 import logging
 import platform
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import environ
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -31,6 +29,7 @@ from torch import Tensor, nn
 
 from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
+from recapp.processes.faults import fault_of_compiler
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -220,16 +219,8 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
             f"its collections compute in {both}, and compiled code takes vectors of one type: "
             "give the tables of all collections one data_type"
         )
-    compiler = environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise NotCompiled(
-            f"there is no C++ compiler {compiler} here: install one, or name it in CXX"
-        )
-    if " " in tempfile.gettempdir():
-        raise NotCompiled(
-            f"torch cannot compile in a directory with blanks, TMPDIR={tempfile.gettempdir()}: set "
-            "TMPDIR to one without"
-        )
+    if fault := fault_of_compiler():
+        raise NotCompiled(fault)
     machine = platform.machine()
     if machine == X86 and (lacking := _lacking(FLAGS_OF_V3)):
         raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, which the compiled code needs")

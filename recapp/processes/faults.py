@@ -6,6 +6,7 @@ into errors that name the setting to change.
 """
 
 import errno
+import os
 import re
 import shutil
 import tempfile
@@ -127,6 +128,16 @@ def full_disk_error(path: object) -> LaunchError:
         f"the disk under {path} is full, or its quota is used up: make room there, or choose "
         "another hydra.run.dir"
     )
+
+
+def fault_of_compiler() -> str:
+    """Return why torch cannot compile for the CPU here, with a way out; empty if it can."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler {compiler} here: install one, or name it in CXX"
+    folder = tempfile.gettempdir()
+    blanks = "torch gives its compiler names of temporary files without quotes, and TMPDIR"
+    return f"{blanks}={folder} has blanks: set another TMPDIR" if " " in folder else ""
 
 
 def is_full(directory: Path) -> bool:

@@ -11,8 +11,8 @@ import pytest
 from jobs import environment
 
 from recapp.errors import ConfigError
+from recapp.processes import lock
 from recapp.processes.lock import LOCK_FILE, locked
-from recapp.reporting import lock
 
 HOLD = """
 import sys, time

@@ -17,7 +17,7 @@ from recapp.recipe.resume import resumed_run
 from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
-from recapp.trainer.changed_callbacks import ChangedCallback, ChangedCallbacks
+from recapp.trainer.changed_callbacks import ChangedCallbacks
 
 
 class Every(Callback):
@@ -323,7 +323,7 @@ def test_a_callback_that_watches_another_metric_begins_anew_and_says_so(capsys):
     before = EarlyStopping("val_auc", mode="max")
     now = EarlyStopping("val_log_loss")
     states = {before.state_key: before.state_dict()}
-    changes = ChangedCallbacks([ChangedCallback("callbacks.early_stopping", before, now)])
+    changes = ChangedCallbacks([("callbacks.early_stopping", before, now)])
     changes.on_load_checkpoint(SimpleNamespace(is_global_zero=True), None, {"callbacks": states})
     assert not states
     assert "callbacks.early_stopping is another one than the checkpoint's; it begins anew" in (

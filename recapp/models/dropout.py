@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recapp.kernels import dense
 from recapp.models.widths import check_share
 
 STEPS = 2**16
@@ -108,7 +107,5 @@ def _kept(entries: Tensor, bits_of_entries: Tensor, dropped: int) -> Tensor:
     """Return entries times 0 or times a constant, by 16 bits of each."""
     least = dropped - STEPS // 2
     factor = STEPS / (STEPS - dropped)
-    if dense.fits(entries):
-        return dense.dropped(entries, bits_of_entries, least, factor)
     factors = (bits_of_entries >= least).to(entries.dtype) * factor
     return entries * factors

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from recapp.kernels import dense
 from recapp.models.layers import indices_of_pairs
 
 
@@ -76,8 +75,6 @@ class _FieldAwareDots(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(vectors_BFFD, entry_FF)
         ctx.own = own  # type: ignore[attr-defined]
-        if dense.fits(vectors_BFFD):
-            return dense.paired(vectors_BFFD, own)
         products_BFF = (vectors_BFFD * vectors_BFFD.transpose(1, 2)).sum(3)
         dots_BP = products_BFF.flatten(1).index_select(1, pair_P)
         return torch.cat([_own(vectors_BFFD).flatten(1), dots_BP], 1) if own else dots_BP
@@ -86,9 +83,6 @@ class _FieldAwareDots(torch.autograd.Function):
     def backward(ctx: Any, grad_BK: Tensor) -> tuple[Tensor, None, None, None]:
         vectors_BFFD, entry_FF = ctx.saved_tensors
         _, fields, _, dim = vectors_BFFD.shape
-        whole_BK = grad_BK.contiguous()
-        if dense.fits(vectors_BFFD, whole_BK):
-            return dense.paired_back(vectors_BFFD, whole_BK, ctx.own), None, None, None
         grad_BP = grad_BK[:, fields * dim :] if ctx.own else grad_BK
         padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1)
         grad_BFF = padded_BP1.index_select(1, entry_FF).view(-1, fields, fields)

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from recapp.kernels import dense
+from torch.autograd import forward_ad
 
 LINE = 16
 """The numbers of a cache line, in fp32."""
@@ -63,8 +62,19 @@ def may_run_layers(x_BK: Tensor) -> bool:
     changes dtypes or transforms functions (`torch.func`, derivatives in forward); on GPUs it would
     delay gradients that are averaged over ranks.
     """
+    return _is_plain(x_BK) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def _is_plain(x_BK: Tensor) -> bool:
+    """Return whether a tensor is torch's own on a CPU, while torch neither compiles nor transforms
+    functions (`torch.func`, derivatives in forward).
+    """
     return (
-        dense.are_plain(x_BK) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        not torch.compiler.is_compiling()
+        and type(x_BK) in (Tensor, nn.Parameter)
+        and x_BK.device.type == "cpu"
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
     )
 
 

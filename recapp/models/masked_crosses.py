@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.kernels import dense
 from recapp.models.batch_norm import BatchNorm
 from recapp.models.crosses import crossed
 from recapp.models.dropout import FastDropout
@@ -38,22 +37,14 @@ class _Masked(torch.autograd.Function):
     ) -> Tensor:
         ctx.own = factor is x
         ctx.dtypes = (x.dtype, half.dtype, mask.dtype, bias.dtype)
-        if dense.fits(x, factor, half, mask, bias):
-            ctx.save_for_backward(factor, half, mask, bias)
-            return dense.masked(x, factor, half, mask, bias)
         gate = torch.cat([half, half * mask], -1) + bias
         ctx.save_for_backward(factor, half, mask, bias, gate)
         return torch.addcmul(x, factor, gate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factor, half, mask, bias, *kept = ctx.saved_tensors
-        if dense.fits(grad, factor, half, mask, bias):
-            found = dense.masked_back(grad, factor, half, mask, bias, own=ctx.own)
-            return (found[0], None, *found[1:]) if ctx.own else (grad, *found)
-        if kept and not torch.is_grad_enabled():
-            (gate,) = kept
-        else:
+        factor, half, mask, bias, gate = ctx.saved_tensors
+        if torch.is_grad_enabled():
             # the derivatives of this gradient also pass through the gate
             gate = torch.cat([half, half * mask], -1) + bias
         of_gate = grad * factor

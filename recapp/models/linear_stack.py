@@ -62,10 +62,10 @@ def may_run_layers(x_BK: Tensor) -> bool:
     changes dtypes or transforms functions (`torch.func`, derivatives in forward); on GPUs it would
     delay gradients that are averaged over ranks.
     """
-    return _is_plain(x_BK) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    return _is_torchs_own(x_BK) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 
-def _is_plain(x_BK: Tensor) -> bool:
+def _is_torchs_own(x_BK: Tensor) -> bool:
     """Return whether a tensor is torch's own on a CPU, while torch neither compiles nor transforms
     functions (`torch.func`, derivatives in forward).
     """

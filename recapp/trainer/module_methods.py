@@ -5,7 +5,6 @@ self.toggle_optimizer(optimizer)     backward adds no gradients to tables of oth
 """
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +16,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.updated_weight import MethodOf
 from recapp.optim.optimizer import HybridOptimizer
 
 
@@ -27,7 +27,7 @@ def reach_tables(module: LightningModule) -> None:
     modules = [m for m in modules_around_tables(module) if isinstance(m, LightningModule)]
     for around, (name, function) in product(modules, METHODS.items()):
         if getattr(type(around), name) is getattr(LightningModule, name):
-            setattr(around, name, partial(function, around))
+            setattr(around, name, MethodOf(around, function))
 
 
 def _freeze(module: LightningModule) -> LightningModule:

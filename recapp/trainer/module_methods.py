@@ -1,7 +1,9 @@
 """A LightningModule's own methods reach its sharded tables, which are no parameters of it.
 
-self.freeze(), self.unfreeze()       all tables of the module are frozen, or trained again
-self.toggle_optimizer(optimizer)     backward adds no gradients to tables of other optimisers
+    self.freeze(), self.unfreeze()       all tables of the module are frozen, or trained again
+    self.toggle_optimizer(optimizer)     backward adds no gradients to tables of other optimisers
+
+`requires_grad_` of any module around tables is that of `shard_model`.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,6 @@ collection is one member of them, and converts the vectors to the output of its 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,6 +22,7 @@ from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_parameter import TableParameter
 from recapp.engine.table_strips import TableStrips
+from recapp.engine.updated_weight import MethodOf
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.rules import RowRule
@@ -437,7 +437,7 @@ def shard_model(
             module = twins[collection]
     for around in modules_around_tables(module):
         if type(around).requires_grad_ is nn.Module.requires_grad_:
-            around.requires_grad_ = partial(_requires_grad_, around)  # type: ignore[method-assign]
+            around.requires_grad_ = MethodOf(around, _requires_grad_)  # type: ignore[method-assign]
     return module
 
 

@@ -7,7 +7,7 @@ and is a parameter of the modules around it only while a module makes its optimi
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -81,6 +81,28 @@ class UpdatedWeight(nn.Parameter):
                 "DistributedModelParallel, set its rate in the param groups of fused_optimizer"
             )
         return True
+
+
+class MethodOf:
+    """A function as a method of one module, which it does not keep alive: a module with itself
+    among its attributes would keep its tables until a garbage collection.
+
+    Args:
+        module: The module.
+        function: The function, whose first argument is the module.
+    """
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        self.module = weakref.ref(module)
+        self.function = function
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the function with the module."""
+        return self.function(self.module(), *arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are of the copied module."""
+        return MethodOf, (self.module(), self.function)
 
 
 class UpdatedTable(nn.Module):

@@ -1,11 +1,12 @@
 """A LightningModule's own methods reach its sharded tables, which are no parameters of it.
 
-self.freeze(), self.unfreeze()       all tables of the module are frozen, or trained again
-self.toggle_optimizer(optimizer)     backward adds no gradients to tables of other optimisers
+    self.freeze(), self.unfreeze()       all tables of the module are frozen, or trained again
+    self.toggle_optimizer(optimizer)     backward adds no gradients to tables of other optimisers
+
+`requires_grad_` of any module around tables is that of `shard_model`.
 """
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.updated_weight import MethodOf
 from recapp.optim.optimizer import HybridOptimizer
 
 
@@ -27,7 +29,7 @@ def reach_tables(module: LightningModule) -> None:
     modules = [m for m in modules_around_tables(module) if isinstance(m, LightningModule)]
     for around, (name, function) in product(modules, METHODS.items()):
         if getattr(type(around), name) is getattr(LightningModule, name):
-            setattr(around, name, partial(function, around))
+            setattr(around, name, MethodOf(around, function))
 
 
 def _freeze(module: LightningModule) -> LightningModule:

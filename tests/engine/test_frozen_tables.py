@@ -1,5 +1,8 @@
 """Tables that do not require gradients: their rows stay, and the others train as on one process."""
 
+import gc
+import weakref
+from copy import deepcopy
 from itertools import product
 
 import pytest
@@ -7,7 +10,7 @@ import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 
 from recapp.compat.train_pipeline import TrainPipelineSparseDist
-from recapp.engine.sharded_collection import shard_bags, sharded_collections
+from recapp.engine.sharded_collection import shard_bags, shard_model, sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm
 from recapp.optim.named_rules import with_frozen
@@ -290,3 +293,29 @@ def bytes_back(comm, kind, frozen):
 def test_no_gradients_of_frozen_tables_are_sent(ranks, kind):
     found = [ranks.run(bytes_back, 2, kind, names)[0] for names in ([], ["t0"], ["t0", "t1", "t2"])]
     assert found[0] > found[1] > found[2] == 0
+
+
+def sharded():
+    tables = make_tables(dims=(8, 8, 4))
+    return shard_model(model_of(tables), make_plan("row_wise", tables, 1), Comm(), sgd(0.2))
+
+
+def test_a_sharded_model_is_gone_with_its_last_reference():
+    gc.disable()
+    try:
+        model = sharded()
+        tables = weakref.ref(model.collection.shared)
+        del model
+        assert tables() is None
+    finally:
+        gc.enable()
+
+
+def test_a_copied_model_freezes_tables_of_its_own():
+    model = sharded()
+    copied = deepcopy(model)
+    copied.requires_grad_(False)
+    assert copied.collection.shared.frozen == {"t0", "t1", "t2"}
+    assert model.collection.shared.frozen == set()
+    weight = copied.collection.embedding_bags["t0"].weight
+    assert not weight.requires_grad and weight.shared is copied.collection.shared

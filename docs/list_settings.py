@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from recapp.app.help_text import comments_of
+from recapp.cli.help_text import comments_of
 from recapp.errors import ConfigError
-from recapp.recipe.commands import COMMANDS
-from recapp.recipe.recipe import Command, Train
+from recapp.run.commands import COMMANDS
+from recapp.run.recipe import Command, Train
 from recapp.settings.option_files import conf_dir, option_file, options
 from recapp.settings.records import fields_of, made_of, parts_of
 from recapp.settings.values import read, shown

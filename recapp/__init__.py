@@ -19,8 +19,8 @@ from recapp.sharding import plan_formats
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.app.model_export import export_model
-    from recapp.app.model_loading import load_model
+    from recapp.cli.model_export import export_model
+    from recapp.cli.model_loading import load_model
     from recapp.compat.eviction_policies import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -148,12 +148,12 @@ _HOMES = {
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
     "analyze_plan": "recapp.reporting.plan_explanation",
-    "export_model": "recapp.app.model_export",
+    "export_model": "recapp.cli.model_export",
     "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
-    "load_model": "recapp.app.model_loading",
+    "load_model": "recapp.cli.model_loading",
     "load_table": "recapp.stored.checkpoint",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop_printing()
         return 1
     if name == VERSION:
-        from recapp.app.command_line import versions
+        from recapp.cli.command_line import versions
 
         print(versions())
         return 0
@@ -78,7 +78,7 @@ def _list() -> str:
 
 
 def _complete(flag: str, rest: Sequence[str]) -> int:
-    from recapp.app.completion import candidates, shell_script
+    from recapp.cli.completion import candidates, shell_script
 
     if flag == COMPLETE:
         print("\n".join(candidates(rest[0] if rest else "", COMMANDS)), flush=True)

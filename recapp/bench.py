@@ -39,15 +39,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from recapp import console
-from recapp.app.command import run
-from recapp.app.job import Job, run_on_ranks
-from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks.bench_settings import BenchSettings
+from recapp.cli.command import run
+from recapp.cli.job import Job, run_on_ranks
+from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import VERBS, Bench
+from recapp.run.commands import VERBS, Bench
 from recapp.settings.option_files import options
 from recapp.settings.records import to_plain
 
@@ -190,7 +190,7 @@ def _write_logs(dataset: DataSettings) -> None:
             "dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
         )
     if dataset.generate is not None:
-        from recapp.recipe.run_rows import write_generated
+        from recapp.run.run_rows import write_generated
 
         write_generated(dataset)
 
@@ -204,7 +204,7 @@ def _measured(settings: BenchSettings, given: Bench, job: Job) -> dict[str, Any]
         return _commands_timed(settings, job)
     worker = "recapp.benchmarks.bench_worker"
     if job.verb == "inference":
-        worker = "recapp.app.inference_bench"
+        worker = "recapp.cli.inference_bench"
         settings = replace(settings, served=_served(settings, job))
     return run_on_ranks(
         to_plain(settings),
@@ -240,8 +240,8 @@ def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
     """Return the checkpoint or artefact of each model. Generated models are trained first."""
     if settings.artefact is not None:
         return {Path(settings.artefact).name.partition(".")[0]: settings.artefact}
-    from recapp.app.inference_bench import train_generated
     from recapp.benchmarks.workloads import SERVED
+    from recapp.cli.inference_bench import train_generated
 
     folder = Path(settings.folder)
     return {

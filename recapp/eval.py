@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recapp.app.job import Job, emit_json, run_recipe
-from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
+from recapp.cli.job import Job, emit_json, run_recipe
+from recapp.cli.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import Eval
-from recapp.recipe.early_checks import check_data, check_generated, note_scale
-from recapp.recipe.read import recipe_of
-from recapp.recipe.stored_checks import check_fits_checkpoint
+from recapp.run.commands import Eval
+from recapp.run.early_checks import check_data, check_generated, note_scale
+from recapp.run.read import recipe_of
+from recapp.run.stored_checks import check_fits_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    from recapp.app import command  # imports Hydra
+    from recapp.cli import command  # imports Hydra
 
     return command.run("eval", evaluate, argv=argv)
 
@@ -108,12 +108,12 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.recipe.lightning_trainer import in_one_line
-    from recapp.recipe.stored_columns import with_stored_columns
-    from recapp.recipe.trained_model import model_on_ranks
-    from recapp.recipe.training import build_data
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
+    from recapp.run.lightning_trainer import in_one_line
+    from recapp.run.stored_columns import with_stored_columns
+    from recapp.run.trained_model import model_on_ranks
+    from recapp.run.training import build_data
     from recapp.trainer.progress import TerminalProgress
 
     recipe = with_stored_columns(recipe)

@@ -15,11 +15,11 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 
 from recapp import console
-from recapp.app.command import run
-from recapp.app.job import Job
+from recapp.cli.command import run
+from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import ExportCommand
+from recapp.run.commands import ExportCommand
 from recapp.settings.check_settings import override_names
 
 MUST_BE_GIVEN = {
@@ -64,8 +64,8 @@ def export(recipe: ExportCommand, job: Job) -> None:
                 f"{override}: has no effect on an artefact, which has the tables and the dense "
                 f"part of its checkpoint: leave {name} out"
             )
-    from recapp.app.export_report import print_report
-    from recapp.app.model_export import export_model
+    from recapp.cli.export_report import print_report
+    from recapp.cli.model_export import export_model
 
     assert recipe.ckpt_path is not None and recipe.output is not None
     report = export_model(recipe.ckpt_path, recipe.output, recipe, recipe)

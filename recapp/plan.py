@@ -28,21 +28,21 @@ from shutil import get_terminal_size
 from textwrap import fill
 
 from recapp import console
-from recapp.app.command import run
-from recapp.app.job import Job
+from recapp.cli.command import run
+from recapp.cli.job import Job
 from recapp.processes.rank_process import leave
 from recapp.processes.start_and_end import loading
-from recapp.recipe.commands import OnPaper
+from recapp.run.commands import OnPaper
 
 VERBS = {
-    "explain": "recapp.app.plan_verbs",
+    "explain": "recapp.cli.plan_verbs",
     "types": __name__,
-    "compare": "recapp.app.plan_verbs",
-    "export": "recapp.app.plan_verbs",
-    "check": "recapp.app.plan_verbs",
-    "calibrate": "recapp.app.calibration",
-    "devices": "recapp.app.serving_devices",
-    "scale": "recapp.app.plan_verbs",
+    "compare": "recapp.cli.plan_verbs",
+    "export": "recapp.cli.plan_verbs",
+    "check": "recapp.cli.plan_verbs",
+    "calibrate": "recapp.cli.calibration",
+    "devices": "recapp.cli.serving_devices",
+    "scale": "recapp.cli.plan_verbs",
 }
 """The module of each verb, imported on use. It has a function with the verb's name."""
 
@@ -65,7 +65,7 @@ def answer(recipe: OnPaper, job: Job) -> None:
 
 def types(recipe: OnPaper, job: Job) -> None:
     """Print the use of each sharding type, including the user's own."""
-    from recapp.recipe.own_sharding_types import register_own_types
+    from recapp.run.own_sharding_types import register_own_types
     from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
 
     register_own_types(recipe)

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.job import Job, emit_json, run_recipe
-from recapp.app.rank_setup import leave_ranks, prepare_process
+from recapp.cli.job import Job, emit_json, run_recipe
+from recapp.cli.rank_setup import leave_ranks, prepare_process
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
-from recapp.recipe.commands import Predict
-from recapp.recipe.read import recipe_of
-from recapp.recipe.stored_checks import check_prediction, model_of
+from recapp.run.commands import Predict
+from recapp.run.read import recipe_of
+from recapp.run.stored_checks import check_prediction, model_of
 
 MUST_BE_GIVEN = {
     "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named, or an artefact",
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; None takes those of the process.
     """
-    from recapp.app import command  # imports Hydra
+    from recapp.cli import command  # imports Hydra
 
     return command.run("predict", predict, argv=argv)
 
@@ -102,10 +102,10 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.recipe.lightning_trainer import in_one_line
-    from recapp.recipe.stored_columns import with_stored_columns
-    from recapp.recipe.trained_model import model_on_ranks
-    from recapp.recipe.training import build_data
+    from recapp.run.lightning_trainer import in_one_line
+    from recapp.run.stored_columns import with_stored_columns
+    from recapp.run.trained_model import model_on_ranks
+    from recapp.run.training import build_data
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.command import run
-from recapp.app.job import Job
-from recapp.app.recipe_of_job import default_settings
+from recapp.cli.command import run
+from recapp.cli.job import Job
+from recapp.cli.recipe_of_job import default_settings
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import VERBS, Report
+from recapp.run.commands import VERBS, Report
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 DIFFERENCE = (

@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recapp import console
-from recapp.app.command import run
-from recapp.app.job import Job
+from recapp.cli.command import run
+from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import Reproduce
+from recapp.run.commands import Reproduce
 from recapp.settings.values import in_quotes
 
 if TYPE_CHECKING:
-    from recapp.recipe.published import Published
+    from recapp.run.published import Published
 
 COLUMNS = (console.Column("what", "what"), console.Column("value", "value"))
 DATA = "data"
@@ -67,9 +67,9 @@ def reproduce(settings: Reproduce, job: Job) -> None:
         DataError: A published file is missing or another one.
         LaunchError: Some runs failed.
     """
-    from recapp.app.kept_runs import train_missing
+    from recapp.cli.kept_runs import train_missing
     from recapp.processes.lock import locked
-    from recapp.recipe.published import read_published
+    from recapp.run.published import read_published
 
     published = read_published(settings.name, job.folders)
     _check(settings)
@@ -97,7 +97,7 @@ def _check(settings: Reproduce) -> None:
 
 def _runs(published: "Published", settings: Reproduce, folder: Path) -> list[Any]:
     """Write the data, and return the run of each seed."""
-    from recapp.app.kept_runs import KeptRun
+    from recapp.cli.kept_runs import KeptRun
 
     given = Path(settings.data).expanduser() if settings.data else None
     kind = "published" if given else "shape"

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from recapp import console
-from recapp.app.command import run
-from recapp.app.job import Job
+from recapp.cli.command import run
+from recapp.cli.job import Job
 from recapp.processes.rank_process import leave
-from recapp.recipe.commands import VERBS, Results
+from recapp.run.commands import VERBS, Results
 
 MAPPINGS = ("settings_of", "histories", "sizes")
 """The settings that take keys of the user beside those of `conf/results.yaml`."""
@@ -73,10 +73,10 @@ def measure(settings: Results, job: Job) -> None:
         ConfigError: A setting is wrong, or the page cannot be written.
         LaunchError: Some runs failed. The page is written without them.
     """
-    from recapp.app.kept_runs import train_missing
-    from recapp.app.result_runs import runs_of
-    from recapp.app.tree_runs import missing_trees, train_trees
     from recapp.benchmarks import boosted_trees, fuxictr_beside
+    from recapp.cli.kept_runs import train_missing
+    from recapp.cli.result_runs import runs_of
+    from recapp.cli.tree_runs import missing_trees, train_trees
     from recapp.processes.lock import locked
     from recapp.reporting.result_lines import read_results
     from recapp.reporting.results_page import check_page, table, write_page

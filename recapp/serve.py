@@ -20,15 +20,15 @@ from tempfile import TemporaryDirectory
 import yaml  # type: ignore[import-untyped]
 
 from recapp import console
-from recapp.app import server
-from recapp.app.command import run
-from recapp.app.job import Job
+from recapp.cli import server
+from recapp.cli.command import run
+from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.launch import launch
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import as_rank, leave
 from recapp.processes.stopping import Stopped
-from recapp.recipe.commands import Serve
+from recapp.run.commands import Serve
 from recapp.settings.records import to_plain
 from recapp.transport.pulse import SILENT_SECONDS
 
@@ -71,7 +71,7 @@ def serve(given: Serve, job: Job) -> None:
 def _serve_alone(settings: Serve) -> None:
     import torch
 
-    from recapp.app.model_loading import load_model
+    from recapp.cli.model_loading import load_model
     from recapp.processes.start_and_end import freeze_loaded_objects
 
     torch.set_num_threads(settings.threads)
@@ -98,7 +98,7 @@ def _serve_on_ranks(settings: Serve) -> None:
             launch(
                 path,
                 settings.ranks,
-                module="recapp.app.serving_worker",
+                module="recapp.cli.serving_worker",
                 grace=settings.timeout_s + SECONDS_TO_END,
                 timeout=SILENT_SECONDS,
                 reloads=True,
@@ -109,7 +109,7 @@ def _serve_on_ranks(settings: Serve) -> None:
 
 def _serve_as_rank(settings: Serve) -> None:
     """Serve as one of the ranks that torchrun or srun started."""
-    from recapp.app.serving_worker import run as run_rank
+    from recapp.cli.serving_worker import run as run_rank
 
     with as_rank():
         run_rank(to_plain(settings))

@@ -26,15 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recapp import console
-from recapp.app.job import Job, emit_json, run_recipe
-from recapp.app.rank_setup import leave_ranks, prepare_process, wants_bar
-from recapp.app.sweep_progress import SweepProgress
+from recapp.cli.job import Job, emit_json, run_recipe
+from recapp.cli.rank_setup import leave_ranks, prepare_process, wants_bar
+from recapp.cli.sweep_progress import SweepProgress
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
-from recapp.recipe.commands import Eval
-from recapp.recipe.early_checks import (
+from recapp.reporting.record import update_settings, written_at
+from recapp.run.commands import Eval
+from recapp.run.early_checks import (
     check_data,
     check_generated,
     check_resumed,
@@ -42,16 +43,15 @@ from recapp.recipe.early_checks import (
     note_no_validation_rows,
     note_scale,
 )
-from recapp.recipe.id_checks import check_ids
-from recapp.recipe.read import recipe_of
-from recapp.recipe.recipe import Train
-from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
-from recapp.reporting.record import update_settings, written_at
+from recapp.run.id_checks import check_ids
+from recapp.run.read import recipe_of
+from recapp.run.recipe import Train
+from recapp.run.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.records import to_plain
 from recapp.settings.values import typed
 
 if TYPE_CHECKING:
-    from recapp.recipe.resume import Resumed
+    from recapp.run.resume import Resumed
 
 # a signal ends a sweep at once, without its report: python -m recapp.report writes it
 FIRST_CODE_OF_SIGNALS = 128
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.train") -> 
         argv: The arguments; None takes those of the process.
         worker: The module that the ranks run.
     """
-    from recapp.app import command  # imports Hydra
+    from recapp.cli import command  # imports Hydra
 
     sweep = SweepProgress()
     train = partial(train_job, worker=worker, sweep=sweep)
@@ -141,8 +141,8 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
-    from recapp.recipe.stored_columns import with_stored_columns
     from recapp.reporting.summary import report_end
+    from recapp.run.stored_columns import with_stored_columns
 
     recipe = with_stored_columns(recipe)
     measured, stopped = fit(recipe, job_dir)
@@ -161,12 +161,12 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
         has ended training early, or None.
     """
-    from recapp.recipe import lightning_trainer, training
-    from recapp.recipe.model import build_model
-    from recapp.recipe.resume import resumed_run
-    from recapp.recipe.run_callbacks import RunCallbacks
-    from recapp.recipe.run_metrics import metrics_of_run, note_no_validation, write_prediction
-    from recapp.recipe.strategy_of_run import build_strategy
+    from recapp.run import lightning_trainer, training
+    from recapp.run.model import build_model
+    from recapp.run.resume import resumed_run
+    from recapp.run.run_callbacks import RunCallbacks
+    from recapp.run.run_metrics import metrics_of_run, note_no_validation, write_prediction
+    from recapp.run.strategy_of_run import build_strategy
 
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
@@ -213,7 +213,7 @@ def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
     """Return the metrics of a run that has nothing left to train. Its last models are joined if it
     was killed before that.
     """
-    from recapp.recipe.strategy_of_run import meet
+    from recapp.run.strategy_of_run import meet
 
     measured = resumed.metrics()
     if resumed.joined or recipe.snapshots < 2:

@@ -13,10 +13,10 @@ COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, 
 
 LAYERS = f"""
 {COMMANDS}
-app
+cli
 compat
 benchmarks
-recipe
+run
 serving
 trainer | inference
 parallel | reporting
@@ -38,13 +38,13 @@ names between bars do not.
 """
 
 THIRD_PARTIES = {
-    "hydra": ("app",),
-    "omegaconf": ("app",),
+    "hydra": ("cli",),
+    "omegaconf": ("cli",),
     "pyarrow": (
         "dataset",
         "inference.build_cpp",
         "stored.artefact_files",
-        "recipe.validation_rows",
+        "run.validation_rows",
         "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",
@@ -55,7 +55,7 @@ THIRD_PARTIES = {
     ),
     "starlette": ("serving",),
     "uvicorn": ("serving",),
-    "lightning": ("trainer", "recipe", "app"),
+    "lightning": ("trainer", "run", "cli"),
     "torch.distributed": (
         "transport",
         "compat",
@@ -73,7 +73,7 @@ THIRD_PARTIES = {
 FLOORS = 14
 """The most rooms that stand on one another, by the imports that there are."""
 
-FILE_STATEMENTS = 250
+FILE_STATEMENTS = 350
 FUNCTION_STATEMENTS = 40
 COLUMNS = 100
 TOP = "recapp"
@@ -440,7 +440,7 @@ SETTINGS = {
     "trainer",
 }
 """Names under which settings are handed on."""
-PLAIN_SETTINGS = ("app.compose", "app.command_line", "recipe")
+PLAIN_SETTINGS = ("cli.compose", "cli.command_line", "run")
 """Where settings are plain values: what Hydra composes, and what files hold."""
 
 

@@ -206,8 +206,8 @@ def resolved(name, overrides, folders=()):
 
 def recipe(name, overrides, folders=()):
     """The recipe of the command `name`."""
-    from recapp.app import compose
-    from recapp.app.recipe_of_job import recipe_of_job
+    from recapp.cli import compose
+    from recapp.cli.recipe_of_job import recipe_of_job
 
     overrides = [str(override) for override in overrides]
     composed = compose.compose(

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from recapp import train
 from recapp.processes.launch import LaunchSettings
-from recapp.recipe import commands
-from recapp.recipe.recipe import Command
+from recapp.run import commands
+from recapp.run.recipe import Command
 from recapp.settings.records import absent
 from recapp.tasks.click import ClickTask
 from recapp.tasks.task import Task

@@ -477,7 +477,7 @@ def test_the_command_line_is_refused_before_any_rank_is_started(
         with meeting_point(port):
             return 0
 
-    monkeypatch.setattr("recapp.app.job.launch", only_the_port)
+    monkeypatch.setattr("recapp.cli.job.launch", only_the_port)
     assert says.replace("{here}", str(tmp_path)) in say(*arguments)
 
 
@@ -495,7 +495,7 @@ def test_validation_files_are_looked_for_before_any_rank_is_started(say, base):
 
 def test_far_more_ranks_than_cores_deserve_a_word(base, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: None)
+    monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     for ranks, notes in ((8, 0), (9, 1)):
         train.main(

@@ -5,7 +5,7 @@ from jobs import recipe
 
 from recapp import eval as evaluation
 from recapp import train
-from recapp.recipe.stored_checks import check_fits_checkpoint
+from recapp.run.stored_checks import check_fits_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def finished(stored):
 def line(tmp_path, monkeypatch, capfd):
     """`line(main, *arguments)`: the one line of a command that must not start ranks."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
 
     def say(main, *arguments):
         assert main(["hydra.run.dir=run", *arguments]) == 1, arguments

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import recipe
 
-from recapp.app.compose import with_absolute_paths
-from recapp.app.stored_recipe import match_stored
+from recapp.cli.compose import with_absolute_paths
+from recapp.cli.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
-from recapp.recipe.early_checks import check_data
-from recapp.recipe.stored_checks import check_fits_checkpoint
+from recapp.run.early_checks import check_data
+from recapp.run.stored_checks import check_fits_checkpoint
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.rectangles import StoredBlock
 
@@ -231,7 +231,7 @@ def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path, monkeypa
         return nullcontext(stored)
 
     monkeypatch.setattr("recapp.stored.stored_model.open_stored", opened)
-    monkeypatch.setattr("recapp.recipe.stored_checks._check_dense", lambda *_: None)
+    monkeypatch.setattr("recapp.run.stored_checks._check_dense", lambda *_: None)
     check_fits_checkpoint(replace(of, ckpt_path="x.ckpt"), ["tables.dim=16"])
     assert set(seen) == {"meta.pt"}
 

@@ -16,7 +16,7 @@ CHECKPOINT = "callbacks.checkpoint"
 def line(tmp_path, monkeypatch, capfd):
     """`line(*arguments)`: the one line of a training that must not start ranks."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
 
     def say(*arguments):
         assert train.main(["hydra.run.dir=run", *small(tmp_path / "logs"), *arguments]) == 1

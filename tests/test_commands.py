@@ -14,12 +14,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import recapp
 from recapp import __main__ as console_command
-from recapp.app import command, compose, recipe_of_job
-from recapp.app.quoting import unreadable
+from recapp.cli import command, compose, recipe_of_job
+from recapp.cli.quoting import unreadable
 from recapp.errors import ConfigError, DataError
 from recapp.processes import rank_process
 from recapp.processes.rank_process import leave
-from recapp.recipe import commands
+from recapp.run import commands
 from recapp.settings import option_files
 from recapp.settings.records import to_plain
 

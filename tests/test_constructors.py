@@ -3,7 +3,7 @@
 import pytest
 
 from recapp.errors import ConfigError
-from recapp.recipe.constructors import make
+from recapp.run.constructors import make
 from recapp.settings.records import Constructor
 
 

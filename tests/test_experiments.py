@@ -9,8 +9,8 @@ import yaml
 from jobs import command, metrics_of, recipe, resolved, small, validation
 
 from recapp import train
-from recapp.recipe.constructors import make
-from recapp.recipe.model import build_model
+from recapp.run.constructors import make
+from recapp.run.model import build_model
 from recapp.settings.option_files import conf_dir
 
 NOTEBOOK = "experiment=hugectr_notebook"

@@ -48,19 +48,19 @@ def no_ranks(*_, **__):
 
 file, module, *arguments = sys.argv[1:]
 if arguments[:1] == ["ranks"]:
-    import recapp.app.job
-    recapp.app.job.launch = no_ranks
+    import recapp.cli.job
+    recapp.cli.job.launch = no_ranks
     arguments = arguments[1:]
 if arguments[:1] == ["answering"]:
     import os, signal
-    import recapp.app.server
-    say = recapp.app.server._say
+    import recapp.cli.server
+    say = recapp.cli.server._say
 
     def say_and_stop(*given):
         say(*given)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    recapp.app.server._say = say_and_stop
+    recapp.cli.server._say = say_and_stop
     arguments = arguments[1:]
 sys.argv = [module, *arguments]
 try:

@@ -12,11 +12,11 @@ from jobs import command, recipe, resolved, small
 from tiers import one_of
 
 from recapp import plan
-from recapp.app import calibration
+from recapp.cli import calibration
 from recapp.planner.hardware import read_hardware
-from recapp.recipe.read import checked
 from recapp.reporting.plan_explanation import analyze_plan
 from recapp.reporting.record import PREDICTED_FILE, write_performance
+from recapp.run.read import checked
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 

@@ -13,8 +13,8 @@ import pytest
 
 import recapp
 from recapp import __main__ as console_command
-from recapp.app import completion
-from recapp.recipe import commands
+from recapp.cli import completion
+from recapp.run import commands
 
 PACKAGE = Path(recapp.__file__).parent
 NAMES = [

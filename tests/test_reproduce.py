@@ -12,14 +12,14 @@ import pytest
 from jobs import command
 
 from recapp import reproduce
-from recapp.app import kept_runs
-from recapp.app.kept_runs import KeptRun
-from recapp.app.recipe_of_job import recipe_under
+from recapp.cli import kept_runs
+from recapp.cli.kept_runs import KeptRun
+from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset import published_files
 from recapp.dataset.published_files import PublishedFiles, md5_of
 from recapp.errors import ConfigError, DataError
-from recapp.recipe.early_checks import check_training
-from recapp.recipe.published import Published, Witness, read_published
+from recapp.run.early_checks import check_training
+from recapp.run.published import Published, Witness, read_published
 from recapp.settings.option_files import options
 
 NAMES = options("reproduce")

@@ -15,14 +15,14 @@ from documents import REPOSITORY
 from jobs import command
 
 from recapp import results
-from recapp.app import job as job_module
-from recapp.app import kept_runs
-from recapp.app.job import Job
-from recapp.app.kept_runs import KeptRun
-from recapp.app.recipe_of_job import recipe_under
-from recapp.app.result_runs import runs_of
-from recapp.app.tree_runs import missing_trees, train_trees
 from recapp.benchmarks import boosted_trees
+from recapp.cli import job as job_module
+from recapp.cli import kept_runs
+from recapp.cli.job import Job
+from recapp.cli.kept_runs import KeptRun
+from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.result_runs import runs_of
+from recapp.cli.tree_runs import missing_trees, train_trees
 from recapp.errors import CheckpointError, ConfigError, LaunchError
 from recapp.reporting.result_lines import read_results
 from recapp.reporting.results_page import table, write_page

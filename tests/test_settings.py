@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from tiers import one_of
 
 from recapp import train
-from recapp.app.command import run
-from recapp.app.compose import compose, to_plain
-from recapp.app.help_text import FIRST_WEEK, comments_of
+from recapp.cli.command import run
+from recapp.cli.compose import compose, to_plain
+from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.recipe.commands import COMMANDS
-from recapp.recipe.read import checked, recipe_of
+from recapp.run.commands import COMMANDS
+from recapp.run.read import checked, recipe_of
 from recapp.settings.check_settings import OF_TABLES_THAT_GROW, known_part, names_of
 from recapp.settings.option_files import is_group
 from recapp.settings.records import fields_of, parts_of
@@ -164,7 +164,7 @@ def line(tmp_path, monkeypatch, capfd):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recapp.train.check_data", lambda recipe: None)
-    monkeypatch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
 
     def say(*arguments):
         assert train.main(["hydra.run.dir=run", *arguments]) == 1, arguments
@@ -579,9 +579,9 @@ def _refused_at_random(tmp_path, examples):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr("recapp.train.check_data", lambda settings: None)
-        patch.setattr("recapp.app.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
+        patch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
         said = []
-        patch.setattr("recapp.app.command.note", said.append)
+        patch.setattr("recapp.cli.command.note", said.append)
 
         @settings(max_examples=examples, deadline=None, database=None)
         @given(mistakes())

@@ -18,8 +18,8 @@ import yaml
 
 from recapp import train
 from recapp.console import print_table
-from recapp.recipe import commands
 from recapp.reporting import comparison
+from recapp.run import commands
 from recapp.settings import option_files
 from recapp.tasks.click import CLICK
 

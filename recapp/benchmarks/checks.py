@@ -13,7 +13,7 @@ from recapp.benchmarks.workloads import LOOKUPS, MODELS, SERVED, WORKLOADS
 from recapp.errors import ConfigError, suggest
 from recapp.inference.storage import QUANTIZE
 from recapp.kernels.backend import backend as make_backend
-from recapp.recipe.commands import Bench
+from recapp.run.commands import Bench
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
 from recapp.stored.directories import is_artefact

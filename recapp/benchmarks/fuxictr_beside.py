@@ -26,8 +26,8 @@ from recapp.dataset.derive import places
 from recapp.dataset.rows import Int64Array
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
-from recapp.recipe.recipe import Train
-from recapp.recipe.run_rows import rows_of
+from recapp.run.recipe import Train
+from recapp.run.run_rows import rows_of
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
 from recapp.sparse.batch import MISSING, Batch

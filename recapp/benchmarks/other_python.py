@@ -22,7 +22,7 @@ import torch
 from recapp.errors import ConfigError, LaunchError
 from recapp.metrics import AUC, LogLoss
 from recapp.processes.rank_process import THREAD_VARIABLES
-from recapp.recipe.recipe import Train
+from recapp.run.recipe import Train
 
 SMALLEST = 1e-7  # of a probability
 SECONDS_TO_IMPORT = 120

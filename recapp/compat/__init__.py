@@ -1,6 +1,6 @@
 """Adapters for programs that were written for TorchRec or HugeCTR: the module paths of both, and
 the names and arguments that recapp's own API has in another form. Two places use this room: the
-`__init__` of the package makes the paths importable, and `app` reads HugeCTR's words and plans.
+`__init__` of the package makes the paths importable, and `cli` reads HugeCTR's words and plans.
 
 | subject                    | files                                                              |
 |----------------------------|--------------------------------------------------------------------|

@@ -40,7 +40,7 @@ SOCKET_FOLDER = "RECAPP_FORK_SERVER_FOLDER"
 MOST_ADDRESS_BYTES = 107  # limit of a socket's path (unix(7)), without the zero at its end
 SOCKET = "/pymp-12345678/listener-12345678"  # Python's name of a socket, below the directory
 SERVER_MODULE = "recapp.processes.fork_server_process"
-MODULES_OF_TRAINING = "recapp.app.training_modules recapp.train recapp.eval recapp.predict"
+MODULES_OF_TRAINING = "recapp.cli.training_modules recapp.train recapp.eval recapp.predict"
 """The modules of ranks that train, evaluate or predict."""
 OWN_VARIABLES = {
     # else a library starts threads when it loads, or sizes a pool for one process

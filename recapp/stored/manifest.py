@@ -160,7 +160,7 @@ class Manifest(ABC):
 
         The settings are plain data: their `_target_` names must be checked before a call.
 
-        `recapp.app.stored_recipe` checks the names.
+        `recapp.cli.stored_recipe` checks the names.
 
         Raises:
             RecappError: The entry is not settings.

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recapp.app.recipe_of_job import recipe_under
 from recapp.benchmarks import boosted_trees, other_python
+from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset.target_statistics import PRIOR_ROWS, target_statistics
 from recapp.errors import ConfigError, LaunchError
 

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from recapp import bench
-from recapp.app.job import Job
 from recapp.benchmarks import dense_part
 from recapp.benchmarks.dense_part import DensePart, ProductRecorder
-from recapp.recipe.model import build_model
-from recapp.recipe.read import recipe_of
+from recapp.cli.job import Job
+from recapp.run.model import build_model
+from recapp.run.read import recipe_of
 from recapp.settings.option_files import options
 
 SOME = ("dlrm", "din", "ffm", "fcn")

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recapp.app.job import Job
-from recapp.app.recipe_of_job import recipe_under
-from recapp.app.result_runs import FuxiCTRRun, runs_of
 from recapp.benchmarks import fuxictr_beside
+from recapp.cli.job import Job
+from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.result_runs import FuxiCTRRun, runs_of
 from recapp.errors import ConfigError, LaunchError
 
 WORKER = """

@@ -9,8 +9,6 @@ import torch
 from bench_cases import SETTINGS
 from trainer.runs import compose, fit, make_logs
 
-from recapp.app import inference_bench
-from recapp.app.inference_bench import cpp_program, served_model
 from recapp.benchmarks import mapped_memory
 from recapp.benchmarks.mapped_memory import memory_of_two
 from recapp.benchmarks.scoring_speed import (
@@ -22,6 +20,8 @@ from recapp.benchmarks.scoring_speed import (
     write_batches,
 )
 from recapp.benchmarks.timing import Measured
+from recapp.cli import inference_bench
+from recapp.cli.inference_bench import cpp_program, served_model
 from recapp.errors import ConfigError
 
 

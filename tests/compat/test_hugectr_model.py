@@ -11,7 +11,7 @@ from hugectr_data import write_nvtabular
 from jobs import environment_of_rank
 
 from recapp import hugectr
-from recapp.app import compose
+from recapp.cli import compose
 from recapp.compat import hugectr_program
 from recapp.compat.hugectr_model import NOT_THERE, Model
 from recapp.compat.hugectr_program import Fit, Program, settings_of

@@ -23,7 +23,7 @@ from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.recipe.plan_of_run import plan_of_run
+from recapp.run.plan_of_run import plan_of_run
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges

@@ -6,7 +6,7 @@ import pytest
 from list_of_tables import listed
 from omegaconf import OmegaConf
 
-from recapp.app import compose
+from recapp.cli import compose
 from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig

@@ -8,7 +8,7 @@ import shlex
 import pytest
 from dataset_files import numbered_table, write_columns, write_numbered
 
-from recapp.app.compose import compose, to_plain, without_hydra
+from recapp.cli.compose import compose, to_plain, without_hydra
 from recapp.dataset.files import file_names
 from recapp.errors import DataError
 

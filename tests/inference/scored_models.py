@@ -9,8 +9,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from recapp.app import compose as settings_of
-from recapp.recipe.read import read_settings
+from recapp.cli import compose as settings_of
+from recapp.run.read import read_settings
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection
 

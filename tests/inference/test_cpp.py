@@ -20,7 +20,7 @@ from trainer.runs import compose as compose_criteo
 from trainer.runs import fit, make_logs
 
 import recapp
-from recapp.app.model_export import export_model
+from recapp.cli.model_export import export_model
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import SOURCE, build
 from recapp.inference.export_settings import Export

@@ -13,7 +13,7 @@ from compilers import needs_program
 from trainer.runs import compose, fit, make_logs
 
 import recapp
-from recapp.app.model_export import export_model
+from recapp.cli.model_export import export_model
 from recapp.errors import ArtefactError, DataError
 from recapp.inference.export_settings import Export
 from recapp.serving.json_rows import read_rows

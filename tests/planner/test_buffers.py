@@ -9,7 +9,7 @@ from recapp.optim.rules import sgd
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.recipe.plan_of_run import problem_of_run
+from recapp.run.plan_of_run import problem_of_run
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.tables.config import EmbeddingBagConfig

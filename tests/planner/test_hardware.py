@@ -85,7 +85,7 @@ def test_every_shipped_machine_loads_and_tells_its_source(name):
 def test_hydra_composes_a_shipped_machine_as_it_is_read_here(name):
     from omegaconf import OmegaConf
 
-    from recapp.app.compose import compose
+    from recapp.cli.compose import compose
 
     assert OmegaConf.to_container(compose("train", [f"topology={name}"]).topology) == read_machine(
         name

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import command, environment
 
-from recapp.app.command import run
+from recapp.cli.command import run
 from recapp.processes import stopping
 from recapp.processes.launched_ranks import Forwarding
 from recapp.processes.stopping import Stopped, stoppable

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
-from recapp.app.command import one_line
+from recapp.cli.command import one_line
 from recapp.errors import PlanError
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding

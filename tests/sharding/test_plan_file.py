@@ -14,12 +14,12 @@ import yaml
 from jobs import recipe, small, validation
 from parity.cases import random_tiling
 
-from recapp.app.compose import with_absolute_paths
+from recapp.cli.compose import with_absolute_paths
 from recapp.errors import ConfigError, PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import RESERVE_BYTES, Topology
-from recapp.recipe.plan_of_run import plan_of_run
+from recapp.run.plan_of_run import plan_of_run
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig

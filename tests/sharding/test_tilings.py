@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recapp.app.help_text import comments_of
+from recapp.cli.help_text import comments_of
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import tile
 from recapp.sharding.sharding_types import (

@@ -13,7 +13,6 @@ from torchmetrics.classification import BinaryAccuracy
 
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
-from recapp.recipe.task_of_run import build_task
 from recapp.reporting.detail_figures import part_of_details
 from recapp.reporting.details import (
     KEPT,
@@ -27,6 +26,7 @@ from recapp.reporting.details import (
 from recapp.reporting.page import Gallery
 from recapp.reporting.paired import differences, picture
 from recapp.reporting.summary import report_end
+from recapp.run.task_of_run import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

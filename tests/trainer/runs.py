@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
-from recapp.app import compose as settings_of
+from recapp.cli import compose as settings_of
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.synthetic import write_clicks
-from recapp.recipe import lightning_trainer, training
-from recapp.recipe.model import build_model
-from recapp.recipe.read import read_settings
-from recapp.recipe.strategy_of_run import build_strategy
+from recapp.run import lightning_trainer, training
+from recapp.run.model import build_model
+from recapp.run.read import read_settings
+from recapp.run.strategy_of_run import build_strategy
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer import callbacks as own

@@ -7,7 +7,7 @@ import torch
 from trainer.runs import MORE, SCHEDULE, STOP, fit_twice
 
 from recapp.errors import ConfigError
-from recapp.recipe.training import changed_optimizer
+from recapp.run.training import changed_optimizer
 
 RATES = ("optimizer.dense.lr=0.01", "optimizer.sparse.lr=0.04")
 

@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import EarlyStopping
 from trainer.runs import SIZES, STOP, compose, fit
 
 from recapp.errors import RecappError
-from recapp.recipe.early_checks import check_data, check_generated, check_resumed, check_training
-from recapp.recipe.recipe import Train
-from recapp.recipe.resume import resumed_run
-from recapp.recipe.stored_checks import check_fits_checkpoint, check_start_values
+from recapp.run.early_checks import check_data, check_generated, check_resumed, check_training
+from recapp.run.recipe import Train
+from recapp.run.resume import resumed_run
+from recapp.run.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
 from recapp.trainer.changed_callbacks import ChangedCallbacks

@@ -13,7 +13,7 @@ import yaml
 from jobs import refusal, validation
 
 from recapp import load_model, plan
-from recapp.app.model_export import export_model
+from recapp.cli.model_export import export_model
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import CheckpointError, ConfigError

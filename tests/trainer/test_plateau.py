@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from jobs import recipe, refusal, resolved, small
 
-from recapp.recipe.monitors import schedule_of, with_monitor
-from recapp.recipe.training import changed_optimizer
+from recapp.run.monitors import schedule_of, with_monitor
+from recapp.run.training import changed_optimizer
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
 

@@ -3,7 +3,7 @@
 import pytest
 from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice
 
-from recapp.app.compose import compose_over
+from recapp.cli.compose import compose_over
 from recapp.errors import ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
 from recapp.settings.records import to_plain

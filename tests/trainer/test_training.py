@@ -14,9 +14,9 @@ from trainer.runs import compose, fit
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import RankInfo
-from recapp.recipe import lightning_trainer, training
-from recapp.recipe.model import build_model
-from recapp.recipe.strategy_of_run import build_strategy
+from recapp.run import lightning_trainer, training
+from recapp.run.model import build_model
+from recapp.run.strategy_of_run import build_strategy
 from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.module import TaskModule
@@ -158,7 +158,7 @@ def test_a_rank_whose_launcher_shows_it_one_gpu_takes_that(logs, monkeypatch, vi
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     of_srun = RankInfo(2, 4, 2, 4, 0, "localhost", 29500)
-    for reader in ("recapp.trainer.strategy", "recapp.recipe.lightning_trainer"):
+    for reader in ("recapp.trainer.strategy", "recapp.run.lightning_trainer"):
         monkeypatch.setattr(f"{reader}.rank_info", lambda: of_srun)
     config = compose(logs, "trainer.accelerator=gpu")
     strategy = build_strategy(config, training=True)

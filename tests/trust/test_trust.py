@@ -18,13 +18,13 @@ from stored import copy
 
 from recapp import eval as evaluation
 from recapp import train
-from recapp.app import compose
-from recapp.app.recipe_of_job import stored_recipe
-from recapp.app.stored_recipe import recipe_of_stored
+from recapp.cli import compose
+from recapp.cli.recipe_of_job import stored_recipe
+from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
-from recapp.recipe.early_checks import check_generated
-from recapp.recipe.read import recipe_of
+from recapp.run.early_checks import check_generated
+from recapp.run.read import recipe_of
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block
@@ -211,9 +211,9 @@ NASTY = {
     "hydra.utils.call": {},
     "hydra.utils.get_method": {"path": "os.system"},
     "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
-    "recapp.recipe.constructors.make": {"settings": {}, "setting": "x"},
+    "recapp.run.constructors.make": {"settings": {}, "setting": "x"},
     "recapp.settings.check_settings.import_module": {"name": "evil"},
-    "recapp.recipe.run_rows.write_generated": {},
+    "recapp.run.run_rows.write_generated": {},
     "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
     "recapp.stored.local_files.LOCAL.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},

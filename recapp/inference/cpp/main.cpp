@@ -25,7 +25,7 @@
 namespace recapp {
 namespace {
 
-constexpr double TOLERANCE = 1e-4;  // as recapp/recipe/artefact_model.py has it
+constexpr double TOLERANCE = 1e-4;  // as recapp/run/artefact_model.py has it
 const char* const EXAMPLE = "example.arrow";
 
 Rows read_rows(const Options& options, const Artefact& artefact) {

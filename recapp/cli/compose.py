@@ -1,0 +1,409 @@
+"""Compose settings from `conf/*.yaml` and the command line by Hydra; each mistake becomes one line.
+
+    conf/train.yaml        the groups, and one option of each as default      model: dlrm
+    conf/model/dlrm.yaml   the settings of one option                         model.top_layers
+    command line           group=option, key=value, +plan=option             +plan=mixed seed=2
+
+A checkpoint keeps the settings that it was trained with. A run that resumes from a checkpoint, or
+evaluates it, takes these settings and replaces only those that the command line sets
+(`compose_over`); today's defaults are not used.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recapp.cli.environment_texts import refuse_secrets
+from recapp.cli.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
+from recapp.cli.stored_recipe import still_known, stored_settings
+from recapp.compat.hugectr_words import in_recapp_words
+from recapp.errors import ConfigError, RecappError
+from recapp.processes.lock import new_directory
+from recapp.run.commands import COMMANDS
+from recapp.run.read import checked, recipe_of
+from recapp.run.task_of_run import build_task
+from recapp.settings import option_files
+from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
+from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
+from recapp.settings.records import constructor
+from recapp.settings.values import in_quotes, literal
+from recapp.stored.directories import read_manifest_text
+from recapp.stored.trust import judged
+
+HYDRA_VERSION_BASE = "1.3"
+PATHS = (
+    (None, "ckpt_path"),
+    (None, "input"),
+    (None, "output"),
+    ("dataset", "path"),
+    ("dataset", "val_path"),
+    ("dataset", "test_path"),
+    ("tables", "values"),
+    ("topology", "hardware"),
+    ("plan", "path"),
+)
+# values that are no option, since Hydra needs a word
+NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
+NULLABLE_GROUPS = ("experiment", SCHEDULE_GROUP)
+# a checkpoint may name only files of conf/
+GROUP = re.compile(r"\w+(?:/\w+)*")
+OPTION = re.compile(r"[\w-]+")
+# for conf/command.yaml; resolved once for a command and all jobs of its sweep
+OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
+
+
+def best(key: str, *, _root_: DictConfig) -> str:
+    """Return the metric that chooses the best checkpoint for the task of the settings: `monitor` is
+    its name, `mode` its direction. Files of `conf/` use it as `${best:monitor}`.
+    """
+    named: Any = OmegaConf.to_container(_root_.task, resolve=True) if "task" in _root_ else None
+    measures = build_task(constructor(named) if named else None).measures
+    return measures.objective if key == "monitor" else measures.mode
+
+
+OmegaConf.register_new_resolver("best", best, replace=True)
+
+
+def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:
+    """Compose `conf/<primary>.yaml` with overrides, unresolved. Hydra's own settings are under
+    `hydra`.
+
+    Args:
+        primary: The command.
+        overrides: Overrides, as in a command line.
+        folders: Directories with further options, besides recapp's own. In a job, Hydra knows them
+            already.
+    """
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose(primary, list(overrides), return_hydra_config=True)
+    more = [in_quotes(f"file://{folder}", evaluated=False) for folder in folders]
+    search_path = [f"hydra.searchpath=[{','.join(more)}]"] if more else []
+    with hydra.initialize_config_dir(str(option_files.conf_dir()), version_base=HYDRA_VERSION_BASE):
+        return hydra.compose(primary, [*overrides, *search_path], return_hydra_config=True)
+
+
+def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
+    """Return the chosen option of each group except Hydra's own: `{"model": "dlrm", "plan":
+    "mixed"}`.
+    """
+    chosen = hydra_config.runtime.choices.items()
+    return {
+        str(group): str(option)
+        for group, option in chosen
+        if option and not str(group).startswith("hydra/")
+    }
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return composed settings without Hydra's own."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+
+
+def names_checkpoint(config: DictConfig) -> bool:
+    """Return whether the settings name a checkpoint, whose settings then replace the defaults."""
+    return (
+        "ckpt_path" in config
+        and not OmegaConf.is_missing(config, "ckpt_path")
+        and bool(config.ckpt_path)
+    )
+
+
+def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
+    """Return settings as plain dicts and lists: references resolved, HugeCTR's words replaced.
+
+    Args:
+        config: Composed settings.
+        whole: Whether a missing required setting is an error; if not, its value is `???`.
+
+    Raises:
+        ConfigError: A required setting is missing, a reference cannot be resolved, or a constructor
+            would get a text of the environment.
+    """
+    try:
+        missing = sorted(OmegaConf.missing_keys(config)) if whole else []
+        plain = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        cause: BaseException | None = error
+        while cause is not None:  # `best` has refused the task, deep below
+            if isinstance(cause, RecappError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        raise ConfigError(f"{error.full_key}: {first_line(error)}") from error
+    if missing:
+        raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
+    assert isinstance(plain, dict)
+    refuse_secrets(OmegaConf.to_container(config, resolve=False), plain)
+    named = {str(key): value for key, value in plain.items()}
+    return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
+
+
+def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the paths in plain settings absolute, so that they hold in any working directory.
+
+    `PATHS` lists the settings. Each is a path, a glob, a list of them, or `tables.values`, which
+    has a path for each table.
+    """
+    here = Path.cwd()
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, list):
+            return [absolute(item) for item in value]
+        if not isinstance(value, str) or not value or "://" in value:  # its reader refuses a URI
+            return value
+        return str(here / Path(value).expanduser())
+
+    changed = dict(config)
+    for group, key in PATHS:
+        holder = changed if group is None else changed.get(group)
+        if isinstance(holder, dict) and key in holder:
+            value = holder[key]
+            of_tables = group == "tables" and isinstance(value, dict)
+            made = {t: absolute(p) for t, p in value.items()} if of_tables else absolute(value)
+            holder = {**holder, key: made}
+            changed = holder if group is None else {**changed, group: holder}
+    return changed
+
+
+# ---- a checkpoint's settings
+
+
+def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
+    """Return `group=option` for each choice of the checkpoint `ckpt_path=DIR` that the command line
+    does not make.
+
+    Hydra refuses `model.depth=3` if the default model has no depth, even if the checkpoint's model
+    has one. So the checkpoint's options are chosen first. A checkpoint that cannot be read gives no
+    choices; its reader raises the error later.
+
+    Args:
+        primary: The command.
+        overrides: The command line.
+        folders: Directories with further options, besides recapp's own.
+    """
+    paths = [override for override in overrides if override.startswith("ckpt_path=")]
+    try:
+        (named,) = OverridesParser.create().parse_overrides(paths[-1:])
+        (path,) = OmegaConf.create([str(named.value())])  # without the escapes of quotes
+        manifest = json.loads(read_manifest_text(Path(path).expanduser()))
+        stored = {
+            group: option
+            for group, option in dict(manifest["config"]["choices"]).items()
+            if GROUP.fullmatch(group) and OPTION.fullmatch(option)
+        }
+        chosen = overrides_that_choose(stored, primary, folders)
+    except (
+        LookupError,
+        RecappError,
+        OSError,
+        ValueError,
+        TypeError,
+        RecursionError,
+        HydraException,
+        OmegaConfBaseException,
+    ):
+        return []
+    own = override_names(overrides)
+    names = override_names(chosen)
+    return [choice for name, choice in zip(names, chosen, strict=True) if name not in own]
+
+
+def overrides_that_choose(
+    chosen: Mapping[str, str], primary: str, folders: Folders = ()
+) -> list[str]:
+    """Return `group=option` for each option, or `+group=option` if the command has no default for
+    the group.
+
+    Options that no longer exist are left out.
+
+    Args:
+        chosen: The option of each group.
+        primary: The command.
+        folders: Directories with further options, besides recapp's own.
+    """
+    default = compose(primary, folders=folders).hydra.runtime.choices  # also null choices
+    there = {
+        group: option for group, option in chosen.items() if option_file(group, option, folders)
+    }
+    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
+
+
+def compose_over(
+    stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
+) -> dict[str, Any]:
+    """Return the checked plain settings of a stored model. The command line replaces only the
+    settings that it names.
+
+    Args:
+        stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
+        primary: The command. Settings of `conf/<primary>.yaml` that `stored` lacks are added.
+        overrides: The command line. A choice replaces the whole group, `+plan=x` the plan,
+            `key=value` one setting.
+        folders: Directories with further options, besides recapp's own.
+
+    Raises:
+        ConfigError: An override names a setting that does not exist; the error names close matches.
+        CheckpointError: The checkpoint's settings name a constructor that may not be called
+            (`recapp/stored/trust.py`).
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    taken = stored_settings(stored, primary)
+    choices = dict(taken.pop("choices", {}))
+    result = literal(taken)
+    parsed = [override for override in parsed if not override.is_hydra_override()]
+    groups = [override for override in parsed if is_group(override.key_or_group, folders)]
+    known: list[str] = []
+    try:
+        composed = compose(primary, [str(override.input_line) for override in groups], folders)
+        fresh: Any = OmegaConf.to_container(composed, resolve=False)
+        result |= {
+            key: value for key, value in fresh.items() if key not in result and key != "hydra"
+        }
+        for path in (path for override in groups for path in _written_by(override, folders)):
+            _take(result, fresh, path.split("."))
+        config = OmegaConf.create(result)
+        known = list(dict.fromkeys([*dotted(result), *may_be_set(result, COMMANDS[primary])]))
+        OmegaConf.set_struct(config, True)
+        ConfigLoaderImpl._apply_overrides_to_config(
+            [value for value in parsed if value not in groups], config
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(in_one_line(error, known)) from error
+    OmegaConf.set_struct(config, False)
+    named = {override.key_or_group: override.value() for override in groups}
+    chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
+    found = config.get("trust") or []
+    trust: Any = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+    if config.get("task"):  # `${best:...}` needs the task
+        config.task = judged({"task": to_plain(config.task)}, trust)["task"]
+    plain = judged(to_plain(config), trust)  # before any `_target_` is imported
+    plain, dropped = still_known(plain, primary)
+    for name in dropped:
+        if any(override.key_or_group == name for override in parsed):
+            raise ConfigError(unknown(name, names_of(COMMANDS[primary])))
+    return checked(plain, primary, overrides) | {"choices": chosen}
+
+
+def recipe_over(
+    stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
+) -> Any:
+    """Return the recipe of a stored model, changed by a command line, with absolute paths.
+
+    Arguments and errors are those of `compose_over`.
+    """
+    plain = compose_over(stored, primary, overrides, folders)
+    return recipe_of(with_absolute_paths(plain), primary)
+
+
+def check_groups(primary: str, arguments: Sequence[str]) -> None:
+    """Check choices of groups that Hydra would refuse without naming the group or option.
+
+    Args:
+        primary: The command.
+        arguments: The command line.
+
+    Raises:
+        ConfigError: A group has no option but needs one, or is one of recapp.train alone, or an
+            experiment does not exist.
+    """
+    folders = named_folders(arguments)
+    others = set(names_of(COMMANDS["train"])) - set(names_of(COMMANDS[primary]))
+    for name in override_names(arguments):
+        if (top := re.split(r"[./@]", name)[0]) in others and is_group(top, folders):
+            raise ConfigError(f"{name}: recapp.{primary} reads no setting of {top}: leave it out")
+    elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
+    for name, _, value in (argument.partition("=") for argument in arguments):
+        there = options(name, folders) if is_group(name, folders) else []
+        if (
+            there
+            and NO_OPTION.fullmatch(value)
+            and value not in there
+            and name not in NULLABLE_GROUPS
+        ):
+            raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        if value.startswith("[") and is_group(group := name.lstrip("+"), folders):
+            there = options(group, folders)
+            if not {each.strip() for each in value.strip("[]").split(",")} <= {*there}:
+                raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        # Hydra would split group and option at another slash
+        if there and "/" in value and not elsewhere and not option_file(name, value, folders):
+            raise ConfigError(no_such_option(name, value, there))
+        if (
+            name.lstrip("+") == "experiment"
+            and OPTION.fullmatch(value)
+            and value not in ("null", *(known := options("experiment", folders)))
+            and not elsewhere
+        ):
+            raise ConfigError(
+                f"experiment={value}: there is no such option; write experiment/{value}.yaml, "
+                "with `# @package _global_` on top, into a folder of your own and add --config-dir "
+                f"FOLDER, or choose one of {', '.join(known)}"
+            )
+
+
+def _written_by(choice: Override, folders: Folders) -> list[str]:
+    """Return the dotted settings that a choice sets: its own group, or those in the file of a
+    global option such as an experiment.
+    """
+    group = choice.key_or_group
+    file = option_file(group, str(choice.value()), folders)
+    if file is None or "@package _global_" not in file.read_text().split("\n", 1)[0]:
+        return [group.replace("/", ".")]
+    content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    defaults = [entry for entry in content.pop("defaults", []) if isinstance(entry, dict)]
+    others = [
+        str(key).split()[-1].strip("/").replace("/", ".") for entry in defaults for key in entry
+    ]
+    return [*others, *dotted(content, leaves_only=True)]
+
+
+def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Copy the value at `path` from `source` into `into`; delete it if `source` has none."""
+    *parents, last = path
+    for parent in parents:
+        into[parent] = dict(into.get(parent) or {})
+        into = into[parent]
+        source = source.get(parent) or {}
+    into.pop(last, None)
+    if last in source:
+        into[last] = source[last]
+
+
+# ---- the settings that exist
+
+
+def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = False) -> list[str]:
+    """Return every key of plain nested settings, inner ones as `group.key`."""
+    keys = []
+    for key, value in config.items():
+        inner = isinstance(value, dict)
+        keys += [] if inner and leaves_only else [f"{prefix}{key}"]
+        keys += dotted(value, f"{prefix}{key}.", leaves_only=leaves_only) if inner else []
+    return keys
+
+
+def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
+    """Return the dotted settings that exist with the choices of a command line, or with the
+    defaults if the choices are wrong.
+    """
+    folders = named_folders(overrides)
+    named = zip(override_names(overrides), overrides, strict=True)
+    chosen = [override for name, override in named if is_group(name, folders)]
+    for attempt in (chosen, []):
+        try:
+            config: Any = OmegaConf.to_container(compose(primary, attempt, folders), resolve=False)
+            return list(dict.fromkeys([*dotted(config), *may_be_set(config, COMMANDS[primary])]))
+        except (HydraException, OmegaConfBaseException):
+            continue
+    return []

@@ -1,0 +1,158 @@
+"""A job of a command, and its run on ranks.
+
+    recipe, Job -> JOB/resolved.yaml.tmp -> ranks, each reads it -> JOB/metrics.json
+
+Ranks import this file, so it does not import Hydra.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from recapp.console import emit, note, short_path
+from recapp.errors import LaunchError
+from recapp.processes.faults import TIMEOUT
+from recapp.processes.fork_server import MODULES_OF_TRAINING
+from recapp.processes.launch import LaunchSettings, launch, rank_count, stdout_to_stderr
+from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_process import as_rank
+from recapp.reporting import record
+from recapp.run.recipe import Train
+from recapp.settings.records import to_plain
+
+RANKS_PER_CORE = 4  # above this a note is printed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a command.
+
+    Args:
+        directory: The absolute directory in which the job writes.
+        overrides: The overrides of the command line, as typed: `+plan=mixed`, `seed=2`.
+        choices: The option chosen of each configuration group: `{"model": "dlrm", "plan":
+            "mixed"}`.
+        verb: The word after the command; empty for commands without verbs.
+        number: The number of the job in a sweep, from 0; None for a single run.
+        sweep: The directory of the sweep; None for a single run.
+        folders: The directories of `--config-dir`, which hold further options.
+    """
+
+    directory: Path
+    overrides: tuple[str, ...]
+    choices: dict[str, str]
+    verb: str = ""
+    number: int | None = None
+    sweep: Path | None = None
+    folders: tuple[Path, ...] = ()
+
+
+def run_recipe(recipe: Train, job: Job, module: str, threads: int | None = None) -> dict[str, Any]:
+    """Run a recipe on its ranks and return its metrics (`run_on_ranks`)."""
+    devices = recipe.trainer.devices
+    ranks = 0 if external_rank() is not None else rank_count(devices, recipe.trainer.accelerator)
+    if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
+        note(
+            f"trainer.devices={ranks}: {ranks} ranks share the {cores} cores of this machine; "
+            "fewer ranks are faster"
+        )
+    to_stderr = recipe.format == "json"
+    return run_on_ranks(
+        to_plain(recipe),
+        job,
+        module,
+        ranks,
+        recipe.launch,
+        to_stderr=to_stderr,
+        threads=threads,
+    )
+
+
+def emit_json(metrics: Mapping[str, Any], recipe: Train) -> None:
+    """Print the metrics of a job as JSON if `format=json` asks for it. Of several ranks that
+    torchrun or srun started, rank 0 prints.
+    """
+    if recipe.format == "json" and not external_rank():
+        emit([metrics], "json")
+
+
+def run_on_ranks(
+    settings: dict[str, Any],
+    job: Job,
+    module: str,
+    ranks: int,
+    starting: LaunchSettings,
+    *,
+    to_stderr: bool,
+    preload: str = MODULES_OF_TRAINING,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Run a job on ranks and return its metrics.
+
+    This function starts the ranks. If this process is already one of several ranks, it runs its own
+    part of the job instead.
+
+    Args:
+        settings: Plain settings. They become `resolved.yaml` in the job's directory once the job
+            writes there.
+        job: The job. Ranks write in its directory.
+        module: The module that a rank runs. It has a function `run(settings, directory)`.
+        ranks: The number of ranks to start.
+        starting: The settings of their start.
+        to_stderr: Whether ranks print on standard error, because standard output is for JSON only.
+        preload: The modules that a fork server imports for all ranks, unless it runs already.
+        threads: The compute threads of a rank that this function starts; None: those of the
+            environment, else the cores that the ranks share.
+
+    Returns:
+        The content of rank 0's `metrics.json`; an empty dict on other ranks.
+
+    Raises:
+        RecappError: A setting is not allowed, or a rank has failed.
+        Stopped: A signal has ended the run. Its checkpoints, curves and metrics are in its
+            directory.
+    """
+    rank = external_rank()
+    written = record.written_at(job.directory)
+    pending = record.pending_settings(job.directory)
+    try:
+        if not rank:
+            record.update_settings(settings, job.directory)
+        if rank is None:
+            if sys.stderr.isatty():
+                note(
+                    f"starting {ranks} rank{'s' if ranks > 1 else ''} in "
+                    f"{short_path(job.directory)}"
+                )
+            launch(
+                pending,
+                ranks,
+                module=module,
+                preload=preload,
+                method=starting.start_method,
+                port=starting.port,
+                to_stderr=to_stderr,
+                grace=starting.grace,
+                timeout=starting.timeout,
+                timeout_setting=TIMEOUT,
+                threads=threads,
+            )
+        else:
+            with as_rank(job.directory), stdout_to_stderr(to_stderr):
+                import_module(module).run(settings, job.directory)
+        if rank:
+            return {}
+        if record.written_at(job.directory) in (None, written):
+            raise LaunchError(
+                "the ranks ended without an error, but wrote no "
+                f"{job.directory / record.METRICS_FILE}"
+            )
+        record.publish_settings(job.directory)
+    finally:
+        if not rank:
+            pending.unlink(missing_ok=True)
+    return record.read_metrics(job.directory)

@@ -1,0 +1,36 @@
+"""Import the modules of a rank that trains, evaluates or predicts, in the fork server of a command.
+
+Every rank imports modules that are missing here once more; a test compares the lists. Triton is
+left out, because it looks for GPUs, and a process that has done so must not fork.
+"""
+
+from contextlib import suppress
+from importlib import import_module
+
+MODULES = (
+    "omegaconf",  # Lightning imports it when it saves
+    "recapp.trainer.memory_use",
+    "recapp.metrics",
+    "recapp.models.published_dlrm",
+    "recapp.run.lightning_trainer",
+    "recapp.run.resume",
+    "recapp.run.row_rules",
+    "recapp.run.run_callbacks",
+    "recapp.run.run_metrics",
+    "recapp.run.stored_columns",
+    "recapp.run.strategy_of_run",
+    "recapp.run.trained_model",
+    "recapp.run.training",
+    "recapp.reporting.summary",
+    "recapp.tasks.losses",
+    "recapp.trainer.callbacks",
+    "recapp.trainer.ending",
+    "recapp.transport.ring",
+    "recapp.transport.shared_memory",
+)
+
+for _name in MODULES:
+    import_module(_name)
+with suppress(ImportError):  # numba may be absent
+    import_module("recapp.kernels.numba_cpu")
+    import_module("recapp.kernels.numba_cache").load_compiler()

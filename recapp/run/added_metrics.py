@@ -1,0 +1,225 @@
+"""The metrics and details that the group `metrics` adds to those of a task.
+
+This file imports torch; only settings that add something need it.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import dim_zero_cat
+
+from recapp.errors import ConfigError
+from recapp.metrics import MAE, RMSE, click_metrics
+from recapp.run.constructors import make
+from recapp.settings.records import Constructor
+from recapp.tasks.added import Added, Sample
+from recapp.tasks.bootstrap import Bootstrap
+from recapp.tasks.group_auc import GroupAUC
+from recapp.tasks.measures import Measure
+from recapp.tasks.metric_settings import GAUC, MetricSettings
+from recapp.tasks.slices import Buckets, Slices
+from recapp.tasks.task import Output, Task
+
+REPLICATED = (
+    "auc",
+    "log_loss",
+    "normalized_entropy",
+    "calibration",
+    "pr_auc",
+    "lift",
+    "rmse",
+    "mae",
+)
+"""The metrics of recapp that a bootstrap measures, by their usual names."""
+
+
+def added_metrics(task: Task, output: Output, settings: MetricSettings) -> list[Added]:
+    """Return the metrics and details to add.
+
+    Args:
+        task: The task.
+        output: The output of the task that they read.
+        settings: The group `metrics`.
+
+    Raises:
+        ConfigError: A metric does not fit the task.
+    """
+    clicks = output.activation == "sigmoid"
+    for name, given in (("group", settings.group), ("buckets", settings.buckets)):
+        if given is not None and not clicks:
+            raise ConfigError(
+                f"metrics.{name}={given}: the output {output.name} is a number and no click: "
+                f"leave metrics.{name}=null"
+            )
+    added = []
+    if settings.group:
+        measure = Measure(GAUC, f"gAUC by {settings.group}", "max", output.name)
+        make_gauc = partial(_made, GroupAUC, soft_labels=output.soft)
+        added.append(
+            Added(GAUC, output, make_gauc, partial(_add_groups, column=settings.group), measure)
+        )
+    for name, constructor in settings.extra.items():
+        added.append(_extra(task, output, name, constructor, settings.group))
+    for column in settings.by:
+        make_slices = partial(_made, Slices, column, clicks=clicks, soft_labels=output.soft)
+        added.append(Added(f"by {column}", output, make_slices, _add_sample))
+    if settings.buckets:
+        added.append(
+            Added("buckets", output, partial(_made, Buckets, settings.buckets), _add_sample)
+        )
+    if settings.bootstrap:
+        added.append(
+            Added("bootstrap", output, _bootstrap(task, output, settings.bootstrap), _add_sample)
+        )
+    return added
+
+
+def _made(kind: Any, /, *args: Any, **settings: Any) -> Metric:
+    """Return a metric; the last positional argument is `sync_on_compute`."""
+    *first, sync_on_compute = args
+    made: Metric = kind(*first, sync_on_compute=sync_on_compute, **settings)
+    return made
+
+
+def _add_sample(metric: Any, sample: Sample) -> None:
+    metric.update(sample)
+
+
+def _add_groups(metric: Any, sample: Sample, column: str) -> None:
+    metric.update(sample.output_B, sample.label_B, sample.ids(column), sample.weight_B)
+
+
+def _bootstrap(task: Task, output: Output, replicates: int) -> Any:
+    """Return the function that makes the bootstrap of a task's chosen metrics.
+
+    Raises:
+        ConfigError: None of them can be measured on samples of the rows.
+    """
+    clicks = output.activation == "sigmoid"
+    kinds = {"rmse": RMSE, "mae": MAE}
+    able = REPLICATED if clicks else tuple(kinds)
+    wanted = [
+        one.name
+        for one in task.measures
+        if one.name in able and (one.output or task.outputs[0].name) == output.name
+    ]
+    if not wanted:
+        raise ConfigError(
+            f"metrics.bootstrap={replicates}: none of the metrics "
+            f"{', '.join(one.name for one in task.measures)} has intervals for the output "
+            f"{output.name}; these have: {', '.join(able)}"
+        )
+
+    def made(sync_on_compute: bool) -> Metric:
+        if clicks:
+            metrics = click_metrics(wanted, sync_on_compute, output.soft, replicates)
+        else:
+            metrics = {
+                name: kinds[name](sync_on_compute=sync_on_compute, replicates=replicates)
+                for name in wanted
+            }
+        return Bootstrap(metrics, replicates, sync_on_compute=sync_on_compute)
+
+    return made
+
+
+# ---- torchmetrics
+
+
+def _extra(
+    task: Task, output: Output, name: str, settings: Constructor, group: str | None
+) -> Added:
+    """Return a metric of torchmetrics, after it was tried on a few samples.
+
+    Raises:
+        ConfigError: It does not fit.
+    """
+    where = f"metrics.extra.{name}"
+    taken_names = hasattr(MetricCollection({}), name) or name in ("buckets", "bootstrap")
+    if taken_names or "." in name or " " in name:
+        raise ConfigError(f"{where}: cannot be a name: choose another without dots and blanks")
+    if name in (GAUC, *(one.name for one in task.known)):
+        raise ConfigError(f"{where}: is a metric of the task: give yours another name")
+    metric = make(settings, where)
+    says = f"{where} ({settings.target})"
+    if not isinstance(metric, Metric):
+        raise ConfigError(f"{says}: must make a torchmetrics.Metric")
+    taken = list(signature(type(metric).update).parameters)[1:]
+    if taken[:2] != ["preds", "target"]:
+        raise ConfigError(
+            f"{says}: its update takes ({', '.join(taken)}): must take (preds, target), the "
+            "predictions and the labels of a batch"
+        )
+    if type(metric).__name__.startswith(("Multiclass", "Multilabel")):
+        raise ConfigError(f"{says}: is of several classes: choose its Binary one, or task: binary")
+    if "indexes" in taken and group is None:
+        raise ConfigError(f"{says}: measures groups: set metrics.group=COLUMN")
+    whole = any(
+        kind.__module__.startswith(("torchmetrics.classification", "torchmetrics.retrieval"))
+        for kind in type(metric).__mro__
+    )
+    if whole and (output.soft or output.real):
+        kind = "any number" if output.real else "between 0 and 1"
+        raise ConfigError(f"{says}: needs labels of 0 or 1, and those of the task may be {kind}")
+    indexes = "indexes" in taken
+    empty = _try(metric, says, whole=whole, indexes=indexes)
+    update = partial(_add_extra, whole=whole, column=group if indexes else None, empty=empty)
+    better = {True: "max", False: "min", None: None}[metric.higher_is_better]
+    measure = Measure(name, name.replace("_", " "), better, output.name)
+
+    def made(sync_on_compute: bool) -> Metric:
+        found: Metric = make(settings, where)
+        found.sync_on_compute = sync_on_compute
+        found._to_sync = sync_on_compute
+        for state, default in found._defaults.items():
+            if isinstance(default, list) and found._reductions[state] is None:
+                found._reductions[state] = dim_zero_cat  # one exchange whatever a rank's batches
+        return found
+
+    return Added(name, output, made, update, measure)
+
+
+def _add_extra(
+    metric: Any, sample: Sample, whole: bool, column: str | None, empty: Mapping[str, Tensor]
+) -> None:
+    if not len(sample.label_B):  # some metrics of torchmetrics refuse an empty batch
+        for state, values in empty.items():  # a rank without rows exchanges the same dtypes
+            getattr(metric, state).append(values.to(sample.label_B.device))
+        metric._update_count += 1  # else it warns that it had no batch
+        return
+    target_B = sample.label_B.long() if whole else sample.label_B
+    given = {"indexes": sample.ids(column)} if column else {}
+    metric.update(sample.score_B, target_B, **given)
+
+
+def _try(metric: Any, says: str, *, whole: bool, indexes: bool) -> dict[str, Tensor]:
+    """Update a metric with a few samples, and return its lists of rows, without rows.
+
+    Raises:
+        ConfigError: It refuses them, or its value is not one number.
+    """
+    scores = torch.tensor([0.1, 0.9, 0.4, 0.6])
+    target = torch.tensor([0, 1, 1, 0])
+    try:
+        given = {"indexes": torch.zeros(4, dtype=torch.int64)} if indexes else {}
+        metric._to_sync = False  # also where one rank alone makes the task
+        metric.update(scores, target if whole else target.float(), **given)
+        value = metric.compute()
+    except Exception as error:
+        raise ConfigError(f"{says}: {' '.join(str(error).split())}") from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = type(value).__name__
+        if isinstance(value, Tensor):
+            found = f"a tensor of shape {list(value.shape)}"
+        raise ConfigError(f"{says}: its value is {found}: must be one number")
+    lists = {name: getattr(metric, name) for name in metric._defaults}
+    return {
+        name: rows[0].new_empty(0, *rows[0].shape[1:])
+        for name, rows in lists.items()
+        if isinstance(rows, list) and rows
+    }

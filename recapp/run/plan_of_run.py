@@ -1,0 +1,241 @@
+"""From a recipe to a plan, for training and for `python -m recapp.plan` alike.
+
+    recipe                          -> PlanningProblem, on paper
+    recipe, facts that ranks found  -> PlanningProblem, of a run
+    recipe, PlanningProblem         -> ShardingPlan
+
+`plan.path` names a plan file, and `plan.rules` are rules written by hand. If the recipe has
+neither, the planner decides within `planner.constraints`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from recapp.errors import ConfigError, PlanError, suggest
+from recapp.optim.named_rules import rules_of
+from recapp.planner.buffers import with_reserve
+from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
+from recapp.planner.embedding_planner import Outcome, plan_tables
+from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
+from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
+from recapp.planner.rank_memory import check_memory
+from recapp.planner.topology import Topology, hardware_of, topology_of
+from recapp.processes.launch import rank_count
+from recapp.run.commands import OnPaper
+from recapp.run.model import build_model
+from recapp.run.own_sharding_types import register_own_types
+from recapp.run.recipe import Recipe
+from recapp.run.run_rows import sized_on_paper, statistics_of
+from recapp.sharding.plan_file import load_plan
+from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
+from recapp.sharding.sharding_types import sharding_type
+from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.named_collections import of_all_members
+from recapp.tables.row_order import RowOrderName
+
+PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
+"""Bytes of one number in a message between ranks, by `engine.payload`."""
+
+
+def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
+    """Return the planning problem of a recipe without starting ranks.
+
+    The problem has tables, ranks, batches, optimiser, id statistics and the dense part of the
+    model. Tables and lookups are those of the model, in the order of its collections, as ranks find
+    them. Id statistics are read if the data exist and `statistics` is not `assumed`.
+    """
+    recipe = sized_on_paper(recipe)
+    model = build_model(recipe, on_paper=True)
+    tables = embedding_tables(model)
+    lookups = embedding_lookups(model)
+    measure = recipe.statistics != "assumed"
+    rules_of(recipe.rules, [t.name for t in tables])  # refuses names that no table has
+    return problem_of_run(
+        recipe,
+        PlanningProblem(
+            tables,
+            _topology_on_paper(recipe),
+            rule=recipe.rules,
+            statistics=statistics_of(recipe, tables, lookups) if measure else {},
+            dense=dense_of(model),
+            lookups=lookups,
+        ),
+    )
+
+
+def problem_of_run(
+    recipe: Recipe, found: PlanningProblem, *, val_rows: int | None = None
+) -> PlanningProblem:
+    """Return the planning problem of a run.
+
+    Args:
+        recipe: The recipe of the run.
+        found: Tables, topology, rule, statistics and dense part as the ranks found them.
+        val_rows: The number of validation rows; None assumes full validation batches.
+    """
+    world = found.topology.world_size
+    average = recipe.trainer.average
+    averaged = found.rule is not None and average.kind != "none"
+    problem = replace(
+        found,
+        batch_per_rank=-(-recipe.dataset.scaled.batch_size // world),
+        payload_bytes=PAYLOAD_BYTES[recipe.engine.payload],
+        val_batch_per_rank=_val_batch(recipe, world, val_rows),
+        look_ahead=recipe.engine.look_ahead,
+        average_every=(average.every or math.inf) if averaged else None,
+    )
+    return with_reserve(problem) if recipe.topology.reserve_bytes is None else problem
+
+
+def _topology_on_paper(recipe: Recipe) -> Topology:
+    """Return the topology of the settings. `topology` or `trainer` sets the number of ranks."""
+    machines = recipe.topology
+    hardware = hardware_of(machines.hardware)
+    on = hardware.compute_device if hardware else recipe.trainer.accelerator
+    devices = recipe.trainer.devices
+    world = machines.ranks or (devices if isinstance(devices, int) else rank_count(devices))
+    device = "cuda" if on in ("cuda", "gpu") else "cpu"
+    return topology_of(replace(machines, ranks=world), world, device)
+
+
+def _val_batch(recipe: Recipe, world: int, rows: int | None) -> int:
+    """Return a rank's share of the largest validation batch; 0 without validation."""
+    if recipe.trainer.limit_val_batches == 0:
+        return 0
+    dataset = recipe.dataset.scaled
+    size = dataset.val_batch_size or dataset.batch_size
+    return -(-(size if rows is None else min(size, rows)) // world)
+
+
+def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
+    """Return the plan of `plan.path` or `plan.rules`, or else the planner's own.
+
+    Raises:
+        PlanError: The plan names a table or type that does not exist, or does not fit.
+    """
+    register_own_types(recipe)
+    plan = recipe.plan or PlanSettings()
+    topology = problem.topology
+    if plan.path is not None:
+        made = load_plan(plan.path, problem.tables, topology.world_size, problem.lookups)
+    elif plan.rules is not None:
+        made = plan_by_rules(
+            problem.tables,
+            topology,
+            _rules(plan, problem.tables),
+            name=plan.name or "custom",
+            overrides=of_all_members(plan.tables or {}, problem.tables),
+            mode=plan.mode or "auto",
+            column_width=plan.column_width or 64,
+            row_order=plan.row_order or "natural",
+            deal=plan.deal or "balanced",
+            statistics=problem.statistics,
+            batch_per_rank=problem.batch_per_rank,
+            lookups=problem.lookups,
+        )
+    else:
+        return best_plan(recipe, problem).plan
+    check_memory(problem.tables, made, problem.rule, topology, problem.averaged)
+    return made
+
+
+def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
+    """Return the planner's own plan.
+
+    Of `plan` it uses only the types of single tables, the mode and, if there are no rules, the
+    order of rows.
+
+    Raises:
+        PlanError: The constraints cannot be met, or no plan fits.
+    """
+    register_own_types(recipe)
+    plan = recipe.plan or PlanSettings()
+    constraints = build_constraints(
+        of_all_members(recipe.planner.constraints or {}, problem.tables),
+        of_all_members(plan.tables or {}, problem.tables),
+        plan.mode or recipe.planner.mode,
+        None if plan.rules is not None else plan.row_order,
+    )
+    return plan_tables(problem, constraints if problem.tables else {})
+
+
+def plan_of_run(recipe: Recipe, found: PlanningProblem) -> ShardingPlan:
+    """Return the plan of a run from the facts that its ranks found. Rank 0 calls this.
+
+    Raises:
+        PlanError: The plan names a table or type that does not exist, or does not fit.
+    """
+    return build_plan(recipe, problem_of_run(recipe, found))
+
+
+def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
+    """Return the part of a planning problem that a plan file stores, to explain the plan
+    elsewhere. A table of several collections has the features of all.
+    """
+    ids = {table.name: problem.statistics_of(table).to_dict() for table in problem.tables}
+    read = {table.name: dict.fromkeys(table.feature_names) for table in problem.tables}
+    for lookup in problem.lookups:
+        read[lookup.table.name][lookup.feature] = None
+    tables = (replace(table, feature_names=list(read[table.name])) for table in problem.tables)
+    return PlannedFor(tuple(tables), problem.batch_per_rank, ids)
+
+
+def build_constraints(
+    plain: Mapping[str, Mapping[str, Any]],
+    overrides: Mapping[str, str],
+    mode: str,
+    row_order: RowOrderName | None = None,
+) -> Constraints:
+    """Return the planner's constraints, by table or glob.
+
+    Args:
+        plain: `planner.constraints`.
+        overrides: The types of single tables (`+plan.tables.C3=row_wise`).
+        mode: The mode of all tables, or `auto`.
+        row_order: The order of the rows of all tables; None leaves it to the planner.
+
+    Raises:
+        ConfigError: A constraint has an unknown key.
+        PlanError: A mode or type does not exist.
+    """
+    known = [name for name in ParameterConstraints.__dataclass_fields__ if name != "statistics"]
+    found: dict[str, ParameterConstraints] = {}
+    for pattern, wanted in plain.items():
+        for key in wanted:
+            if key not in known:
+                raise ConfigError(
+                    f"planner.constraints.{pattern}.{key}: unknown; {suggest(str(key), known)}"
+                )
+        found[str(pattern)] = ParameterConstraints(**wanted)
+    if mode not in ("auto", *MODES):
+        raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
+    for pattern, kind in overrides.items():
+        sharding_type(kind, f"plan.tables.{pattern}={kind}")
+        found[pattern] = ParameterConstraints(sharding_types=[kind]).over(
+            found.get(pattern, ParameterConstraints())
+        )
+    if mode != "auto" or row_order is not None:
+        every = ParameterConstraints(
+            modes=None if mode == "auto" else [mode],
+            row_orders=None if row_order is None else [row_order],
+        )
+        found = {"*": every.over(found.pop("*", ParameterConstraints()))} | found
+    return found
+
+
+def _rules(plan: PlanSettings, tables: Sequence[EmbeddingConfig]) -> list[PlanRule]:
+    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan.rules or ())]
+    rules = [
+        replace(r, tables=list(of_all_members(dict.fromkeys(r.tables), tables))) if r.tables else r
+        for r in rules
+    ]
+    if plan.dp_max_rows is not None and plan.dp_max_rows not in [r.rows_at_most for r in rules]:
+        raise PlanError(
+            f"plan.dp_max_rows={plan.dp_max_rows}: no rule of this plan asks for it; choose "
+            "+plan=dp_and_localized with it"
+        )
+    return rules

@@ -1,0 +1,267 @@
+"""The recipe of a run: its settings as one frozen record, and the objects that follow from them.
+
+    argv -> compose (Hydra) -> Recipe                                 train, plan
+    path -> stored settings, changed by a command line -> Recipe      eval, predict, export
+    Recipe -> rows, model, strategy, plan        one object is passed down
+
+Each group of `conf/` is the record of one package, so mypy knows every attribute of a recipe. A
+recipe never changes: facts that are found in data, such as the sizes of tables, make a new recipe
+(`sized`). Ranks, manifests and `resolved.yaml` get the plain values of `to_plain`; their keys are
+the names of the settings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from recapp.dataset.data_settings import DataSettings
+from recapp.engine.engine_settings import EngineSettings
+from recapp.errors import ConfigError
+from recapp.optim.optimizer_settings import OptimizerSettings
+from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSettings
+from recapp.processes.launch import LaunchSettings
+from recapp.settings.records import Constructor, Made, absent, composed, in_hand, not_a_setting
+from recapp.settings.values import Within, shown
+from recapp.tables.named_collections import MOST_MEMBERS
+from recapp.tables.table_settings import ListedTables, TablesOfDataset
+from recapp.tasks.metric_settings import MetricSettings
+from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
+
+if TYPE_CHECKING:
+    from recapp.dataset.schema import Schema, Values
+    from recapp.optim.named_rules import Rules
+    from recapp.tables.config import EmbeddingConfig
+    from recapp.tables.named_collections import ModelTables
+    from recapp.tasks.task import Task
+
+Model = Annotated[
+    Constructor,
+    Made(
+        (
+            ("embedding_bag_collection", "the tables, tables=..."),
+            ("embedding_collection", "the tables whose lookups do not pool, tables=..."),
+            ("dense_in_features", "the number of dense columns, dataset=..."),
+        ),
+        makes="torch.nn.Module",
+        such_as="recapp.models.published_dlrm.DLRM",
+    ),
+]
+
+
+TaskSettings = Annotated[
+    Constructor,
+    Made(
+        (("names", "the metrics that are measured, metrics.names"),),
+        makes="recapp.tasks.task.Task",
+        such_as="recapp.tasks.click.ClickTask",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The settings of every command.
+
+    Args:
+        format: The format of the printed result.
+        choices: The option chosen of each group: `{"model": "dlrm", "plan": "mixed"}`.
+    """
+
+    format: Literal["text", "json"] = "text"
+    choices: dict[str, str] = not_a_setting()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Command):
+    """The settings that planning a run needs. A plan on paper has all of them, too.
+
+    Args:
+        seed: The seed of start values; of the order of rows, too, unless `dataset.seed` is given.
+        ensemble: The number of models that train side by side, each from start values of its own.
+        derived_values: The fitted values of derived columns, which are no settings; None before
+            they are fitted on training rows or read from a stored model.
+        stored_ids: The rules for ids of a stored model (`Schema.id_encoding`), which say which
+            features have bags; None without one.
+
+    Raises:
+        ConfigError: Settings of two groups conflict.
+    """
+
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
+    ensemble: Annotated[int, Within(1, MOST_MEMBERS)] = 1
+    dataset: DataSettings = composed()
+    model: Model = composed()
+    tables: TablesOfDataset | ListedTables = composed()
+    optimizer: OptimizerSettings = composed()
+    trainer: TrainerSettings = composed()
+    engine: EngineSettings = composed()
+    launch: LaunchSettings = composed()
+    planner: PlannerSettings = composed()
+    topology: Machines = composed()
+    plan: PlanSettings | None = absent()
+    derived_values: Mapping[str, Any] | None = in_hand()
+    stored_ids: Mapping[str, Any] | None = in_hand()
+
+    def __post_init__(self) -> None:
+        clip = self.trainer.gradient_clip_val
+        if self.engine.clip_tables and clip in (None, 0):
+            raise ConfigError(
+                f"engine.clip_tables=true: trainer.gradient_clip_val={shown(clip)} clips nothing: "
+                "set it to the largest norm, or leave engine.clip_tables=false"
+            )
+        average = self.trainer.average
+        if average.kind != "none" and average.every is None and self.optimizer.restart_tables:
+            raise ConfigError(
+                "trainer.average.every=null: optimizer.restart_tables gives tables start values at "
+                "each epoch, and an average over epochs would mix unlike rows: set "
+                "trainer.average.every to a number of steps, such as 10"
+            )
+
+    @property
+    def order_seed(self) -> int:
+        """Return the seed of the order of rows."""
+        return self.seed if self.dataset.seed is None else self.dataset.seed
+
+    def sized(self, table_rows: list[int] | None, values: "Values | None" = None) -> Self:
+        """Return this recipe with the facts that were found in the data.
+
+        Args:
+            table_rows: The number of rows of the table of each feature; None changes nothing.
+            values: The fitted values of derived columns, by key; None changes nothing.
+        """
+        made = self if values is None else replace(self, derived_values=values)
+        if table_rows is None:
+            return made
+        return replace(made, dataset=replace(self.dataset, table_rows=tuple(table_rows)))
+
+    @property
+    def counts_ids(self) -> bool:
+        """Return whether tables get their sizes from the distinct ids of the training rows.
+
+        Hashed and dynamic tables do if neither `cardinality` nor `table_rows` sets a size. For a
+        dynamic table the count becomes its expected rows. Generated data are not counted, because
+        their `table_rows` define the ids.
+        """
+        if not isinstance(self.tables, TablesOfDataset):
+            return False
+        hashed = self.tables.grow or (self.tables.id_rule or self.dataset.id_rule) == "hash"
+        data = self.dataset
+        return hashed and not (data.table_rows or data.cardinality or data.generate)
+
+    @property
+    def most_rows(self) -> int | None:
+        """Return the largest size of a table that is sized by its ids; None if tables are dynamic
+        or listed.
+        """
+        tables = self.tables
+        fixed = isinstance(tables, TablesOfDataset) and not tables.grow
+        return tables.max_rows if isinstance(tables, TablesOfDataset) and fixed else None
+
+    @property
+    def without_validation(self) -> str | None:
+        """Return the setting that turns validation off, such as `dataset.val_share=0`; None if it
+        is on.
+        """
+        limit = self.trainer.limit_val_batches
+        if limit == 0:
+            return f"trainer.limit_val_batches={limit}"
+        if self.dataset.val_path is None and self.dataset.share_that_validates == 0:
+            return f"dataset.val_share={self.dataset.val_share}"
+        return None
+
+    @cached_property
+    def schema(self) -> "Schema":
+        """Return the columns of the data set."""
+        from recapp.dataset.schema import schema_of
+
+        schema = schema_of(self.dataset, self.tables).with_stored_lists(self.stored_ids)
+        return schema if self.derived_values is None else schema.with_values(self.derived_values)
+
+    @cached_property
+    def rules(self) -> "Rules":
+        """Return the row rule of the tables, or rules by table name or glob.
+
+        Raises:
+            ConfigError: The settings make no row rule, or `tables.frozen` names no table.
+        """
+        from recapp.optim.named_rules import with_frozen
+        from recapp.run.row_rules import rules_of
+        from recapp.tables.named_collections import named_tables, of_all_members
+
+        found = rules_of(self.optimizer.sparse)
+        found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
+        given = self.tables.frozen
+        return with_frozen(
+            found, named_tables("tables.frozen", given, self.all_tables) if given else ()
+        )
+
+    @cached_property
+    def model_tables(self) -> "ModelTables":
+        """Return the tables of the model, by collection; of an ensemble those of its first
+        member.
+        """
+        from recapp.run.model_tables import tables_of_model
+
+        return tables_of_model(self.tables, self.dataset, self.schema, self.model)
+
+    @property
+    def members(self) -> "list[ModelTables]":
+        """Return the tables of each member of the ensemble; a single model is its only member."""
+        from recapp.tables.named_collections import member_tables
+
+        return [member_tables(self.model_tables, number) for number in range(self.ensemble)]
+
+    @property
+    def all_tables(self) -> "list[EmbeddingConfig]":
+        """Return the tables of all members."""
+        return [table for member in self.members for table in member.tables]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Recipe):
+    """The settings of `python -m recapp.train`. Commands that read a stored model have them, too.
+
+    Args:
+        snapshots: The number of last epochs whose models are kept; the mean of their outputs
+            predicts.
+        ckpt_path: The stored model; None trains a model from the start.
+        resume_data: Whether to refuse (`check`) or to allow (`ignore`) to resume on other data.
+        trust: The user's packages whose classes a stored model may name.
+        task: The task; None in settings that an older recapp stored, without a task.
+        metrics: The metrics.
+        logger: Loggers by name.
+        callbacks: Callbacks by name.
+    """
+
+    snapshots: Annotated[int, Within(1, MOST_MEMBERS)] = 1
+    ckpt_path: str | None = None
+    resume_data: Literal["check", "ignore"] = "check"
+    trust: tuple[str, ...] = ()
+    task: TaskSettings | None = absent()
+    metrics: MetricSettings = composed()
+    logger: dict[str, LoggerSettings] = field(default_factory=dict)
+    callbacks: dict[str, CallbackSettings] = field(default_factory=dict)
+
+    @cached_property
+    def built_task(self) -> "Task":
+        """Return the task, with the metrics that the group `metrics` chooses and adds.
+
+        Raises:
+            ConfigError: The task does not exist, does not know a metric, or a metric does not fit.
+        """
+        from recapp.run.task_of_run import build_task
+
+        return build_task(self.task, self.metrics.names, self.metrics)
+
+    @cached_property
+    def labelled_schema(self) -> "Schema":
+        """Return the columns of training and validation rows, with the labels that the task reads.
+
+        Raises:
+            ConfigError: The data do not have the labels of the task.
+        """
+        labels = self.schema.labels
+        real = self.built_task.check_labels(labels)
+        soft = self.built_task.soft_labels(labels)
+        return replace(self.schema, real_labels=real, soft_labels=soft)

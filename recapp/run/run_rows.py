@@ -1,0 +1,128 @@
+"""The rows of a recipe's data set, read without starting a rank or importing Lightning.
+
+recipe -> rows -> sizes of tables, statistics of ids
+"""
+
+from collections.abc import Sequence
+
+from recapp import console
+from recapp.dataset.click_rows import ClickRows, open_rows
+from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.sequential_rows import COUNTED_ROWS
+from recapp.dataset.synthetic import read_truth, write_clicks
+from recapp.errors import DataError
+from recapp.run.commands import OnPaper
+from recapp.run.recipe import Recipe
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.dynamic import EXPECTED_ROWS
+from recapp.tables.lookups import TableLookup
+from recapp.tables.statistics import TableStatistics
+from recapp.tables.table_settings import TablesOfDataset
+
+
+def rows_of(recipe: Recipe) -> ClickRows:
+    """Return the rows of the data set.
+
+    Raises:
+        DataError: The files do not exist.
+    """
+    return open_rows(recipe.dataset.scaled, recipe.schema, recipe.order_seed)
+
+
+def statistics_of(
+    recipe: Recipe, tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup]
+) -> dict[str, TableStatistics]:
+    """Return id statistics by table, from the first training rows; empty if there are no files.
+
+    Args:
+        recipe: The recipe.
+        tables: The tables of the model.
+        lookups: The lookups of the tables.
+    """
+    if not {x.feature for x in lookups} <= set(recipe.schema.features):
+        return {}  # the tables are of another data set
+    try:
+        rows = rows_of(recipe).fitted()
+    except DataError:
+        return {}
+    return rows.statistics(tables, lookups)
+
+
+def sized_on_paper(recipe: OnPaper) -> OnPaper:
+    """Return a recipe whose derived columns are fitted and whose tables are sized by their ids, as
+    in training. Print the source of the sizes.
+
+    Sizes are assumed, and no rows read, if `statistics=assumed` or the data do not exist.
+    """
+    if not recipe.counts_ids and not recipe.schema.fits:
+        return recipe
+    why = "statistics=assumed"
+    if recipe.statistics != "assumed":
+        try:
+            return _sized(recipe)
+        except DataError as error:
+            why = str(error)
+    tables = recipe.tables
+    if not recipe.counts_ids or not isinstance(tables, TablesOfDataset):
+        console.note(f"tables of derived columns have the rows that settings say: {why}")
+    elif tables.grow:
+        console.note(f"every dynamic table is assumed to have {EXPECTED_ROWS:,} rows: {why}")
+    else:
+        most = f"tables.max_rows={tables.max_rows}" if tables.max_rows else f"{EXPECTED_ROWS:,}"
+        console.note(f"every table is assumed to have {most} rows, no ids were counted: {why}")
+    return recipe
+
+
+def _sized(recipe: OnPaper) -> OnPaper:
+    """Return a recipe whose derived columns are fitted and whose tables are sized by their ids."""
+    rows = rows_of(recipe).fitted()
+    values = rows.schema.values or None
+    if not recipe.counts_ids:
+        return recipe.sized(None, values)
+    counted = rows.table_rows(recipe.most_rows)
+    console.note(
+        f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows, as in "
+        "training"
+    )
+    return recipe.sized(counted, values)
+
+
+def write_generated(dataset: DataSettings) -> None:
+    """Write the data set that the settings describe, unless it exists. Show progress."""
+    small = dataset.scaled
+    assert small.generate is not None and isinstance(small.path, str)
+    rows = small.generate.rows
+    with console.progress(f"writing {console.short_path(small.path)}", rows) as advance:
+        written = 0
+
+        def show(done: int, _total: int) -> None:
+            nonlocal written
+            advance(done - written)
+            written = done
+
+        write_clicks(small.path, small.generate, small.table_rows, show)
+
+
+def score_of_click_model(
+    dataset: DataSettings, limit: int | float | None, val_rows: int, metric: str
+) -> float | None:
+    """Return a metric of the click model that drew the labels, on the rows that validated.
+
+    Return None if the data set was not generated, if the click model was measured on other rows, or
+    if these rows do not determine the metric. Both use the last rows, so equal numbers of rows mean
+    the same rows.
+
+    Args:
+        dataset: The settings of the data set.
+        limit: `trainer.limit_val_batches`.
+        val_rows: The number of rows that are split off for validation.
+        metric: The metric, such as `auc`.
+    """
+    every_row = limit is None or (isinstance(limit, float) and limit == 1)  # an int 1 is one batch
+    if dataset.generate is None or dataset.val_path is not None or not every_row:
+        return None
+    path = dataset.scaled.path
+    assert isinstance(path, str)
+    truth = read_truth(path)["validation"]
+    found = truth.get(metric)
+    return None if truth["rows"] != val_rows or found is None else float(found)

@@ -44,7 +44,7 @@ THIRD_PARTIES = {
         "dataset",
         "inference.build_cpp",
         "stored.artefact_files",
-        "run.validation_rows",
+        "run.rows",
         "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",

@@ -38,8 +38,13 @@ from recapp.reporting.record import (
 )
 from recapp.reporting.scaling import scaled
 from recapp.run.commands import OnPaper
-from recapp.run.own_sharding_types import register_own_types
-from recapp.run.plan_of_run import best_plan, build_plan, made_for, problem_on_paper
+from recapp.run.plan_of_run import (
+    best_plan,
+    build_plan,
+    made_for,
+    problem_on_paper,
+    register_own_types,
+)
 from recapp.settings.option_files import Folders, options
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown

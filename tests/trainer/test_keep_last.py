@@ -15,7 +15,7 @@ from runs import compose, fit
 from recapp.errors import CheckpointError
 from recapp.run import lightning_trainer, training
 from recapp.run.model import build_model
-from recapp.run.strategy_of_run import build_strategy
+from recapp.run.training import build_strategy
 from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.manifest import to_json

@@ -41,8 +41,6 @@ COMPOSING = "antlr4 hydra omegaconf yaml"
 SERVING = (
     "antlr4 hydra numba numpy omegaconf prometheus_client pyarrow rich starlette torch uvicorn yaml"
 )
-    "antlr4 hydra numba numpy omegaconf prometheus_client pyarrow rich starlette torch uvicorn yaml"
-)
 OF_COMMAND = """
 import json, sys
 from importlib import import_module

@@ -190,7 +190,7 @@ def _write_logs(dataset: DataSettings) -> None:
             "dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
         )
     if dataset.generate is not None:
-        from recapp.run.rows import write_generated
+        from recapp.run.run_rows import write_generated
 
         write_generated(dataset)
 

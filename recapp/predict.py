@@ -101,7 +101,7 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.run.model import model_on_ranks, with_stored_columns
+    from recapp.run.trained_model import model_on_ranks, with_stored_columns
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter

@@ -141,7 +141,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
     from recapp.reporting.summary import report_end
-    from recapp.run.model import with_stored_columns
+    from recapp.run.trained_model import with_stored_columns
 
     recipe = with_stored_columns(recipe)
     measured, stopped = fit(recipe, job_dir)

@@ -44,7 +44,7 @@ THIRD_PARTIES = {
         "dataset",
         "inference.build_cpp",
         "stored.artefact_files",
-        "run.rows",
+        "run.run_rows",
         "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",

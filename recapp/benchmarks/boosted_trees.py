@@ -23,9 +23,9 @@ from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.sequential_rows import decoded_chunks
 from recapp.dataset.target_statistics import target_statistics
 from recapp.errors import ConfigError
-from recapp.run.constructors import CLICK
 from recapp.run.recipe import Train
-from recapp.run.rows import rows_of
+from recapp.run.run_rows import rows_of
+from recapp.run.task_of_run import CLICK
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
 

@@ -27,7 +27,7 @@ from recapp.dataset.rows import Int64Array
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.run.recipe import Train
-from recapp.run.rows import rows_of
+from recapp.run.run_rows import rows_of
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
 from recapp.sparse.batch import MISSING, Batch

@@ -32,7 +32,7 @@ from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.lock import new_directory
 from recapp.run.commands import COMMANDS, checked, recipe_of
-from recapp.run.constructors import build_task
+from recapp.run.task_of_run import build_task
 from recapp.settings import option_files
 from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options

@@ -11,8 +11,8 @@ from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.errors import ConfigError, suggest
 from recapp.inference.export_settings import Export, Quantize
 from recapp.processes.launch import LaunchSettings
-from recapp.run.constructors import build_task
 from recapp.run.recipe import Command, Recipe, Train
+from recapp.run.task_of_run import build_task
 from recapp.serving.limits import Limits
 from recapp.settings import check_settings
 from recapp.settings.records import composed, constructor, record

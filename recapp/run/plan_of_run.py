@@ -28,7 +28,7 @@ from recapp.run.commands import OnPaper
 from recapp.run.constructors import make
 from recapp.run.model import build_model
 from recapp.run.recipe import Recipe
-from recapp.run.rows import sized_on_paper, statistics_of
+from recapp.run.run_rows import sized_on_paper, statistics_of
 from recapp.settings.records import TARGET
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan

@@ -250,7 +250,7 @@ class Train(Recipe):
         Raises:
             ConfigError: The task does not exist, does not know a metric, or a metric does not fit.
         """
-        from recapp.run.constructors import build_task
+        from recapp.run.task_of_run import build_task
 
         return build_task(self.task, self.metrics.names, self.metrics)
 

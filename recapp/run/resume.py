@@ -19,7 +19,7 @@ from recapp.reporting.record import PREDICTED_FILE, write_performance
 from recapp.run.monitors import with_monitor
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
-from recapp.run.rows import score_of_click_model
+from recapp.run.run_rows import score_of_click_model
 from recapp.run.training import (
     average_of,
     build_callback,

@@ -67,8 +67,9 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
     named = override_names(overrides)
     if not any(f"{name}.".startswith(f"{each}.") for name in named for each in OF_THE_MODEL):
         return
-    from recapp.run.model import build_model, files_of_values, with_columns_of
+    from recapp.run.model import build_model
     from recapp.run.model_tables import check_features
+    from recapp.run.trained_model import files_of_values, with_columns_of
     from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None

@@ -43,7 +43,7 @@ from recapp.run.model import check_outputs
 from recapp.run.monitors import all_known, check_monitor, measured_by, schedule_of
 from recapp.run.plan_of_run import plan_of_run
 from recapp.run.recipe import Recipe, Train
-from recapp.run.rows import write_generated
+from recapp.run.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, constructor, to_plain
 from recapp.sparse.batch import Batch

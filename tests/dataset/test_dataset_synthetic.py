@@ -20,7 +20,7 @@ from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import Score, read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
-from recapp.run.rows import score_of_click_model
+from recapp.run.run_rows import score_of_click_model
 from recapp.sparse.batch import MISSING
 
 ROWS = 30_000

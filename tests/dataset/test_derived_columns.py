@@ -26,7 +26,7 @@ from recapp.dataset.source import open_source
 from recapp.dataset.text import ids_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.run.model_tables import tables_of_model
-from recapp.run.rows import sized_on_paper
+from recapp.run.run_rows import sized_on_paper
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING
 from recapp.stored.derived_values import plain_values, read_values, values_in, written_values

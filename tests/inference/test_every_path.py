@@ -18,7 +18,7 @@ import recapp
 from recapp.dataset.sequential_rows import example_rows
 from recapp.metrics import click_metrics
 from recapp.run.commands import recipe_of
-from recapp.run.rows import validation_batches, validation_source
+from recapp.run.run_rows import validation_batches, validation_source
 
 pytestmark = pytest.mark.full
 

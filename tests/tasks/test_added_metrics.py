@@ -26,7 +26,7 @@ from recapp.reporting.details import (
 from recapp.reporting.page import Gallery
 from recapp.reporting.paired import differences, picture
 from recapp.reporting.summary import report_end
-from recapp.run.constructors import build_task
+from recapp.run.task_of_run import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

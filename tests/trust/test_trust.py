@@ -213,7 +213,7 @@ NASTY = {
     "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
     "recapp.run.constructors.make": {"settings": {}, "setting": "x"},
     "recapp.settings.check_settings.import_module": {"name": "evil"},
-    "recapp.run.rows.write_generated": {},
+    "recapp.run.run_rows.write_generated": {},
     "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
     "recapp.stored.local_files.LOCAL.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},

@@ -53,6 +53,7 @@ THIRD_PARTIES = {
         "serving.tensors",
         "benchmarks.serving_client",
     ),
+    "prometheus_client": ("serving",),
     "starlette": ("serving",),
     "uvicorn": ("serving",),
     "lightning": ("trainer", "run", "cli", "compat"),

@@ -37,7 +37,6 @@ from recapp.run.plan_of_run import (
     build_plan,
     made_for,
     problem_on_paper,
-    register_own_types,
 )
 from recapp.settings.option_files import Folders, options
 from recapp.settings.other_systems import plan_format
@@ -233,7 +232,6 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
 
 def scale(recipe: OnPaper, job: Job) -> None:
     """Print step time, memory and bytes for growing numbers of ranks."""
-    register_own_types(recipe)
     known = [BEST, *SHARDING_TYPES]
     if not recipe.ranks:
         raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")

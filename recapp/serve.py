@@ -37,8 +37,7 @@ from recapp.processes.rank_environment import RankInfo, rank_info
 from recapp.processes.rank_process import as_rank, leave, write_error_file
 from recapp.processes.start_and_end import end_at_once, freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, listen
-from recapp.run.commands import Serve
-from recapp.run.read import recipe_of
+from recapp.run.commands import Serve, recipe_of
 from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
 from recapp.transport.pulse import SILENT_SECONDS
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from recapp.inference.scorer import Scorer
     from recapp.serving.served_model import Served
 
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("prometheus_client", "starlette", "uvicorn")
 SECONDS_TO_ANSWER = 5.0  # after timeout_s, during which pending requests are answered
 SECONDS_TO_END = 3.0  # to answer pending requests after the ranks are lost
 SWITCH_SECONDS = 0.0005  # of a thread: requests arrive while the worker computes in Python
@@ -281,7 +280,7 @@ def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | Non
     """Return the routes, and the first model that they answer with."""
     from recapp.serving.app import Server
     from recapp.serving.batching import Batcher
-    from recapp.serving.metrics_text import Counts
+    from recapp.serving.counts import Counts
     from recapp.serving.reload import ModelInService
 
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -16,10 +16,10 @@ from recapp.errors import ConfigError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.constraints import MODES
+from recapp.planner.embedding_planner import fewest_ranks, stored_as
 from recapp.planner.hardware import default_hardware
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology, hardware_of
 from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan

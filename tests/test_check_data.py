@@ -17,8 +17,8 @@ from recapp.cli.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.run.early_checks import check_data
 from recapp.run.stored_checks import check_fits_checkpoint
-from recapp.stored.checkpoint_manifest import CheckpointManifest
-from recapp.stored.rectangles import StoredBlock
+from recapp.stored.block_files import StoredBlock
+from recapp.stored.model_manifests import CheckpointManifest
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from recapp.stored.checkpoint import (
     verify,
 )
 from recapp.stored.directories import find_checkpoints, is_checkpoint
-from recapp.stored.plain_types import plain
+from recapp.stored.meta_file import plain
 from recapp.transport.communicator import Comm
 
 

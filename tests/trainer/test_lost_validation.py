@@ -23,8 +23,8 @@ from recapp.errors import CheckpointError, IdError
 from recapp.run.id_checks import check_ids
 from recapp.settings.values import typed
 from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.checkpoint_manifest import META
 from recapp.stored.local_files import Files
+from recapp.stored.model_manifests import META
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import LongBag
 from recapp.tables.lookups import TableLookup

@@ -236,20 +236,6 @@ def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path, monkeypa
     assert set(seen) == {"meta.pt"}
 
 
-@pytest.mark.parametrize(
-    ("config", "version"),
-    [
-        ({}, 2),
-        ({"tables": {"wide": None, "collections": None}, "ensemble": 1}, 2),
-        ({"tables": {"wide": True}}, 4),
-        ({"tables": {"collections": {"more": {}}}}, 4),
-        ({"ensemble": 2}, 4),
-    ],
-)
-def test_a_reader_that_would_drop_tables_refuses_the_checkpoint(tmp_path, config, version):
-    assert checkpoint(tmp_path, {"user": 64}, config=config).version == version
-
-
 def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):
     manifest = checkpoint(tmp_path, {}, ids=PLAIN)
     with pytest.raises(

@@ -300,7 +300,7 @@ class _Listing:
         if len(lines) == 1:
             raise self._error("names no files: 0 paths follow the first line")
         lines_by_file: dict[str, str] = {}
-        names = []
+        names: list[str] = []
         for line in lines[1:]:
             places = (Path(line), listing.parent / line, listing.parent / Path(line).name)
             file = next((place for place in places if place.is_file()), None)

@@ -135,7 +135,8 @@ class _Listing:
         formats = [format_of(file).name for file in files]
         if len(set(formats)) > 1:
             number = next(n for n, name in enumerate(formats) if name != formats[0])
-            one, other = Path(files[0]), Path(files[number])
+            one = Path(files[0])
+            other = Path(files[number])
             raise self._error(
                 f"holds {one.name} and {other.name}, files of several formats: name those that "
                 f"are meant, such as {one.parent}/*{one.suffix}, or move the others elsewhere"
@@ -206,32 +207,29 @@ class _Listing:
 
     def _entries(self, here: Path, top: Path) -> tuple[list[Path], list[Path], list[Path]]:
         """Return the data files, the partitions and the other directories of a directory."""
-        files, partitions, directories, others = [], [], [], []
+        kinds: dict[str, list[Path]] = {"file": [], "partition": [], "directory": [], "other": []}
         for entry in _naturally(here.iterdir()):
-            reason = f"not {format_names()}"
+            if entry.is_dir():
+                kind = "partition" if _PARTITION.match(entry.name) else "directory"
+            else:
+                kind = "file" if entry.is_file() and is_data(str(entry)) else "other"
             if _hidden(entry):
                 reason = "hidden"
-            elif entry.is_dir() and _PARTITION.match(entry.name):
-                partitions.append(entry)
-                continue
-            elif entry.is_dir():
-                directories.append(entry)
-                reason = "directories"
-            elif entry.is_file() and is_data(str(entry)):
-                files.append(entry)
-                continue
-            elif entry.is_file():
-                others.append(entry)
-            self.left_out.setdefault(reason, []).append(os.path.relpath(entry, top))
-        for entry in others if files else ():
+            else:
+                kinds[kind].append(entry)
+                reason = "directories" if kind == "directory" else f"not {format_names()}"
+            if _hidden(entry) or kind in ("directory", "other"):
+                self.left_out.setdefault(reason, []).append(os.path.relpath(entry, top))
+        files = kinds["file"]
+        for entry in kinds["other"] if files else ():
             self._refuse_unknown(entry, files[0])
-        return files, partitions, directories
+        return files, kinds["partition"], kinds["directory"]
 
     def _refuse_unknown(self, file: Path, beside: Path) -> None:
         """Refuse a file without a suffix that lies beside data, unless it is a page of text."""
-        kind = kind_of(str(file))
+        kind = kind_of(str(file)) if file.is_file() else None
         prose = kind is not None and kind.name.startswith("text")
-        if file.suffix or not file.stat().st_size or prose:
+        if not file.is_file() or file.suffix or not file.stat().st_size or prose:
             return
         name = kind.name if kind else f"neither {format_names()} nor text"
         raise self._error(

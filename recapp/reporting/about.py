@@ -43,7 +43,7 @@ def about(
         model: The dotted class of the model.
         precision: The precision of the trainer.
         rows: The number of training rows and the number of validation rows.
-        rows_read: The record of their files (`recapp/dataset/rows_read.py`), as plain values.
+        rows_read: The record of their files (`recapp/dataset/click_rows.py`), as plain values.
         hosts: The host of each rank.
         tables: The embedding tables of the model.
         device: The device of rank 0.

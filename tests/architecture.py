@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results"
+COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import cost
+import proof_cost
 from ranks import context, stop
 from warm_commands import WarmCommand
 
@@ -141,7 +141,7 @@ def started(module, arguments, cwd, variables, out, err, fresh):
     (warm_commands.py), or in an interpreter of its own.
     """
     if module == "recapp.train":
-        cost.count("trainings")
+        proof_cost.count("trainings")
     arguments = list(map(str, arguments))
     environ = environment(**variables)
     with open(out, "w") as stdout, open(err, "w") as stderr:
@@ -272,7 +272,7 @@ class Jobs:
     def run(self, name, directory, overrides, world, folders=()):
         """A job of the command `name` on `world` ranks."""
         if name == "train":
-            cost.count("trainings")
+            proof_cost.count("trainings")
         # the pool may be elsewhere
         settings = resolved(name, overrides, folders)
         directory = Path(directory).absolute()

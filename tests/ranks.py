@@ -22,7 +22,7 @@ from multiprocessing.forkserver import ForkServer
 from multiprocessing.popen_forkserver import Popen
 from unittest.mock import patch
 
-import cost
+import proof_cost
 
 from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
 
@@ -44,7 +44,7 @@ class _Context(ForkServerContext):
     class Process(ForkServerProcess):
         @staticmethod
         def _Popen(process):
-            cost.count("processes")
+            proof_cost.count("processes")
             with patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
                 return Popen(process)
 

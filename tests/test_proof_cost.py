@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from cost import BUDGET, Costs
+from proof_cost import BUDGET, Costs
 
 
 def costs(*reports, expression="not full", args=("tests",)):

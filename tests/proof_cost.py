@@ -87,7 +87,7 @@ class Costs:
         """A line for each limit that the default tier has exceeded."""
         total = sum(self._rooms.values(), Counter())
         return [
-            f"the default tier starts {total[kind]} {kind}, more than {limit} (tests/cost.py)"
+            f"the default tier starts {total[kind]} {kind}, more than {limit} (tests/proof_cost.py)"
             for kind, limit in BUDGET.items()
             if self._limited and total[kind] > limit
         ]

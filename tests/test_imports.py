@@ -23,6 +23,7 @@ PACKAGES = [
     "numpy",
     "omegaconf",
     "pandas",
+    "prometheus_client",
     "pyarrow",
     "rich",
     "safetensors",
@@ -37,7 +38,9 @@ PACKAGES = [
 ]
 """What recapp uses, and what that would load: sympy and triton come with torch's compiler."""
 COMPOSING = "antlr4 hydra omegaconf yaml"
-SERVING = "antlr4 hydra numba numpy omegaconf pyarrow rich starlette torch uvicorn yaml"
+SERVING = (
+    "antlr4 hydra numba numpy omegaconf prometheus_client pyarrow rich starlette torch uvicorn yaml"
+)
 OF_COMMAND = """
 import json, sys
 from importlib import import_module
@@ -53,14 +56,14 @@ if arguments[:1] == ["ranks"]:
     arguments = arguments[1:]
 if arguments[:1] == ["answering"]:
     import os, signal
-    import recapp.cli.server
-    say = recapp.cli.server._say
+    import recapp.serve
+    say = recapp.serve._say
 
     def say_and_stop(*given):
         say(*given)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    recapp.cli.server._say = say_and_stop
+    recapp.serve._say = say_and_stop
     arguments = arguments[1:]
 sys.argv = [module, *arguments]
 try:

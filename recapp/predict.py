@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.cli.job import Job, emit_json, run_recipe
-from recapp.cli.rank_setup import leave_ranks, prepare_process
+from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave

@@ -8,6 +8,7 @@
 All files are written into a directory with another name. One rename gives the artefact its name.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from recapp import console
-from recapp.cli.export_report import table_rows, width_rows
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.dataset.decode import padding_id
 from recapp.dataset.raw_rows import RawTable
@@ -45,8 +45,9 @@ from recapp.inference.compiled import (
 from recapp.inference.export_settings import AUTO, Export
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import one_rank
-from recapp.inference.probe import Probe
+from recapp.inference.probe import Measured, Probe
 from recapp.inference.row_writer import RowWriter
+from recapp.inference.storage import QUANTIZE, row_bytes
 from recapp.inference.trained_tables import TrainedTables
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
@@ -73,8 +74,12 @@ from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
+from recapp.tasks.task import Task
 
 BUDGET_NE = 1e-4
+EXPORTED = "exported"
+CHANGES = {"normalized_entropy": "ne_change"}
+"""The names of the changes of metrics in a report; the others are `<metric>_change`."""
 OF_THE_MODEL = ("dataset", "tables", "model", "task")  # settings
 
 
@@ -157,13 +162,13 @@ class _Exporter:
             if self.options.quantize == AUTO:
                 chosen = self._least(probe)
             report["validation_rows"] = sum(batch.rows for batch in probe.batches)
-            report["widths"] = width_rows(self.tables, self.rows, chosen, probe)
+            report["widths"] = _width_rows(self.tables, self.rows, chosen, probe)
         elif self.options.quantize == AUTO:
             raise ConfigError(
                 "quantize=auto: there are no validation rows to measure tables on: set "
                 "dataset.val_path, or choose quantize=int8"
             )
-        report["tables"] = table_rows(self.tables, self.rows, chosen)
+        report["tables"] = _table_rows(self.tables, self.rows, chosen)
         with RowWriter(self.folder) as writer:
             self._write_tables(writer, chosen)
             files = writer.finish()
@@ -368,3 +373,72 @@ def _lookups(model: nn.Module) -> list[dict[str, Any]]:
         }
         for x in embedding_lookups(model)
     ]
+
+
+# ---- the report
+
+
+def _table_rows(
+    tables: Sequence[EmbeddingConfig], rows: Mapping[str, int], chosen: Mapping[str, DataType]
+) -> list[dict[str, Any]]:
+    """Return a record for each table.
+
+    Args:
+        tables: The tables, as they were trained.
+        rows: The number of rows of each table.
+        chosen: The storage type of each table.
+    """
+    made = []
+    for t in tables:
+        before = rows[t.name] * row_bytes(t.data_type, t.embedding_dim)
+        after = rows[t.name] * row_bytes(chosen[t.name], t.embedding_dim)
+        made.append(
+            {
+                "table": t.name,
+                "rows": rows[t.name],
+                "dim": t.embedding_dim,
+                "trained": str(t.data_type),
+                "bytes_before": before,
+                "stored": str(chosen[t.name]),
+                "bytes_after": after,
+            }
+        )
+    return made
+
+
+def _width_rows(
+    tables: Sequence[EmbeddingConfig],
+    rows: Mapping[str, int],
+    chosen: Mapping[str, DataType],
+    probe: Probe,
+) -> list[dict[str, Any]]:
+    """Measure each width and the chosen storage, and return a record for each."""
+    ways = {width: {t.name: storage_of(t, width) for t in tables} for width in QUANTIZE}
+    ways[EXPORTED] = dict(chosen)
+    before = probe.measure({})
+    made = []
+    for name, data_types in ways.items():
+        size = sum(rows[t.name] * row_bytes(data_types[t.name], t.embedding_dim) for t in tables)
+        try:
+            found = probe.measure(data_types)
+        except ValueError as error:
+            console.note(f"quantize={name} is not measured: {error}")
+            continue
+        made.append({"quantize": name, "bytes": size, **_changes(found, before, probe.task)})
+    return made
+
+
+def _changes(found: Measured, before: Measured, task: Task) -> dict[str, Any]:
+    """Return metrics and changes; numbers that JSON cannot hold become None."""
+    last = task.storage_measures[-1].name
+    said = {
+        **found.metrics,
+        change_of(last): found.metrics[last] - before.metrics[last],
+        "largest_change": found.largest_change(before),
+    }
+    return {name: x if math.isfinite(x) else None for name, x in said.items()}
+
+
+def change_of(metric: str) -> str:
+    """Return the name of the change of a metric in a report."""
+    return CHANGES.get(metric, f"{metric}_change")

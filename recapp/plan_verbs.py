@@ -1,4 +1,6 @@
-"""Verbs of `recapp.plan`: on paper (explain, compare, export, scale), and beside runs (check)."""
+"""Verbs of `recapp.plan`: on paper (explain, compare, export, scale, devices), and beside runs
+(check).
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +11,16 @@ from typing import Any
 from recapp import console
 from recapp.cli.job import Job
 from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, suggest
+from recapp.inference.choose_storage import storage_of
+from recapp.inference.storage import QUANTIZE
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import hardware_of
+from recapp.planner.serving import fewest_ranks, stored_as
+from recapp.planner.topology import Topology, hardware_of
 from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.reporting.prediction_errors import (
@@ -32,6 +38,7 @@ from recapp.reporting.record import (
 )
 from recapp.reporting.scaling import scaled
 from recapp.run.commands import OnPaper
+from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
     best_plan,
     build_plan,
@@ -46,12 +53,23 @@ from recapp.settings.values import shown
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
+from recapp.stored.stored_model import open_artefact
+from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.lookups import TableLookup
 
 BEST = "best"
 """The name of the planner's own plan."""
 
 MANY_RANKS = 2000  # whose plan takes so long that a line says so
 Settings = dict[str, Any]
+DEVICE_COLUMNS = (
+    console.Column("quantize", "tables\nstored as"),
+    console.Column("bytes", "all tables,\nMB", ",.1f", 1e6),
+    console.Column("devices", "fewest\ndevices"),
+    console.Column("largest", "fullest\ndevice, MB", ",.1f", 1e6),
+    console.Column("types", "how they are cut"),
+)
 
 
 def explain(recipe: OnPaper, job: Job) -> None:
@@ -303,3 +321,61 @@ def _print_checked(rows: list[Settings], hardware: str) -> None:
                 get_terminal_size((80, 24)).columns,
             )
         )
+
+
+# ---- serving
+
+
+def devices(recipe: OnPaper, job: Job) -> None:
+    """Print the fewest devices on which the tables fit, for each width or, with `path`, as an
+    artefact stores them.
+    """
+    problem = problem_on_paper(recipe)
+    topology = problem.topology
+    if recipe.path is None:
+        ways = {q: {t.name: str(storage_of(t, q)) for t in problem.tables} for q in QUANTIZE}
+        tables = list(problem.tables)
+        lookups = list(problem.lookups)
+    else:
+        tables, lookups = _tables_of(recipe.path)
+        ways = {"stored": {}}
+    rows = [_devices_row(name, tables, lookups, topology, ways[name]) for name in ways]
+    memory = topology.memory_bytes
+    if recipe.format == "json":
+        console.emit_document({"rows": rows, "memory_bytes": memory and memory[0]})
+        return
+    assert memory is not None
+    free = (memory[0] - topology.reserve_bytes) / 1e6
+    title = f"Tables that are only read, on devices with {free:,.1f} MB for them"
+    console.print_table(rows, DEVICE_COLUMNS, title=title)
+
+
+def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
+    """Return the tables of an artefact and their lookups. Dynamic tables have their stored rows."""
+    artefact = open_artefact(path).manifest
+    model = meta_model(artefact, recipe_of_stored(artefact))
+    count = {t.name: max(t.rows, 1) for t in artefact.tables}
+    tables = {
+        t.name: t if t.dynamic is None else replace(t, num_embeddings=count[t.name], dynamic=None)
+        for t in embedding_tables(model)
+    }
+    read = [replace(x, table=tables[x.table.name]) for x in embedding_lookups(model)]
+    return list(tables.values()), read
+
+
+def _devices_row(
+    name: str,
+    tables: list[EmbeddingConfig],
+    lookups: list[TableLookup],
+    topology: Topology,
+    data_types: dict[str, str],
+) -> dict[str, Any]:
+    fit = fewest_ranks(*stored_as(tables, lookups, data_types), topology)
+    types = [s.sharding_type for s in fit.plan.tables.values()]
+    return {
+        "quantize": name,
+        "bytes": fit.bytes,
+        "devices": fit.ranks,
+        "largest": fit.largest,
+        "types": ", ".join(f"{types.count(t)} {t}" for t in dict.fromkeys(types)),
+    }

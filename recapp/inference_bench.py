@@ -19,8 +19,6 @@ from recapp.benchmarks.scoring_speed import Served
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.workloads import ServedModel
 from recapp.cli.job import Job, run_recipe
-from recapp.cli.model_export import export_model
-from recapp.cli.model_loading import load_model
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawTable
@@ -32,6 +30,8 @@ from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.export_settings import Export, Quantize
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
+from recapp.model_export import export_model
+from recapp.model_loading import load_model
 from recapp.run.model import model_to_shard
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import made_up_rows, validation_source, write_generated

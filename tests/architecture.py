@@ -45,7 +45,6 @@ THIRD_PARTIES = {
         "inference.build_cpp",
         "stored.artefact_files",
         "run.validation_rows",
-        "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",
         "serving.json_rows",

@@ -14,8 +14,7 @@ from recapp.errors import CheckpointError, ConfigError, DataError, RankError
 from recapp.serving.counts import Counts
 from recapp.serving.http import allow_open_files, closing_at_the_end
 from recapp.serving.limits import Limits
-from recapp.serving.reload import ModelInService
-from recapp.serving.served_model import check_model
+from recapp.serving.served_model import ModelInService, check_model
 from recapp.tasks.click import ClickTask
 from recapp.tasks.task import Output
 

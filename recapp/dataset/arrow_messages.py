@@ -1,7 +1,8 @@
 """Read the sizes that messages of an Arrow IPC stream declare, before Arrow allocates memory.
 
-The bytes are not trusted, but Arrow trusts them: a small message may declare a terabyte of nulls. Arrow verifies the metadata (a flatbuffer) before it returns
-a message. This file reads the needed fields by their numbers in the format:
+The bytes are not trusted, but Arrow trusts them: a small message may declare a terabyte of nulls.
+Arrow verifies the metadata (a flatbuffer) before it returns a message. This file reads the needed
+fields by their numbers in the format:
 
     Message          1 kind of header, 2 header
     RecordBatch      0 rows, 1 arrays (length, nulls), 3 compression

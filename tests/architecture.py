@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results"
+COMMANDS = (
+    "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results, "
+    "model_export, model_loading, plan_verbs, inference_bench"
+)
 
 LAYERS = f"""
+compat
 {COMMANDS}
 cli
-compat
 benchmarks
 run
 serving
@@ -44,7 +47,7 @@ THIRD_PARTIES = {
         "dataset",
         "inference.build_cpp",
         "stored.artefact_files",
-        "run.validation_rows",
+        "run.run_rows",
         "serving.batching",
         "serving.feature_columns",
         "serving.json_rows",
@@ -55,7 +58,7 @@ THIRD_PARTIES = {
     "prometheus_client": ("serving",),
     "starlette": ("serving",),
     "uvicorn": ("serving",),
-    "lightning": ("trainer", "run", "cli"),
+    "lightning": ("trainer", "run", "cli", "compat"),
     "torch.distributed": (
         "transport",
         "compat",
@@ -150,12 +153,17 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
 
 
 def floors(files: list[File], package: str) -> dict[str, int]:
-    """The floor of each room and of each file at the top: one above the highest that it imports."""
+    """The floor of each room, of each file at the top, and of the commands together (`commands`):
+    one above the highest that it imports.
+    """
     below: dict[str, set[str]] = {}
+    commands = dict.fromkeys(COMMANDS.split(", "), "commands")
     for file in files:
         if file.name:
-            others = {_layer_of(module, name, package) for _, module, name in imported(file)}
-            below.setdefault(file.layer_name, set()).update(others - {None, file.layer_name})
+            names = (_layer_of(module, name, package) for _, module, name in imported(file))
+            others = {commands.get(name, name) for name in names if name}
+            own = commands.get(file.layer_name, file.layer_name)
+            below.setdefault(own, set()).update(others - {own})
 
     @cache
     def floor(room: str) -> int:
@@ -258,7 +266,9 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 
 def wrong_rooms(files: list[File]) -> list[str]:
-    """`__init__.py` with more than a docstring, and files deeper than one room."""
+    """`__init__.py` with more than a docstring, and files deeper than one room. `compat` has a room
+    for each other system.
+    """
     found = [
         f"{file.name}/__init__.py holds more than a docstring"
         for file in files
@@ -267,7 +277,9 @@ def wrong_rooms(files: list[File]) -> list[str]:
         and (len(file.tree.body) > 1 or ast.get_docstring(file.tree) is None)
     ]
     return found + [
-        f"{file.name} lies deeper than one room" for file in files if file.name.count(".") > 1
+        f"{file.name} lies deeper than one room"
+        for file in files
+        if file.name.count(".") > (2 if file.layer_name == "compat" else 1)
     ]
 
 
@@ -368,10 +380,10 @@ def _public(
 
 
 def repeated_names(files: list[File]) -> list[str]:
-    """Names of files that stand in more than one room."""
+    """Names of files that stand in more than one room; each room of `compat` names its own."""
     rooms: dict[str, list[str]] = {}
     for file in files:
-        if not file.is_room:
+        if not file.is_room and file.name.count(".") < 2:
             home, _, name = file.name.rpartition(".")
             rooms.setdefault(name, []).append(home or "the package itself")
     return [f"{name} stands in {', '.join(homes)}" for name, homes in rooms.items() if homes[1:]]

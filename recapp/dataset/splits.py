@@ -26,7 +26,7 @@ _KEYS = {
     "test_path": "test",
 }
 _KEY_OF_WORD = {word: key for key, words in _KEYS.items() for word in words.split()}
-_SUFFIXES = {suffix.strip(". ") for suffix in f"{all_suffixes()}, csv, tsv, gz, snappy".split(",")}
+_SUFFIXES = {suffix.strip(". ") for suffix in f"{all_suffixes()}, snappy".split(",")}
 
 
 def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> None:
@@ -41,38 +41,28 @@ def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> 
     Raises:
         DataError: Some names are of validation or test data, and some are not.
     """
-    if settings := settings_of_splits(names, top, setting):
-        first = {_split(name, top)[0]: name for name in reversed(names)}
-        shown = ", ".join(os.path.relpath(name, top) for name in sorted(first.values()))
-        raise DataError(
-            f"{setting}={given}: {shown} are of several splits, and would be read as one: set "
-            f"{settings}; a list, {setting}=[...], reads all that it names"
-        )
-
-
-def settings_of_splits(names: Sequence[str], top: Path, setting: str) -> str:
-    """Return the settings that read each split as what it is; empty if all names are of one split.
-
-    Args:
-        names: The files or directories, which need not exist yet.
-        top: The directory below which names tell a split.
-        setting: The setting that would name all of them.
-    """
-    found: dict[str | None, dict[str, None]] = {}
+    by_key: dict[str | None, dict[str, None]] = {}
     for name in names:
         key, told = _split(name, top)
-        found.setdefault(key, {})[told] = None
-    if len(found) < 2 or not {*found} & ({*_KEYS} - {TRAINING}):
-        return ""
-    if rest := found.pop(None, {}):
-        found[TRAINING] = rest | found.get(TRAINING, {})
-    values = {key: _value([*found[key]], names) for key in _KEYS if key in found}
-    if not setting.startswith("dataset."):
-        return " or ".join(_set(setting, value) for value in values.values())
-    return " ".join(_set(f"dataset.{key}", value) for key, value in values.items())
+        by_key.setdefault(key, {})[told] = None
+    if len(by_key) < 2 or not {*by_key} & ({*_KEYS} - {TRAINING}):
+        return
+    if rest := by_key.pop(None, {}):
+        by_key[TRAINING] = rest | by_key.get(TRAINING, {})
+    values = {key: _value([*by_key[key]], names) for key in _KEYS if key in by_key}
+    if setting.startswith("dataset."):
+        settings = " ".join(_set(f"dataset.{key}", value) for key, value in values.items())
+    else:
+        settings = " or ".join(_set(setting, value) for value in values.values())
+    first = {_split(name, top)[0]: name for name in reversed(names)}
+    shown = ", ".join(os.path.relpath(name, top) for name in sorted(first.values()))
+    raise DataError(
+        f"{setting}={given}: {shown} are of several splits, and would be read as one: set "
+        f"{settings}; a list, {setting}=[...], reads all that it names"
+    )
 
 
-def glob_of(names: Sequence[str]) -> str | None:
+def _glob_of(names: Sequence[str]) -> str | None:
     """Return a glob that matches some files, and maybe others; None if their names begin unlike."""
     ends = zip(min(names), max(names), strict=False)
     begin = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
@@ -104,7 +94,7 @@ def _value(told: Sequence[str], names: Iterable[str]) -> str:
     """Return the value of a setting that names some files: a path, a glob or a list."""
     if len(told) == 1:
         return _quoted(told[0])
-    pattern = glob_of(told)
+    pattern = _glob_of(told)
     if pattern and {name for name in names if fnmatchcase(name, pattern)} == {*told}:
         return _quoted(pattern)
     more = ",.." if len(told) > LISTED else ""

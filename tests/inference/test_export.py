@@ -28,7 +28,6 @@ from recapp import (
     EmbeddingConfig,
     KeyedJaggedTensor,
 )
-from recapp.cli.model_export import export_model
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
@@ -41,7 +40,8 @@ from recapp.inference.placed_model import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
-from recapp.run.validation_rows import validation_batches, validation_source
+from recapp.model_export import export_model
+from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_folder import unfinished

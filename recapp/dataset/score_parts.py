@@ -325,7 +325,7 @@ def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     For long lists this names the first entry that differs.
     """
     for name in dict.fromkeys([*wanted, *stored]):
-        values = (stored.get(name), wanted.get(name))
+        values: tuple[Any, Any] = (stored.get(name), wanted.get(name))
         if values[0] == values[1]:
             continue
         if all(isinstance(each, list) for each in values) and len(values[0]) == len(values[1]):

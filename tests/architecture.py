@@ -48,7 +48,6 @@ THIRD_PARTIES = {
         "inference.build_cpp",
         "stored.artefact_files",
         "run.run_rows",
-        "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",
         "serving.json_rows",

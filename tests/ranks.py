@@ -22,6 +22,8 @@ from multiprocessing.forkserver import ForkServer
 from multiprocessing.popen_forkserver import Popen
 from unittest.mock import patch
 
+import proof_cost
+
 from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
 
 SIZE = 4
@@ -42,6 +44,7 @@ class _Context(ForkServerContext):
     class Process(ForkServerProcess):
         @staticmethod
         def _Popen(process):
+            proof_cost.count("processes")
             with patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
                 return Popen(process)
 

@@ -116,36 +116,6 @@ class Report(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results(Command):
-    """The settings of `python -m recapp.results`."""
-
-    path: str = "results"
-    page: str | None = None
-    logs: dict[str, str] | None = None
-    models: tuple[str, ...] | None = None
-    seeds: Positive = 3
-    settings: tuple[str, ...] = ()
-    settings_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    histories: dict[str, dict[str, str]] = field(default_factory=dict)
-    columns: Positive = 4
-    lightgbm_python: str | None = None
-    fuxictr_python: str | None = None
-    sizes: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reproduce(Command):
-    """The settings of `python -m recapp.reproduce`."""
-
-    name: str | None = None
-    data: str | None = None
-    path: str | None = None
-    seeds: tuple[int, ...] | None = None
-    devices: Positive = 1
-    settings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Serve(Limits, Command):
     """The settings of `python -m recapp.serve`."""
 
@@ -170,8 +140,6 @@ COMMANDS: dict[str, type[Command]] = {
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
-    "reproduce": Reproduce,
-    "results": Results,
     "serve": Serve,
 }
 """The settings of each command, by its name."""
@@ -195,10 +163,8 @@ VERBS = {
         "start",
     ),
     "report": ("compare",),
-    "results": ("sizes",),
 }
-"""The verbs of commands: a verb is the first word after the command. `report` and `results` need
-none."""
+"""The verbs of commands: a verb is the first word after the command. `report` needs none."""
 
 
 def read_settings(

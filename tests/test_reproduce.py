@@ -18,7 +18,7 @@ from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset import published_files
 from recapp.dataset.published_files import PublishedFiles, md5_of
 from recapp.errors import ConfigError, DataError
-from recapp.run.early_checks import check_training
+from recapp.run.checks import check_training
 from recapp.run.published import Published, Witness, read_published
 from recapp.settings.option_files import options
 

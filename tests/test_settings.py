@@ -162,7 +162,6 @@ def line(tmp_path, monkeypatch, capfd):
     ranks.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.train.check_data", lambda recipe: None)
     monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
 
     def say(*arguments):
@@ -577,7 +576,6 @@ def _refused_at_random(tmp_path, examples):
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        patch.setattr("recapp.train.check_data", lambda settings: None)
         patch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
         said = []
         patch.setattr("recapp.cli.command.note", said.append)
@@ -722,7 +720,6 @@ def test_a_value_that_no_job_could_have_is_refused_before_the_first(line, argume
 def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     began = []
-    monkeypatch.setattr("recapp.train.check_data", lambda recipe: None)
     monkeypatch.setattr(
         "recapp.train.run_recipe",
         lambda recipe, job, module: began.append(recipe.seed) or {},

@@ -27,7 +27,6 @@ from recapp.errors import CheckpointError, ConfigError, LaunchError, RecappError
 from recapp.processes.start_and_end import redirected
 from recapp.reporting import record
 from recapp.reporting.about import VERSION, machine, versions
-from recapp.run.early_checks import check_data, check_training
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
 from recapp.settings.values import in_quotes
@@ -94,8 +93,6 @@ class KeptRun:
             ConfigError, DataError: What `recapp.train` would refuse.
         """
         recipe: Train = recipe_under("train", self.overrides)
-        check_data(recipe)
-        check_training(recipe)
         return recipe
 
     def train(self, folder: Path, job: Job) -> dict[str, Any]:

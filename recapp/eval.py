@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe, wants_bar
+from recapp.cli.stored_recipe import check_generated
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import is_first
 from recapp.processes.rank_process import leave
@@ -60,6 +61,8 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
             "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
             "_file_list.txt or a list of those)"
         )
+    if recipe.split == "val":
+        check_generated(recipe, job.overrides)
     metrics = run_recipe(recipe, job, "recapp.eval")
     emit_json(metrics, recipe)
     return metrics.get(f"{recipe.split}_{recipe.built_task.best}")

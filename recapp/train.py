@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from recapp import console
 from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe, wants_bar
+from recapp.cli.stored_recipe import check_generated
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import external_rank, is_first
 from recapp.processes.rank_process import leave
@@ -77,6 +78,8 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: "SweepProgress") -
         sweep: The jobs of the sweep so far.
     """
     sweep.job_begins(job, recipe.format)
+    if recipe.ckpt_path:
+        check_generated(recipe, job.overrides)
     with note_how_to_go_on(job.directory):
         metrics = run_recipe(recipe, job, worker)
     if job.sweep is None:

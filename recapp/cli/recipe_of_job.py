@@ -22,7 +22,7 @@ from recapp.cli.hydra_errors import in_one_line
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.errors import ConfigError
 from recapp.run.commands import checked, read_settings, recipe_of
-from recapp.run.recipe import Recipe, Train
+from recapp.run.recipe import Train
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import Folders, is_group
 
@@ -82,40 +82,11 @@ def stored_recipe(
     recipe = match_stored(
         compose.recipe_over(manifest.config, command, overrides, folders, composed), manifest
     )
-    if command == "train" or getattr(recipe, "split", "") == "val":
-        check_generated(recipe, overrides)
     if command == "train":
         return with_one_length(recipe, overrides)
     # an artefact has no plan of training
     scores = command == "predict" or not manifest.kind.resumes
     return as_scored(recipe, overrides) if scores else recipe
-
-
-def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
-    """Check that a checkpoint's generated data exist, unless the command line names their
-    directory.
-
-    They are not generated again, since a checkpoint must not decide where a command writes.
-
-    Args:
-        recipe: The recipe of a run that loads the checkpoint.
-        overrides: The command line.
-
-    Raises:
-        ConfigError: The data do not exist.
-    """
-    dataset = recipe.dataset
-    named = {"dataset", "dataset.path", "experiment"}.intersection(override_names(overrides))
-    if not dataset.generate or named:
-        return
-    assert isinstance(dataset.scaled.path, str)
-    path = Path(dataset.scaled.path)
-    if not path.is_dir() or not any(path.iterdir()):
-        raise ConfigError(
-            f"dataset.path={path}: the generated data of the checkpoint are not there, and nothing "
-            "is written at a place that only a checkpoint names: say dataset.path=... to have them "
-            "generated"
-        )
 
 
 def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:

@@ -19,8 +19,8 @@ from stored import copy
 from recapp import eval as evaluation
 from recapp import train
 from recapp.cli import compose
-from recapp.cli.recipe_of_job import check_generated, stored_recipe
-from recapp.cli.stored_recipe import recipe_of_stored
+from recapp.cli.recipe_of_job import stored_recipe
+from recapp.cli.stored_recipe import check_generated, recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
 from recapp.run.commands import recipe_of

@@ -19,8 +19,6 @@ COMMANDS = {
     "export": "make an artefact of a checkpoint, served without the trainer",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
     "report": "draw the results of a run or a sweep as one page",
-    "reproduce": "train a published experiment again, and compare its quality",
-    "results": "train all models on some logs, and write a page of tables",
     "serve": "answer requests for scores over HTTP, with a trained model",
     "bench": "measure recapp on this machine, beside other systems",
 }

@@ -16,10 +16,10 @@ from recapp.errors import ConfigError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.constraints import MODES
+from recapp.planner.embedding_planner import fewest_ranks, stored_as
 from recapp.planner.hardware import default_hardware
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology, hardware_of
 from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
@@ -44,7 +44,6 @@ from recapp.run.plan_of_run import (
     build_plan,
     made_for,
     problem_on_paper,
-    register_own_types,
 )
 from recapp.settings.option_files import Folders, options
 from recapp.settings.other_systems import plan_format
@@ -251,7 +250,6 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
 
 def scale(recipe: OnPaper, job: Job) -> None:
     """Print step time, memory and bytes for growing numbers of ranks."""
-    register_own_types(recipe)
     known = [BEST, *SHARDING_TYPES]
     if not recipe.ranks:
         raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")

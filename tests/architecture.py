@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 COMMANDS = (
-    "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results, "
+    "__main__, train, eval, predict, export, serve, plan, bench, report, "
     "model_export, model_loading, plan_verbs, inference_bench"
 )
 
@@ -48,7 +48,6 @@ THIRD_PARTIES = {
         "inference.build_cpp",
         "stored.artefact_files",
         "run.run_rows",
-        "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",
         "serving.json_rows",

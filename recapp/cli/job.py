@@ -56,7 +56,7 @@ class Job:
     folders: tuple[Path, ...] = ()
 
 
-def run_recipe(recipe: Train, job: Job, module: str, threads: int | None = None) -> dict[str, Any]:
+def run_recipe(recipe: Train, job: Job, module: str) -> dict[str, Any]:
     """Run a recipe on its ranks and return its metrics (`run_on_ranks`)."""
     devices = recipe.trainer.devices
     ranks = 0 if external_rank() is not None else rank_count(devices, recipe.trainer.accelerator)
@@ -73,7 +73,6 @@ def run_recipe(recipe: Train, job: Job, module: str, threads: int | None = None)
         ranks,
         recipe.launch,
         to_stderr=to_stderr,
-        threads=threads,
     )
 
 
@@ -94,7 +93,6 @@ def run_on_ranks(
     *,
     to_stderr: bool,
     preload: str = MODULES_OF_TRAINING,
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Run a job on ranks and return its metrics.
 
@@ -110,8 +108,6 @@ def run_on_ranks(
         starting: The settings of their start.
         to_stderr: Whether ranks print on standard error, because standard output is for JSON only.
         preload: The modules that a fork server imports for all ranks, unless it runs already.
-        threads: The compute threads of a rank that this function starts; None: those of the
-            environment, else the cores that the ranks share.
 
     Returns:
         The content of rank 0's `metrics.json`; an empty dict on other ranks.
@@ -144,7 +140,6 @@ def run_on_ranks(
                 grace=starting.grace,
                 timeout=starting.timeout,
                 timeout_setting=TIMEOUT,
-                threads=threads,
             )
         else:
             with as_rank(job.directory), stdout_to_stderr(to_stderr):

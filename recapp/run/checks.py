@@ -18,8 +18,8 @@ from typing import Any
 from recapp.console import note, short_path
 from recapp.dataset.files import file_names
 from recapp.dataset.fingerprint import file_facts, resumed_files
+from recapp.dataset.footers import first_outside, place_of_id
 from recapp.dataset.order import check_order
-from recapp.dataset.places_of_ids import first_outside, place_of_id
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_values
 from recapp.dataset.source import (
@@ -41,9 +41,9 @@ from recapp.run.model_tables import check_collections
 from recapp.run.recipe import Train
 from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import Paths, shown
+from recapp.stored.block_files import by
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
-from recapp.stored.rectangles import by
 from recapp.stored.start_values import check_values as check_start_files
 from recapp.stored.stored_model import read_stored
 from recapp.tables.config import EmbeddingConfig, IdRule

@@ -1,4 +1,6 @@
-"""LightGBM beside recapp's models, on the same rows, in a Python of the user.
+"""LightGBM beside recapp's models, on the same rows, in a Python of the user:
+
+    python -m tests.speed.boosted_trees PYTHON dataset=... seed=1    -> metrics.json
 
     logs -> numbers, statistics of the label by id -> lightgbm_worker.py -> scores -> AUC, log loss
 
@@ -8,6 +10,7 @@ before; then all training rows train. Lists of ids are left out.
 Shapes: N rows, I numbers.
 """
 
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,79 +20,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.benchmarks import other_python
+from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset.derived_columns import Kind
 from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.sequential_rows import decoded_chunks
-from recapp.dataset.target_statistics import target_statistics
-from recapp.errors import ConfigError
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
-from recapp.run.task_of_run import CLICK
-from recapp.settings.records import to_plain
-from recapp.settings.values import shown
+
+from . import other_python
+from .target_statistics import target_statistics
 
 WORKER = Path(__file__).with_name("lightgbm_worker.py")
 LAST = 10  # a tenth of the training rows chooses
 NAME = "lightgbm"
 
 
-def check_python(path: str | None) -> dict[str, str]:
-    """Check that `lightgbm_python` is a Python that has LightGBM, and return its version.
-
-    Raises:
-        ConfigError: There is no such program, or it cannot import LightGBM and numpy.
+def main(argv: Sequence[str]) -> None:
+    """Train trees on the rows of a command line of `recapp.train`, and write the metrics into
+    this directory. They get no weights, and one label of 0 or 1.
     """
-    return other_python.check_python(
-        "lightgbm_python",
-        path,
-        ("lightgbm", "numpy"),
-        ("lightgbm",),
-        "name the Python of an environment with LightGBM: pip install lightgbm",
-    )
+    python, *overrides = argv
+    versions = other_python.versions(python, ("lightgbm", "numpy"), ("lightgbm",))
+    result = measure(python, recipe_under("train", overrides))
+    other_python.write(result, overrides, versions)
 
 
-def check_settings(recipe: Train) -> None:
-    """Check that trees can be trained and measured on the label of a recipe as its models are.
-
-    Args:
-        recipe: The recipe.
-
-    Raises:
-        ConfigError: Rows have weights, or the task does not predict one label of 0 or 1.
-    """
-    instead = "or take lightgbm_python=null"
-    if recipe.dataset.weight is not None:
-        raise ConfigError(
-            f"dataset.weight={shown(to_plain(recipe.dataset.weight))}: LightGBM is trained and "
-            f"measured without weights: leave it null, {instead}"
-        )
-    task = recipe.task or CLICK
-    if task.target != CLICK.target:
-        raise ConfigError(
-            f"task._target_={task.target}: LightGBM predicts clicks, labels of 0 or 1, alone: take "
-            f"task=click, {instead}"
-        )
-    if recipe.built_task.outputs[0].soft:
-        raise ConfigError(
-            "task.soft_labels=true: LightGBM predicts labels of 0 or 1 alone: leave it false, "
-            f"{instead}"
-        )
-
-
-def measure(
-    python: str, recipe: Train, seeds: Sequence[int], log: Path | None = None
-) -> list[dict[str, Any]]:
+def measure(python: str, recipe: Train) -> dict[str, Any]:
     """Train trees on the rows that a recipe trains on, and measure those that validate.
 
     Args:
         python: The Python with LightGBM.
-        recipe: The recipe: its data set and its task.
-        seeds: The seeds.
-        log: The file to which what LightGBM prints is added; None keeps none of it.
+        recipe: The recipe: its data set, its task and its seed.
 
     Returns:
-        The result of each seed, with the keys of `metrics.json`.
+        The result, with the keys of `metrics.json`.
 
     Raises:
         LaunchError: LightGBM has failed.
@@ -99,25 +63,19 @@ def measure(
     with TemporaryDirectory(prefix="recapp_lightgbm_") as folder:
         file = Path(folder) / "rows.npz"
         np.savez(file, allow_pickle=False, **arrays)
-        found = other_python.run_worker(
-            NAME, python, WORKER, [str(file), ",".join(map(str, seeds))], log
-        )
-        scores = {seed: np.load(file.with_name(f"rows_{seed}.npy")) for seed in seeds}
-    y = arrays["y_val"]
-    return [
-        {
-            **other_python.quality(scores[seed], y),
-            "seed": seed,
-            "peak_bytes": found["peak_bytes"],
-            "rows_train": rows_train,
-            "rows_val": len(y),
-            "chosen": f"{found['leaves']} leaves and {found['rounds']} rounds of "
-            f"{found['configurations']} configurations",
-            "train_seconds": found["seeds"][str(seed)]["seconds"],
-            "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        }
-        for seed in seeds
-    ]
+        measured = other_python.run_worker(NAME, python, WORKER, [str(file), str(recipe.seed)])
+        scores_N = np.load(file.with_suffix(".npy"))
+    return {
+        **other_python.quality(scores_N, arrays["y_val"]),
+        "seed": recipe.seed,
+        "peak_bytes": measured["peak_bytes"],
+        "rows_train": rows_train,
+        "rows_val": len(arrays["y_val"]),
+        "chosen": f"{measured['leaves']} leaves and {measured['rounds']} rounds of "
+        f"{measured['configurations']} configurations",
+        "train_seconds": measured["seconds"],
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
 
 
 def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, int]:
@@ -162,3 +120,7 @@ def arrays_of(
             found[f"x_{name}"] = x[part]
             found[f"y_{name}"] = labels_N[part]
     return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,5 +1,5 @@
-"""LightGBM beside the models: features without the own label, the grid, errors. LightGBM itself is
-a stand-in.
+"""LightGBM beside the models: features without the own label, the grid. LightGBM itself is a
+stand-in.
 """
 
 import re
@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recapp.benchmarks import boosted_trees, other_python
 from recapp.cli.recipe_of_job import recipe_under
-from recapp.dataset.target_statistics import PRIOR_ROWS, target_statistics
 from recapp.errors import ConfigError, LaunchError
+from speed import boosted_trees, other_python
+from speed.target_statistics import PRIOR_ROWS, target_statistics
 
 
 def slow_statistics(ids, labels):
@@ -73,22 +73,6 @@ def test_rows_are_split_as_training_splits_them_and_missing_numbers_are_missing(
     assert set(labels) == {0.0, 1.0}
 
 
-def test_labels_are_those_of_the_task(log):
-    path = f"{log.dataset.path}/log.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.append_column("liked", pa.array(np.ones(700, dtype=np.int8))), path)
-    other = recipe_under(
-        "train",
-        [
-            "dataset=criteo_kaggle",
-            f"dataset.path={path}",
-            "dataset.label=[label,liked]",
-            "task.label=liked",
-        ],
-    )
-    assert (boosted_trees.read_rows(other)[2] == 1).all()
-
-
 def test_trees_get_the_ids_and_the_rows_of_the_models_settings(log):
     more = ["dataset.min_frequency=2", "dataset.buckets=log", "dataset.val_share=.5"]
     other = recipe_under(
@@ -130,38 +114,31 @@ def test_the_grid_is_chosen_on_the_last_tenth_of_the_training_rows(log, tmp_path
         early_stopping=lambda *_, **__: None,
     )
     monkeypatch.setitem(sys.modules, "lightgbm", stub)
-    from recapp.benchmarks import lightgbm_worker
+    from speed import lightgbm_worker
 
     monkeypatch.setattr(lightgbm_worker, "lightgbm", stub)
     arrays = boosted_trees.arrays_of(*boosted_trees.read_rows(log))
     file = tmp_path / "rows.npz"
     np.savez(file, **arrays)
-    found = lightgbm_worker.main(str(file), [1, 2])
+    found = lightgbm_worker.main(str(file), 2)
     assert [row[2] for row in seen[:3]] == [540] * 3 and len(arrays["y_last"]) == 60
     rounds = lightgbm_worker.MOST_ROUNDS // 31
-    assert seen[3:] == [(31, 1, 600, rounds), (31, 2, 600, rounds)]
+    assert seen[3:] == [(31, 2, 600, rounds)]
     assert found["peak_bytes"] > 1e7
     assert found["leaves"] == 31 and found["rounds"] == rounds
-    assert np.load(tmp_path / "rows_2.npy").shape == arrays["y_val"].shape == (100,)
+    assert np.load(tmp_path / "rows.npy").shape == arrays["y_val"].shape == (100,)
 
 
-def test_a_python_without_lightgbm_is_refused(tmp_path):
-    boosted_trees.check_python(None)
-    with pytest.raises(ConfigError, match=r"lightgbm_python=/none: there is no such program"):
-        boosted_trees.check_python("/none")
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no module of that name >&2\nexit 1\n")
-    python.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"cannot import lightgbm \(no module of that name\)"):
-        boosted_trees.check_python(str(python))
+def test_the_versions_of_another_python_are_known_and_what_it_lacks_is_told():
+    known = other_python.versions(sys.executable, ("json",), ("numpy", "torch"))
+    assert known == {"numpy": np.__version__, "torch": torch.__version__}
+    with pytest.raises(ConfigError, match=r"/none: cannot be run"):
+        other_python.versions("/none", ("json",), ())
+    with pytest.raises(ConfigError, match=r"cannot import nothing_here .*: pip install nothing"):
+        other_python.versions(sys.executable, ("nothing_here",), ("nothing",))
 
 
-def test_the_versions_of_another_python_are_known():
-    found = other_python.check_python("x", sys.executable, ("json",), ("numpy", "torch"), "fix")
-    assert found == {"numpy": np.__version__, "torch": torch.__version__}
-
-
-@pytest.mark.parametrize(("line", "said"), [("", "nothing was printed"), ("[1", "[1"), ("7", "7")])
+@pytest.mark.parametrize(("line", "said"), [("", "nothing was printed"), ("7", "7")])
 def test_a_worker_without_a_result_is_one_line(tmp_path, line, said):
     worker = tmp_path / "worker.py"
     worker.write_text(f"print({line!r})\n")
@@ -169,27 +146,8 @@ def test_a_worker_without_a_result_is_one_line(tmp_path, line, said):
         other_python.run_worker("one", sys.executable, worker, [])
 
 
-def test_memory_is_that_of_the_worker_alone(tmp_path):
-    large = np.ones(30_000_000)  # of this process
+def test_a_worker_that_fails_is_one_line(tmp_path):
     worker = tmp_path / "worker.py"
-    text = boosted_trees.WORKER.read_text()
-    start = text.index("def peak_bytes")
-    own = text[start : text.index("def main(")]
-    worker.write_text(f"import json\n{own}\nprint(json.dumps({{'peak': peak_bytes()}}))\n")
-    found = other_python.run_worker("one", sys.executable, worker, [])
-    assert 1e6 < found["peak"] < large.nbytes / 4
-
-
-def test_what_a_worker_prints_is_kept(tmp_path):
-    worker = tmp_path / "worker.py"
-    worker.write_text("import sys\nprint('a note', file=sys.stderr)\nprint('{}')\n")
-    other_python.run_worker("one", sys.executable, worker, [], tmp_path / "log.txt")
-    assert (tmp_path / "log.txt").read_text() == "{}\na note\n"
-
-
-def test_a_worker_that_fails_is_one_line(log, tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho out of memory >&2\nexit 1\n")
-    python.chmod(0o755)
+    worker.write_text("import sys\nsys.exit('out of memory')\n")
     with pytest.raises(LaunchError, match="lightgbm: failed: out of memory"):
-        boosted_trees.measure(str(python), log, [1])
+        other_python.run_worker("lightgbm", sys.executable, worker, [])

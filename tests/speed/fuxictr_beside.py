@@ -1,4 +1,6 @@
-"""FuxiCTR's forms of five models beside recapp's, on the same batches, in a Python of the user.
+"""FuxiCTR's forms of five models beside recapp's, on the same batches, in a Python of the user:
+
+    python -m tests.speed.fuxictr_beside PYTHON model=dlrm dataset=... seed=1    -> metrics.json
 
     recipe -> batches in their order -> ids counted from 1 -> fuxictr_worker.py -> AUC, log loss
 
@@ -10,8 +12,8 @@ Shapes: N rows, S features of one id, L ids of a feature.
 """
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,104 +22,44 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.benchmarks import other_python
+from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset.click_rows import ClickRows
 from recapp.dataset.derive import places
 from recapp.dataset.rows import Int64Array
 from recapp.dataset.stream import BatchStream, make_loader
-from recapp.errors import ConfigError
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
-from recapp.settings.records import to_plain
-from recapp.settings.values import shown
 from recapp.sparse.batch import MISSING, Batch
 from recapp.tables.table_settings import TablesOfDataset
 from recapp.trainer.callbacks import WARM_UP_STEPS
 
+from . import other_python
+
 WORKER = Path(__file__).with_name("fuxictr_worker.py")
 MODELS = ("dlrm", "deepfm", "xdeepfm", "dcn", "dcnv2")
 """The options of `model` that have a form of FuxiCTR."""
-PREFIX = "fuxictr_"
-FOLLOWED_OF_MODEL = (
-    *("layers", "bottom_layers", "top_layers", "cin_layers", "cross_layers"),
-    *("numbers", "normalise"),  # FuxiCTR's forms have one value of their own
-)
-FOLLOWED_OF_TABLES = ("dim", "shared", "max_rows", "id_rule", "init_range")
-"""The last three say how recapp stores rows; FuxiCTR has a row for each id of a training row."""
-LENGTH_AND_AVERAGE = (
-    *("max_epochs", "max_steps", "limit_train_batches", "limit_val_batches"),
-    *("accumulate_grad_batches", "precision", "average"),
-)
 
 
-def check_python(path: str | None) -> dict[str, str]:
-    """Check that `fuxictr_python` is a Python that has FuxiCTR, and return versions of packages.
+def main(argv: Sequence[str]) -> None:
+    """Train FuxiCTR's form of the model of a command line of `recapp.train`, and write its metrics
+    into this directory.
 
-    Raises:
-        ConfigError: There is no such program, or it cannot import FuxiCTR.
+    It follows the widths and the dim of the settings; its optimiser is its own.
     """
-    return other_python.check_python(
-        "fuxictr_python",
-        path,
-        ("fuxictr.pytorch.models",),
-        ("fuxictr", "torch"),
-        "name the Python of an environment with FuxiCTR: pip install fuxictr",
-    )
+    python, *overrides = argv
+    versions = other_python.versions(python, ("fuxictr.pytorch.models",), ("fuxictr", "torch"))
+    (model,) = (o.partition("=")[2] for o in overrides if o.startswith("model="))
+    result = measure(python, model, recipe_under("train", overrides))
+    other_python.write(result, overrides, versions)
 
 
-def check_settings(recipe: Train, usual: Train) -> None:
-    """Check that FuxiCTR can have the tables of a recipe, and that the recipe changes nothing that
-    FuxiCTR's form would ignore.
-
-    Settings of the optimiser are not compared: FuxiCTR keeps its own.
-
-    Args:
-        recipe: The recipe of recapp's model.
-        usual: The recipe of this model without any other setting.
-
-    Raises:
-        ConfigError: The recipe lists its tables, or a setting has another value than the usual one.
-    """
-    if not isinstance(recipe.tables, TablesOfDataset):
-        raise ConfigError(
-            "fuxictr_python: FuxiCTR gets a table for each column, all of one width, so settings "
-            "must not list tables: take tables.source=from_dataset, or fuxictr_python=null"
-        )
-    own = _compared(recipe)
-    expected = _compared(usual)
-    for name in {**own, **expected}:
-        if own.get(name) != expected.get(name):
-            raise ConfigError(
-                f"{name}={shown(own.get(name))}: FuxiCTR's form of the model would not follow it: "
-                f"leave {name}={shown(expected.get(name))}, or take fuxictr_python=null"
-            )
-
-
-def _compared(recipe: Train) -> dict[str, Any]:
-    """Return the settings that FuxiCTR's form does not follow, by their dotted names."""
-    trainer = replace(recipe.trainer, max_epochs=recipe.trainer.max_epochs or 1)
-    plain = to_plain(replace(recipe, trainer=trainer))
-    model = plain["model"]
-    followed = (*FOLLOWED_OF_MODEL, *(["batch_norm"] if "cross_layers" in model else []))
-    groups = {
-        "model": {k: v for k, v in model.items() if k not in followed},
-        "tables": {k: v for k, v in plain["tables"].items() if k not in FOLLOWED_OF_TABLES},
-        "trainer": {k: plain["trainer"][k] for k in LENGTH_AND_AVERAGE},
-        "dataset": {k: plain["dataset"][k] for k in ("table_dims", "weight")},
-        "task": {k: v for k, v in plain["task"].items() if k != "label"},
-    }
-    found = {name: plain[name] for name in ("ensemble", "snapshots")}
-    return found | {f"{group}.{k}": v for group, own in groups.items() for k, v in own.items()}
-
-
-def measure(python: str, model: str, recipe: Train, log: Path | None = None) -> dict[str, Any]:
+def measure(python: str, model: str, recipe: Train) -> dict[str, Any]:
     """Train a model of FuxiCTR for one epoch, and measure it on the rows that validate.
 
     Args:
         python: The Python with FuxiCTR.
         model: The option of `model`, one of `MODELS`.
         recipe: The recipe of recapp's model.
-        log: The file to which what FuxiCTR prints is added; None keeps none of it.
 
     Returns:
         The result, with the keys of `metrics.json`.
@@ -125,7 +67,7 @@ def measure(python: str, model: str, recipe: Train, log: Path | None = None) -> 
     Raises:
         LaunchError: FuxiCTR has failed.
     """
-    assert isinstance(recipe.tables, TablesOfDataset)  # `check_settings`
+    assert isinstance(recipe.tables, TablesOfDataset), "FuxiCTR gets a table for each column"
     rows = rows_of(recipe).fitted()
     arrays, features, rows_train = rows_in_order(recipe, rows)
     spec = {
@@ -142,7 +84,7 @@ def measure(python: str, model: str, recipe: Train, log: Path | None = None) -> 
         file = Path(folder) / "rows.npz"
         np.savez(file, allow_pickle=False, **arrays)
         found = other_python.run_worker(
-            f"{PREFIX}{model}", python, WORKER, [str(file), json.dumps(spec)], log
+            f"fuxictr_{model}", python, WORKER, [str(file), json.dumps(spec)]
         )
         scores_N = np.load(file.with_suffix(".npy"))
     return {
@@ -242,3 +184,7 @@ def _padded(ids_L: Int64Array, lengths_N: npt.NDArray[np.int64]) -> Int64Array:
     found = np.zeros(filled_NK.shape, dtype=np.int64)
     found[filled_NK] = ids_L
     return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

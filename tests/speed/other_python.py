@@ -11,7 +11,7 @@ Shapes: N rows that measure.
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +25,52 @@ from recapp.processes.rank_process import THREAD_VARIABLES
 from recapp.run.recipe import Train
 
 SMALLEST = 1e-7  # of a probability
-SECONDS_TO_IMPORT = 120
 THREADS = 1
 """The threads of each program of a comparison, recapp's ranks among them: threads that wait for
 others would count as CPU time."""
 ASKS_VERSIONS = "import sys, importlib.metadata as m\nprint(*map(m.version, sys.argv[1:]))"
 
 
-def check_python(
-    setting: str, path: str | None, modules: Sequence[str], packages: Sequence[str], fix: str
-) -> dict[str, str]:
-    """Check that a setting names a Python that has some packages, and return their versions.
+def versions(path: str, modules: Sequence[str], packages: Sequence[str]) -> dict[str, str]:
+    """Check that a Python can import some modules, and return the versions of packages.
 
     Args:
-        setting: The setting.
-        path: The Python; None passes the check, without versions.
-        modules: The modules that it must import; the first one is named in errors.
-        packages: The packages whose versions are wanted, by the names under which pip knows them.
-        fix: How such a Python is made, for errors.
+        path: The Python.
+        modules: The modules that it must import.
+        packages: The packages whose versions are returned, by the names under which pip knows them.
 
     Raises:
         ConfigError: There is no such program, or it cannot import a module.
     """
-    if path is None:
-        return {}
-    if not os.path.isfile(path) or not os.access(path, os.X_OK):
-        raise ConfigError(f"{setting}={path}: there is no such program; {fix}")
     try:
-        found = subprocess.run(
+        done = subprocess.run(
             [path, "-c", f"import {', '.join(modules)}\n{ASKS_VERSIONS}", *packages],
             capture_output=True,
             text=True,
-            timeout=SECONDS_TO_IMPORT,
             env=_environment(),
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{setting}={path}: cannot be run ({why}); {fix}") from error
-    if found.returncode:
-        why = _last_line(found.stderr)
-        raise ConfigError(f"{setting}={path}: cannot import {modules[0]} ({why}); {fix}")
-    return dict(zip(packages, found.stdout.split()[-len(packages) :], strict=True))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be run ({error.strerror})") from error
+    if done.returncode:
+        why = _last_line(done.stderr)
+        raise ConfigError(
+            f"{path}: cannot import {modules[0]} ({why}): name the Python of an environment with "
+            f"it: pip install {packages[0]}"
+        )
+    return dict(zip(packages, done.stdout.split()[-len(packages) :], strict=True))
+
+
+def write(result: Mapping[str, Any], overrides: Sequence[str], packages: Mapping[str, str]) -> None:
+    """Write a result into this directory, in the form of `metrics.json` of a training run.
+
+    Args:
+        result: What was measured.
+        overrides: The settings of the run.
+        packages: The versions of packages, by name.
+    """
+    of_packages = {f"version_{name}": text for name, text in packages.items()}
+    document = {**result, "overrides": list(overrides), **of_packages}
+    Path("metrics.json").write_text(json.dumps(document))
 
 
 def label_of(recipe: Train) -> str:
@@ -73,37 +78,32 @@ def label_of(recipe: Train) -> str:
     return recipe.built_task.outputs[0].label or recipe.schema.labels[0]
 
 
-def run_worker(
-    name: str, python: str, worker: Path, arguments: Sequence[str], log: Path | None = None
-) -> dict[str, Any]:
-    """Run a worker, and return the object of its last line.
+def run_worker(name: str, python: str, worker: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a worker, print what it prints, and return the object of its last line.
 
     Args:
         name: The name of the program, for errors.
         python: The Python.
         worker: The file of the worker.
         arguments: Its arguments.
-        log: The file to which its standard output and error are added; None keeps neither.
 
     Raises:
         LaunchError: The worker has failed, or its last line is no JSON object.
     """
-    said = subprocess.run(
+    done = subprocess.run(
         [python, str(worker), *arguments], capture_output=True, text=True, env=_environment()
     )
-    if log is not None:
-        with log.open("a", encoding="utf-8") as file:
-            file.write(said.stdout + said.stderr)
-    if said.returncode:
-        raise LaunchError(f"{name}: failed: {_last_line(said.stderr)}")
-    last = _last_line(said.stdout)
+    print(done.stdout + done.stderr)
+    if done.returncode:
+        raise LaunchError(f"{name}: failed: {_last_line(done.stderr)}")
+    last = _last_line(done.stdout)
     try:
-        found = json.loads(last)
+        result = json.loads(last)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        result = None
+    if not isinstance(result, dict):
         raise LaunchError(f"{name}: ended without a result; its last line is: {last}")
-    return found
+    return result
 
 
 def quality(

@@ -104,7 +104,7 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     """
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
-    from recapp.run.checks import check_measuring
+    from recapp.run.run_checks import check_measuring
     from recapp.run.trained_model import model_on_ranks, with_stored_columns
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import TerminalProgress

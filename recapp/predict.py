@@ -112,7 +112,7 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.run.checks import check_scoring
+    from recapp.run.run_checks import check_scoring
     from recapp.run.trained_model import model_on_ranks, with_stored_columns
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import PredictProgress

@@ -210,7 +210,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
     from recapp.reporting.summary import report_end
-    from recapp.run.checks import check_run
+    from recapp.run.run_checks import check_run
     from recapp.run.trained_model import with_stored_columns
 
     recipe = with_stored_columns(recipe)

@@ -4,7 +4,7 @@ import pytest
 from jobs import recipe, refusal
 
 from recapp.errors import CheckpointError, ConfigError
-from recapp.run.checks import check_tables, check_training
+from recapp.run.run_checks import check_tables, check_training
 from recapp.stored.checkpoint import read_manifest
 
 

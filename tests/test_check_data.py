@@ -11,7 +11,7 @@ from jobs import recipe
 from recapp.cli.compose import with_absolute_paths
 from recapp.cli.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
-from recapp.run.checks import check_data, check_tables
+from recapp.run.run_checks import check_data, check_tables
 from recapp.stored.block_files import StoredBlock
 from recapp.stored.model_manifests import CheckpointManifest
 

@@ -5,7 +5,7 @@ from jobs import recipe, small
 from tiers import one_of
 
 from recapp.errors import RecappError
-from recapp.run.checks import check_training
+from recapp.run.run_checks import check_training
 from recapp.run.training import average_of, build_callbacks
 
 CHECKPOINT = "callbacks.checkpoint"

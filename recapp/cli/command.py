@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -412,7 +413,9 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str],
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
     """Set the process's arguments and environment for Hydra within the block.
 
-    Hydra reads `sys.argv`, and raises its errors only if `HYDRA_FULL_ERROR` is set.
+    Hydra reads `sys.argv`, and raises its errors only if `HYDRA_FULL_ERROR` is set. It would
+    compose the settings once more to look for `hydra.mode`, which `-m` says unless an argument
+    does.
 
     Args:
         name: The command.
@@ -422,9 +425,13 @@ def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
     kept_flag = os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"recapp.{name}", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    kept_mode = Hydra.get_mode
+    if not any(argument.startswith("hydra.mode=") for argument in arguments):
+        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
     try:
         yield
     finally:
+        Hydra.get_mode = kept_mode  # type: ignore[method-assign]
         sys.argv = kept_arguments
         if kept_flag is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -4,7 +4,7 @@ import pytest
 from jobs import recipe
 
 from recapp.errors import ConfigError
-from recapp.run.checks import check_training
+from recapp.run.run_checks import check_training
 from recapp.tables.table_settings import DimRule
 
 DATA = [

@@ -11,13 +11,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 from trainer.runs import SIZES, STOP, compose, fit
 
 from recapp.errors import RecappError
-from recapp.run.checks import (
+from recapp.run.recipe import Train
+from recapp.run.resume import resumed_run
+from recapp.run.run_checks import (
     check_data,
     check_resumed,
     check_training,
 )
-from recapp.run.recipe import Train
-from recapp.run.resume import resumed_run
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
 from recapp.trainer.changed_callbacks import ChangedCallbacks

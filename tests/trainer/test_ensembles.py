@@ -16,8 +16,8 @@ from recapp.optim.named_rules import pick
 from recapp.planner.planner_settings import Machines, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import topology_of
-from recapp.run.checks import check_tables
 from recapp.run.plan_of_run import build_plan
+from recapp.run.run_checks import check_tables
 from recapp.run.training import build_callbacks
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.config import EmbeddingBagConfig

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.run.commands import COMMANDS
-from recapp.run.read import read_settings
+from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.check_settings import known_part, override_names
 from recapp.settings.other_systems import in_recapp_words

@@ -1,4 +1,4 @@
-"""The rows that a run reads (`recapp/dataset/rows_read.py`), for the terminal and for reports.
+"""The rows that a run reads (`recapp/dataset/click_rows.py`), for the terminal and for reports.
 
 Everything here reads the plain record, as `rows_read` of `metrics.json` has it.
 """

@@ -26,7 +26,6 @@ from recapp.planner.topology import Topology, hardware_of, topology_of
 from recapp.processes.launch import rank_count
 from recapp.run.commands import OnPaper
 from recapp.run.model import build_model
-from recapp.run.own_sharding_types import register_own_types
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import sized_on_paper, statistics_of
 from recapp.sharding.plan_file import load_plan
@@ -117,7 +116,6 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
     Raises:
         PlanError: The plan names a table or type that does not exist, or does not fit.
     """
-    register_own_types(recipe)
     plan = recipe.plan or PlanSettings()
     topology = problem.topology
     if plan.path is not None:
@@ -152,7 +150,6 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
     Raises:
         PlanError: The constraints cannot be met, or no plan fits.
     """
-    register_own_types(recipe)
     plan = recipe.plan or PlanSettings()
     constraints = build_constraints(
         of_all_members(recipe.planner.constraints or {}, problem.tables),

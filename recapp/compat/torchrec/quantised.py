@@ -50,7 +50,7 @@ from recapp.inference.placed_model import one_rank
 from recapp.inference.storage import stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.constraints import Constraints
-from recapp.planner.serving import serving_plan
+from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor

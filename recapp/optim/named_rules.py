@@ -93,7 +93,9 @@ def pick(named: Mapping[str, Picked], table: str) -> Picked | None:
     """
     if table in named:
         return named[table]
-    globs = (value for pattern, value in reversed(named.items()) if fnmatchcase(table, pattern))
+    globs = (
+        value for pattern, value in reversed(list(named.items())) if fnmatchcase(table, pattern)
+    )
     return next(globs, None)
 
 

@@ -42,7 +42,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from recapp.compat.hugectr.collection import EmbeddingCollection, EmbeddingCollectionConfig
 from recapp.compat.hugectr.graph import DenseLayer, connected, parameter_counts, to_plain

@@ -9,12 +9,12 @@ from hashlib import sha256
 import pytest
 from documents import commands, fenced, own_files
 from jobs import command, recipe, resolved, small
+from recapp.reporting.plan_explanation import analyze_plan
 from tiers import one_of
 
 from recapp import plan
 from recapp.cli import calibration
 from recapp.planner.hardware import read_hardware
-from recapp.reporting.plan_explanation import analyze_plan
 from recapp.reporting.record import PREDICTED_FILE, write_performance
 from recapp.run.read import checked
 from recapp.settings.records import to_plain

@@ -20,8 +20,8 @@ from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.drawing import Picture
-from recapp.reporting.plan_explanation import explained
 from recapp.reporting.plan_figures import ranks_picture, tables_picture
+from recapp.reporting.plan_report import explained
 from recapp.reporting.speed_figures import latency_picture, memory_picture
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import embedding_lookups, embedding_tables

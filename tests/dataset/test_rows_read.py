@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dataset_files import write_columns
+from recapp.reporting.data_read import entries_of, print_rows_read
 
 from recapp.dataset import rows_read as record
 from recapp.dataset.click_rows import open_rows
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.rows_read import moment, rows_read
 from recapp.dataset.schema import Schema
-from recapp.reporting.data_read import entries_of, print_rows_read
 
 SCHEMA = Schema(
     ("bought", "liked", "stars"),

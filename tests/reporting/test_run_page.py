@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from recapp.reporting.sweep_report import write_report
 from reporting.pages import opened, parts
 from reporting.sweeps import leave_pictures_unpainted, make_run
 
 from recapp import report
 from recapp.cli.recipe_of_job import default_settings
 from recapp.errors import ConfigError
-from recapp.reporting.sweep_report import write_report
 
 DEFAULTS = {
     "seed": 1,

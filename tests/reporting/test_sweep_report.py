@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from jobs import small
+from recapp.reporting.speed_figures import TITLES
+from recapp.reporting.sweep_report import write_report
 from reporting.pages import opened, parts
 from reporting.sweeps import (
     leave_pictures_unpainted,
@@ -24,8 +26,6 @@ from recapp import report
 from recapp.errors import ConfigError
 from recapp.reporting import sweep_page
 from recapp.reporting.drawing import COLUMN
-from recapp.reporting.speed_figures import TITLES
-from recapp.reporting.sweep_report import write_report
 from recapp.reporting.variants import read_runs
 
 CURVES = ("Validation AUC over steps", "Validation log loss over steps")

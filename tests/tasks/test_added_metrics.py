@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from recapp.reporting.detail_figures import part_of_details
+from recapp.reporting.paired import differences, picture
 from test_metrics import of_all_samples
 from torchmetrics.classification import BinaryAccuracy
 
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
-from recapp.reporting.detail_figures import part_of_details
 from recapp.reporting.details import (
     KEPT,
     interval,
@@ -24,7 +25,6 @@ from recapp.reporting.details import (
     write_details,
 )
 from recapp.reporting.page import Gallery
-from recapp.reporting.paired import differences, picture
 from recapp.reporting.summary import report_end
 from recapp.run.task_of_run import build_task
 from recapp.settings.records import Constructor

@@ -63,8 +63,7 @@ from recapp.planner.problem import dense_of
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
-from recapp.reporting.plan_report import PlanReport
-from recapp.reporting.run_record import Performance
+from recapp.reporting.run_record import Performance, PlanReport
 from recapp.run.commands import OnPaper
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -10,9 +10,8 @@ from recapp.cli.job import Job, run_on_ranks, run_recipe
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
-from recapp.reporting.plan_report import PlanReport
 from recapp.reporting.record import PREDICTED_FILE
-from recapp.reporting.run_record import read_performance, read_record
+from recapp.reporting.run_record import PlanReport, read_performance, read_record
 from recapp.run.commands import OnPaper
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain

@@ -32,11 +32,10 @@ from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.export_settings import Export, Quantize
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.storage import values
-from recapp.run.artefact_model import model_to_shard
+from recapp.run.model import model_to_shard
 from recapp.run.recipe import Recipe
-from recapp.run.run_rows import write_generated
-from recapp.run.stored_columns import with_columns_of
-from recapp.run.validation_rows import made_up_rows, validation_source
+from recapp.run.run_rows import made_up_rows, validation_source, write_generated
+from recapp.run.trained_model import with_columns_of
 from recapp.settings.values import in_quotes
 from recapp.stored.directories import is_artefact
 from recapp.stored.snapshot import Artefact

@@ -27,6 +27,7 @@ from recapp.errors import CheckpointError, ConfigError, LaunchError, RecappError
 from recapp.processes.start_and_end import redirected
 from recapp.reporting import record
 from recapp.reporting.about import VERSION, machine, versions
+from recapp.reporting.run_record import read_performance
 from recapp.run.early_checks import check_data, check_training
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
@@ -202,8 +203,8 @@ class KeptRun:
         if self.tests:
             overrides = (f"ckpt_path={in_quotes(metrics['checkpoint'])}", *_trusting(recipe))
             metrics = {**_tested(overrides, job, self.threads), **metrics}
-        measured = record.read_performance(job.directory) or {}
-        peaks = [rank["rss_peak"] for rank in measured.get("memory", ())]
+        measured = read_performance(job.directory)
+        peaks = [rank.rss_peak or 0 for rank in (measured.memory if measured else ())]
         return {**metrics, "peak_bytes": max(peaks, default=None)}
 
     def keep(self, found: Mapping[str, Any], folder: Path) -> dict[str, Any]:

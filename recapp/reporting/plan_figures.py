@@ -16,7 +16,7 @@ from recapp.console import byte_unit, size
 from recapp.reporting import drawing
 from recapp.reporting.drawing import INK, QUIET, Picture, sheet
 from recapp.reporting.phases import PHASES
-from recapp.reporting.plan_report import PlannedTable, PlanReport
+from recapp.reporting.run_record import PlannedTable, PlanReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

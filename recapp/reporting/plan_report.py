@@ -24,6 +24,7 @@ from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.search import PartialPlan, capacity_of
 from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
+from recapp.reporting.run_record import PlannedRank, PlannedTable, PlanReport, Traffic
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup
@@ -47,118 +48,6 @@ class RunnerUp:
     sharding_type: str
     seconds: float
     why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseTimes:
-    """Predicted milliseconds of a step, by phase (`recapp/reporting/phases.py`) and in all."""
-
-    predicted_ms: float
-    input_ms: float
-    lookup_ms: float
-    output_ms: float
-    dense_ms: float
-    gradients_ms: float
-    update_ms: float
-
-    def ms(self, phase: str) -> float:
-        """Return the milliseconds of a phase."""
-        return float(getattr(self, f"{phase}_ms"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedTable(PhaseTimes):
-    """A table of a plan, with its own times: as if it were alone.
-
-    Args:
-        rows: The rows of the table; of a dynamic table those that are expected.
-        plan_rows: The rows that its shards divide.
-        ranks: The ranks that have a shard.
-        bytes: The bytes of all its shards.
-        runner_up: The best other sharding type while all other tables keep their places.
-        runner_up_ms: The step with that type; None if the table has no room under it.
-        why: The reason for the type, and what the other one would change.
-        shards: For each shard its rank, its first and last row and column.
-    """
-
-    table: str
-    rows: int
-    plan_rows: int
-    dynamic: bool
-    dim: int
-    type: str
-    mode: str
-    row_order: str
-    ranks: tuple[int, ...]
-    bytes: int
-    runner_up: str | None
-    runner_up_ms: float | None
-    why: str
-    shards: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedRank(PhaseTimes):
-    """What a rank carries under a plan."""
-
-    rank: int
-    host: int
-    bytes: int
-    weights: int
-    state: int
-    buffers: int
-    capacity: int | None
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The bytes that a rank sends another in a step."""
-
-    source: int
-    target: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanReport:
-    """All facts about a plan before it runs: what is printed, drawn, compared and, as
-    `predicted.json`, left beside the measurements of a run.
-
-    Args:
-        hosts: The ranks of each host.
-        reserve: The bytes that tables leave free on each rank, by their use.
-        lower_bound_ms: The least possible step; None if it is not known.
-        uses: The lookups and the row rule of each table; empty if all tables are used alike.
-        between_ranks: The bytes of a step for each pair of ranks that exchanges any.
-    """
-
-    name: str
-    world_size: int
-    hosts: tuple[tuple[int, ...], ...]
-    batch_per_rank: int
-    hardware: str
-    step_ms: float
-    lower_bound_ms: float | None
-    notes: tuple[str, ...]
-    reserve: Mapping[str, int]
-    rows: tuple[PlannedTable, ...]
-    uses: tuple[Mapping[str, Any], ...]
-    ranks: tuple[PlannedRank, ...]
-    between_ranks: tuple[Traffic, ...]
-
-    def mean_ms(self, phase: str) -> float:
-        """Return the milliseconds of a phase, as the mean over the ranks."""
-        return sum(rank.ms(phase) for rank in self.ranks) / len(self.ranks)
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes of a step between all ranks."""
-        return sum(pair.bytes for pair in self.between_ranks)
-
-    @property
-    def over_bound(self) -> float | None:
-        """The share by which the step is above the least possible; None if that is not known."""
-        return self.step_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else None
 
 
 def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dict[str, Any]]:

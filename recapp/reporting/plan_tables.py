@@ -12,7 +12,7 @@ from recapp.console import Column, print_table, readable, size
 from recapp.reporting import page
 from recapp.reporting.phases import PHASES
 from recapp.reporting.plan_figures import plan_pictures
-from recapp.reporting.plan_report import PlannedTable, PlanReport
+from recapp.reporting.run_record import PlannedTable, PlanReport
 from recapp.sharding.sharding_types import SHARDING_TYPES
 
 BAR = "█"

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from recapp.reporting.phases import PHASES
-from recapp.reporting.plan_report import PlanReport
-from recapp.reporting.run_record import Performance
+from recapp.reporting.run_record import Performance, PlanReport
 
 STEP = "step, ms"
 KINDS = ("weights", "state", "buffers")

@@ -89,7 +89,7 @@ def write_page(lines: Sequence[Line], page: Path) -> list[Path]:
     Raises:
         ConfigError: A file cannot be written.
     """
-    figures = []
+    figures: list[Path] = []
     pictures = [
         picture
         for log in dict.fromkeys(line.log for line in lines)
@@ -100,7 +100,7 @@ def write_page(lines: Sequence[Line], page: Path) -> list[Path]:
         if pictures:
             (page.parent / "pictures").mkdir(exist_ok=True)
         for picture in pictures:
-            figures += picture.write(page.parent / "pictures", "svg")
+            figures.append(picture.write(page.parent / "pictures"))
         names = {picture.name: (picture.alt, picture.caption) for picture in pictures}
         write_whole(page, "\n".join(page_lines(lines, names)) + "\n")
     except OSError as error:

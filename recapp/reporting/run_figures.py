@@ -124,7 +124,9 @@ def _curve(
     highest.
     """
     runs = [curve for run in variant.runs if (curve := run.curve(name))]
-    steps = sorted(set(runs[0]).intersection(*runs[1:])) if runs else []
+    if not runs:
+        return
+    steps = sorted(set(runs[0]).intersection(*runs[1:]))
     points = [Interval(tuple(run[step] for run in runs)) for step in steps]
     axes.plot(steps, [point.mean for point in points], color=color, zorder=order, **style)
     if len(runs) > 1 and style is VALIDATION_LINE:

@@ -21,6 +21,7 @@ from recapp.reporting.details import part_of_page, read_details
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.page import Gallery
 from recapp.reporting.phases import PHASES
+from recapp.reporting.record import read_yaml
 from recapp.reporting.run_figures import curve_title, curves, memory, phases
 from recapp.reporting.runs import Run, jobs_of, read_runs
 from recapp.reporting.sweep_page import sweep_page
@@ -105,7 +106,8 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
 
 def _split(run: Run) -> str | None:
     """Return the rows of an evaluation, `val` or `test`; None for a training run."""
-    split = run.results.split or run.settings.get("split") or run.overrides.get("split")
+    asked = read_yaml(run.directory / ".hydra" / "config.yaml") or {}
+    split = run.results.split or run.settings.get("split") or asked.get("split")
     return str(split) if split else None
 
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from recapp.console import Column
 from recapp.errors import ConfigError
-from recapp.reporting.plan_report import PlanReport
 from recapp.reporting.record import (
     ERROR_FILE,
     METRICS_FILE,
@@ -38,6 +37,7 @@ from recapp.reporting.record import (
 from recapp.reporting.run_record import (
     Failure,
     Performance,
+    PlanReport,
     RunRecord,
     finite,
     read_failure,

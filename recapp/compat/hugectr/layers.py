@@ -1,0 +1,416 @@
+"""HugeCTR's dense layers: the output shapes for given input shapes, and the torch module of each
+layer.
+
+    Layer(type, bottoms, tops, parameters), shapes of the bottoms
+        -> shapes of the tops, a function that makes the module
+
+Shapes leave out the batch; it is always the first dimension, and messages print it as None.
+Formulas are those of HugeCTR's layer book. `Default` start values are those of the published DLRM,
+as in HugeCTR.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from recapp.compat.hugectr.arguments import Initializer_t, number, switch, whole
+from recapp.compat.hugectr.layer_modules import (
+    Apply,
+    Interaction,
+    MultiCross,
+    WeightMultiply,
+    combined,
+    concatenated,
+    fm_order2,
+    initialise,
+    linear,
+    reshaped,
+    sliced,
+)
+from recapp.errors import ConfigError
+
+Shape = tuple[int, ...]
+LOSS = "BinaryCrossEntropyLoss"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return the shape of a tensor as HugeCTR's summary prints it: (None, 26, 128)."""
+    return f"({', '.join(['None', *map(str, shape)])})"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a program, as plain values.
+
+    Args:
+        type: The name of its `Layer_t`.
+        bottoms: The names of its input tensors.
+        tops: The names of its output tensors.
+        parameters: The parameters that the program sets.
+    """
+
+    type: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Return the name of the layer in errors."""
+        return f"layer {self.type} ({', '.join(self.tops)})"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.parameters.get(name, KINDS[self.type].parameters[name])
+
+    def whole(self, name: str) -> int:
+        """Return a parameter that must be a whole number of at least 1.
+
+        Raises:
+            ConfigError: The parameter is not such a number.
+        """
+        return whole(self.label, name, self[name], 1)
+
+    def refusal(self, shapes: Sequence[Shape], wanted: str) -> ConfigError:
+        """Return the error for inputs of wrong shapes.
+
+        Args:
+            shapes: The shapes of the inputs.
+            wanted: The shapes that the layer takes, in words.
+        """
+        pairs = zip(self.bottoms, shapes, strict=True)
+        read = " and ".join(f"{name} {shape_text(shape)}" for name, shape in pairs)
+        return ConfigError(f"{self.label}: reads {read}: {wanted}")
+
+
+Made = tuple[list[Shape], Callable[[], nn.Module]]
+"""The shapes of the outputs of a layer, and the function that makes its module."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of layer.
+
+    Args:
+        make: A function that checks the input shapes of a layer and returns its output shapes and
+            a function that makes its module.
+        least: The smallest number of inputs.
+        most: The largest number of inputs; None for any number.
+        parameters: The default of each parameter.
+        outputs: The number of outputs; None if parameters set the number.
+    """
+
+    make: Callable[[Layer, list[Shape]], Made]
+    least: int = 1
+    most: int | None = 1
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int | None = 1
+
+
+def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
+    """Return the output shapes of a layer and a function that makes its module.
+
+    Args:
+        layer: The layer.
+        shapes: The shapes of its inputs, in order.
+
+    Raises:
+        ConfigError: The number of inputs or outputs, a shape or a parameter is wrong.
+    """
+    kind = KINDS[layer.type]
+    for name in layer.parameters:
+        _check_parameter(layer, name)
+    count = len(shapes)
+    if count < kind.least or (kind.most is not None and count > kind.most):
+        many = "or more" if kind.most is None else f"to {kind.most}"
+        wanted = str(kind.least) if kind.least == kind.most else f"{kind.least} {many}"
+        raise ConfigError(
+            f"{layer.label}: {count} bottom_names ({', '.join(layer.bottoms)}): takes {wanted}"
+        )
+    if kind.outputs is not None and len(layer.tops) != kind.outputs:
+        raise ConfigError(
+            f"{layer.label}: {len(layer.tops)} top_names: {layer.type} makes {kind.outputs}"
+        )
+    return kind.make(layer, shapes)
+
+
+def _check_parameter(layer: Layer, name: str) -> None:
+    """Check a parameter by the rules that all layer types share; `Kind.make` checks the others.
+
+    Raises:
+        ConfigError: The value is not allowed.
+    """
+    value = layer[name]
+    if name == "axis":
+        return  # the allowed values depend on the inputs
+    if name in WHOLE:
+        whole(layer.label, name, value)
+    elif name == "selected":
+        switch(layer.label, name, value)
+    elif name in NUMBERS:
+        number(layer.label, name, value, NUMBERS[name])
+    elif name.endswith("_init_type"):
+        if not isinstance(value, str) or value not in Initializer_t.__members__:
+            raise ConfigError(
+                f"{layer.label}: {name}={value}: must be an Initializer_t: "
+                f"{', '.join(Initializer_t.__members__)}"
+            )
+    elif not _right_list(name, value):
+        raise ConfigError(f"{layer.label}: {name}={value}: must be {LISTS[name]}")
+
+
+def _right_list(name: str, value: Any) -> bool:
+    """Return whether a value fits the description in `LISTS`."""
+    if not isinstance(value, list | tuple):
+        return False
+    if name == "ranges":
+        return all(_wholes(pair) and len(pair) == 2 for pair in value)
+    if name == "weight_dims":
+        return _wholes(value) and len(value) == 2 and min(value) > 0
+    return _wholes(value)
+
+
+def _wholes(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(type(value) is int for value in values)
+
+
+WHOLE = ("num_output", "out_dim", "num_layers", "projection_dim", "leading_dim", "time_step")
+NUMBERS: Mapping[str, float] = {
+    "factor": 0.0,
+    "eps": 0.0,
+    "elu_alpha": -math.inf,
+    "dropout_rate": -math.inf,
+}
+"""Parameters that are numbers, and the smallest allowed value of each."""
+LISTS = {
+    "ranges": "a list of pairs of whole numbers, [(0, 4), (4, 8)]",
+    "selected_slots": "a list of whole numbers",
+    "shape": "a list of whole numbers, of which the first is -1",
+    "weight_dims": "two whole numbers of at least 1, [F, D]",
+}
+INITIALISERS = {"weight_init_type": "Default", "bias_init_type": "Default"}
+
+
+def _starts(layer: Layer) -> tuple[str, str]:
+    return layer["weight_init_type"], layer["bias_init_type"]
+
+
+# ---- output shapes and modules
+
+
+def _same(module: Callable[[Layer], nn.Module]) -> Callable[[Layer, list[Shape]], Made]:
+    return lambda layer, shapes: ([shapes[0]], lambda: module(layer))
+
+
+def _elementwise(function: Callable[[Any, Any], Any]) -> Callable[[Layer, list[Shape]], Made]:
+    def make(layer: Layer, shapes: list[Shape]) -> Made:
+        for k, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+                raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
+        return [shapes[0]], lambda: Apply(partial(combined, function))
+
+    return make
+
+
+def _concat(layer: Layer, shapes: list[Shape]) -> Made:
+    axis = layer["axis"]
+    first = shapes[0]
+    if type(axis) is not int or not 1 <= axis <= len(first):
+        raise ConfigError(
+            f"{layer.label}: axis={axis}: {layer.bottoms[0]} is {shape_text(first)}, so 1 to "
+            f"{len(first)} is allowed"
+        )
+    rest = first[: axis - 1] + first[axis:]
+    for k, shape in enumerate(shapes):
+        if len(shape) != len(first) or shape[: axis - 1] + shape[axis:] != rest:
+            pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+            raise pair.refusal(
+                [first, shape], f"along axis={axis} they must differ in that dimension alone"
+            )
+    joined = sum(shape[axis - 1] for shape in shapes)
+    return [(*first[: axis - 1], joined, *first[axis:])], lambda: Apply(partial(concatenated, axis))
+
+
+def _inner_product(layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    if len(shape) not in (1, 2) or not shape[-1]:
+        raise layer.refusal(shapes, "takes two or three dimensions, the last of at least 1")
+    outputs = layer.whole("num_output")
+    return [(*shape[:-1], outputs)], lambda: linear(shape[-1], outputs, *_starts(layer))
+
+
+def _interaction(layer: Layer, shapes: list[Shape]) -> Made:
+    bottom, vectors = shapes
+    if len(bottom) != 1 or len(vectors) != 2 or bottom[0] != vectors[1]:
+        raise layer.refusal(
+            shapes, "takes a vector (None, D) and vectors (None, F, D) of the same D"
+        )
+    count = vectors[0]
+    columns = bottom[0] + count * (count + 1) // 2 + 1
+    return [(columns,)], lambda: Interaction(count)
+
+
+def _loss(layer: Layer, shapes: list[Shape]) -> Made:
+    if shapes != [(1,), (1,)]:
+        raise layer.refusal(shapes, "takes one logit and one label of each sample, (None, 1)")
+    return [()], nn.Identity
+
+
+def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    slots = layer["selected_slots"] if layer["selected"] else None
+    if slots is not None and (
+        len(shape) != 2 or not slots or not all(0 <= slot < shape[0] for slot in slots)
+    ):
+        raise layer.refusal(shapes, f"selected_slots={list(slots)}: must be vectors of it")
+    total = math.prod(shape) if slots is None else len(slots) * shape[1]
+    wanted = layer["shape"]
+    if wanted and (layer["leading_dim"] or layer["time_step"]):
+        raise ConfigError(
+            f"{layer.label}: shape={list(wanted)} together with leading_dim or time_step: both "
+            "set the shape of the output: give only one of them"
+        )
+    if wanted:
+        made = tuple(wanted[1:])
+    elif layer["time_step"]:
+        made = (layer["time_step"], layer["leading_dim"] or 0)
+    else:
+        made = (layer["leading_dim"] or total,)
+    if not made or math.prod(made) != total or (wanted and wanted[0] != -1):
+        raise layer.refusal(
+            shapes,
+            f"{total} numbers of a sample make no {shape_text(made)}; samples stay samples here",
+        )
+    return [made], lambda: Apply(partial(reshaped, made, slots))
+
+
+def _slice(layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    ranges = layer["ranges"]
+    if len(ranges) != len(layer.tops):
+        raise ConfigError(
+            f"{layer.label}: {len(ranges)} ranges and {len(layer.tops)} top_names: give one name "
+            "for each range"
+        )
+    for first, last in ranges:
+        if not 0 <= first < last <= shape[-1]:
+            raise layer.refusal(shapes, f"range ({first}, {last}) leaves its last dimension")
+    return [(*shape[:-1], last - first) for first, last in ranges], lambda: Apply(
+        partial(sliced, ranges)
+    )
+
+
+def _reduction(function: Callable[..., Any]) -> Callable[[Layer, list[Shape]], Made]:
+    def make(layer: Layer, shapes: list[Shape]) -> Made:
+        shape = shapes[0]
+        axis = layer["axis"]
+        if type(axis) is not int or not 1 <= axis <= len(shape):
+            raise layer.refusal(shapes, f"axis={axis}: 1 to {len(shape)} is allowed")
+        return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Apply(
+            partial(function, dim=axis, keepdim=True)
+        )
+
+    return make
+
+
+def _fm_order2(layer: Layer, shapes: list[Shape]) -> Made:
+    columns = layer.whole("out_dim")
+    if len(shapes[0]) != 1 or shapes[0][0] % columns:
+        raise layer.refusal(shapes, f"takes (None, F x out_dim), and out_dim={columns}")
+    return [(columns,)], lambda: Apply(partial(fm_order2, columns))
+
+
+def _weight_multiply(layer: Layer, shapes: list[Shape]) -> Made:
+    dims = layer["weight_dims"]
+    if len(dims) != 2 or shapes[0] != (dims[0],):
+        raise layer.refusal(
+            shapes, f"takes (None, F), and weight_dims={list(dims)}: must be [F, D]"
+        )
+    numbers, columns = dims
+    how = layer["weight_init_type"]
+    return [(numbers * columns,)], lambda: WeightMultiply(numbers, columns, how)
+
+
+def _multi_cross(layer: Layer, shapes: list[Shape]) -> Made:
+    if len(shapes[0]) != 1:
+        raise layer.refusal(shapes, "takes (None, K)")
+    count = layer.whole("num_layers")
+    width = layer["projection_dim"]
+    return [shapes[0]], lambda: MultiCross(shapes[0][0], count, width, *_starts(layer))
+
+
+def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
+    if len(shapes[0]) != 1:
+        raise layer.refusal(shapes, "takes (None, K)")
+    columns = shapes[0][0]
+    if layer["factor"] > 1:
+        raise ConfigError(
+            f"{layer.label}: factor={layer['factor']}: must be at most 1, the share of a batch in "
+            "the running mean and variance"
+        )
+
+    def module() -> nn.Module:
+        made = nn.BatchNorm1d(columns, eps=layer["eps"], momentum=layer["factor"])
+        initialise(made.weight, layer["gamma_init_type"], 0, columns)
+        initialise(made.bias, layer["beta_init_type"], 0, columns)
+        return made
+
+    return [shapes[0]], module
+
+
+def _dropout(layer: Layer) -> nn.Module:
+    rate = layer["dropout_rate"]
+    if not 0 <= rate < 1:
+        raise ConfigError(f"{layer.label}: dropout_rate={rate}: must be at least 0 and below 1")
+    return nn.Dropout(rate)
+
+
+KINDS: Mapping[str, Kind] = {
+    "Add": Kind(_elementwise(operator.add), least=2, most=None),
+    "BatchNorm": Kind(
+        _batch_norm,
+        parameters={
+            "factor": 1.0,
+            "eps": 1e-5,
+            "gamma_init_type": "Default",
+            "beta_init_type": "Default",
+        },
+    ),
+    LOSS: Kind(_loss, least=2, most=2),
+    "Concat": Kind(_concat, most=None, parameters={"axis": 1}),
+    "Dropout": Kind(_same(_dropout), parameters={"dropout_rate": 0.5}),
+    "ELU": Kind(_same(lambda layer: nn.ELU(layer["elu_alpha"])), parameters={"elu_alpha": 1.0}),
+    "ElementwiseMultiply": Kind(_elementwise(operator.mul), least=2, most=None),
+    "FmOrder2": Kind(_fm_order2, parameters={"out_dim": 0}),
+    "InnerProduct": Kind(_inner_product, parameters={"num_output": 1, **INITIALISERS}),
+    "Interaction": Kind(_interaction, least=2, most=2),
+    "MultiCross": Kind(
+        _multi_cross, parameters={"num_layers": 0, "projection_dim": 0, **INITIALISERS}
+    ),
+    "ReLU": Kind(_same(lambda _: nn.ReLU())),
+    "ReduceMean": Kind(_reduction(torch.mean), parameters={"axis": 1}),
+    "ReduceSum": Kind(_reduction(torch.sum), parameters={"axis": 1}),
+    "Reshape": Kind(
+        _reshape,
+        parameters={
+            "leading_dim": 0,
+            "time_step": 0,
+            "shape": (),
+            "selected": False,
+            "selected_slots": (),
+        },
+    ),
+    "Sigmoid": Kind(_same(lambda _: nn.Sigmoid())),
+    "Slice": Kind(_slice, parameters={"ranges": ()}, outputs=None),
+    "Sub": Kind(_elementwise(operator.sub), least=2, most=2),
+    "WeightMultiply": Kind(
+        _weight_multiply, parameters={"weight_dims": (), "weight_init_type": "Default"}
+    ),
+}
+"""The types of layers that recapp has."""

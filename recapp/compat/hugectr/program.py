@@ -1,0 +1,346 @@
+"""Convert a HugeCTR program to settings of `recapp.train`, and run the training.
+
+    RUN/program/experiment/program.yaml    data, length, metrics
+    RUN/program/model/program.yaml         layers, and likewise tables, optimizer, callbacks
+    RUN/program/plan.yaml                  the sharding plan, if the program has one
+        -> python -m recapp.train --config-dir RUN/program experiment=program
+
+Ranks read these settings and do not run the program, so a program needs no
+`if __name__ == "__main__"`. A user who types the line above trains the same model again.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.compat.hugectr.arguments import text, whole
+from recapp.compat.hugectr.collection import EmbeddingCollection
+from recapp.compat.hugectr.graph import to_plain
+from recapp.compat.hugectr.layers import Layer
+from recapp.compat.hugectr.reader import Columns, DataReaderParams, Input, columns_of, first_key
+from recapp.compat.hugectr.solver import CreateSolver, OptParams
+from recapp.console import note
+from recapp.errors import ConfigError
+from recapp.processes.lock import new_directory
+from recapp.processes.rank_environment import external_rank, shared_run_directory
+from recapp.processes.start_and_end import die_with_parent
+from recapp.processes.stopping import SIGNALS
+from recapp.settings.values import in_quotes, literal
+from recapp.sharding.plan_file import write_plan
+from recapp.sharding.sharding_plan import PlannedFor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.dynamic import DYNAMIC
+from recapp.tables.lookups import TableLookup
+
+NAME = "program"  # the name of every option that this file writes
+ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The arguments of `Model.fit`: the length of training, and the files to write."""
+
+    num_epochs: int
+    max_iter: int
+    display: int
+    eval_interval: int
+    snapshot: int
+    snapshot_prefix: str
+
+    def check(self, *, repeats: bool) -> None:
+        """Check the numbers.
+
+        Args:
+            repeats: Whether the run repeats the data until `max_iter`.
+
+        Raises:
+            ConfigError: A number is wrong.
+        """
+        for name in ("num_epochs", "max_iter", "display", "eval_interval", "snapshot"):
+            object.__setattr__(self, name, whole("Model.fit", name, getattr(self, name)))
+        _check_prefix(self.snapshot_prefix)
+        if repeats and not self.max_iter:
+            raise ConfigError("Model.fit: max_iter=0: must be at least 1 with repeat_dataset=True")
+        if repeats and self.num_epochs:
+            raise ConfigError(
+                f"Model.fit: num_epochs={self.num_epochs}: with repeat_dataset=True max_iter "
+                "sets the length: give max_iter alone, or repeat_dataset=False"
+            )
+        if not repeats and not self.num_epochs:
+            raise ConfigError(
+                "Model.fit: num_epochs=0: must be at least 1 with repeat_dataset=False"
+            )
+
+
+def _check_prefix(prefix: str) -> None:
+    """Check the beginning of the names of snapshots, which become names of files and settings of
+    Hydra.
+
+    Raises:
+        ConfigError: The prefix is no text, or has a character that such names cannot have.
+    """
+    if prefix != "":
+        text("Model.fit", "snapshot_prefix", prefix)
+    odd = sorted({letter for letter in str(prefix) if letter in ODD or not letter.isprintable()})
+    if odd:
+        raise ConfigError(
+            f"Model.fit: snapshot_prefix={prefix}: has {' '.join(map(repr, odd))}: must be a path "
+            "without quotes, braces, $ and \\"
+        )
+
+
+@dataclass(frozen=True)
+class Program:
+    """The parts of a compiled program."""
+
+    solver: CreateSolver
+    reader: DataReaderParams
+    opt_params: OptParams
+    read: Input
+    tables: EmbeddingCollection
+    layers: Sequence[Layer]
+
+
+def train(program: Program, wanted: Fit) -> None:
+    """Train in another process, and return after its end.
+
+    Args:
+        program: The parts of the program.
+        wanted: The arguments of `Model.fit`.
+
+    Raises:
+        ConfigError: The program does not fit its data.
+        DataError: The data are missing.
+        SystemExit: The run failed or was stopped.
+    """
+    columns = columns_of(program.reader, program.read)
+    options = settings_of(program, wanted, columns)
+    directory = _run_directory(wanted.snapshot_prefix)
+    folder = directory / NAME
+    for group, values in options.items():
+        _write(folder / group / f"{NAME}.yaml", values)
+    command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
+    command += [f"experiment={NAME}", f"hydra.run.dir={in_quotes(directory)}"]
+    if program.tables.plan is not None:
+        configs, _ = _as_the_files_have_them(program, columns)
+        write_plan(
+            replace(program.tables.plan, made_for=PlannedFor(tuple(configs))), folder / "plan.yaml"
+        )
+        command += ["+plan=file", f"plan.path={in_quotes(folder / 'plan.yaml')}"]
+    if not external_rank():
+        note(f"the program is {folder}, and runs as: python {shlex.join(command[1:])}")
+    code = _run(command, program.solver.visible_gpus())
+    if code:
+        raise SystemExit(code)
+
+
+def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, dict[str, Any]]:
+    """Return the settings of a program by group, as plain values.
+
+    Args:
+        program: The parts of the program.
+        wanted: The arguments of `Model.fit`.
+        columns: The columns of the data.
+
+    Raises:
+        ConfigError: The keys of a table do not fit those of the data.
+    """
+    solver = program.solver
+    configs, lookups = _as_the_files_have_them(program, columns)
+    repeats = solver.repeat_dataset
+    groups = ("model", "tables", "optimizer", "callbacks")
+    experiment = {
+        "defaults": [
+            {"override /dataset": "custom"},
+            *({f"override /{group}": NAME} for group in groups),
+        ],
+        "seed": solver.seed,
+        "dataset": {
+            "path": str(Path(program.reader.source).absolute()),
+            "val_path": str(Path(program.reader.eval_source).absolute()),
+            "label": columns.label,
+            "dense": columns.dense,
+            "sparse": columns.keys,
+            "dense_transform": "none",
+            "id_rule": "error",
+            "batch_size": solver.batchsize,
+            "val_batch_size": solver.batchsize_eval,
+            "lanes": solver.lanes,
+            "shuffle_rows": 0,
+        },
+        "metrics": {"names": solver.metric_names()},
+        "trainer": {
+            "devices": solver.ranks,
+            "max_steps": wanted.max_iter if repeats else None,
+            "max_epochs": None if repeats else wanted.num_epochs,
+            "val_check_interval": wanted.eval_interval or None,
+            "limit_val_batches": solver.max_eval_batches if wanted.eval_interval else 0,
+            "log_every_n_steps": wanted.display or 20,
+        },
+    }
+    model = {
+        "_target_": "recapp.compat.hugectr.graph.LayerGraph",
+        "dense": program.read.dense_name,
+        "label": program.read.label_name,
+        "layers": [to_plain(layer) for layer in program.layers],
+    }
+    return {
+        "experiment": experiment,
+        "model": model,
+        "tables": {
+            "source": "list",
+            "tables": [_table(table) for table in configs],
+            "lookups": [_lookup(lookup) for lookup in lookups],
+        },
+        "optimizer": solver.optimizer(program.opt_params, program.tables.opt_params),
+        "callbacks": _callbacks(solver, wanted),
+    }
+
+
+def _as_the_files_have_them(
+    program: Program, columns: Columns
+) -> tuple[list[EmbeddingBagConfig], list[TableLookup]]:
+    """Return the tables and lookups with the columns and first keys of the files."""
+    names = program.read.sparse_names
+    column_of = dict(zip(names, columns.keys, strict=True))
+    made = {}
+    for table in program.tables.tables:
+        slots = [names.index(feature) for feature in table.feature_names]
+        made[table.name] = replace(
+            table,
+            feature_names=[column_of[feature] for feature in table.feature_names],
+            min_key=first_key(table, slots, names, program.reader.slot_size_array),
+        )
+    lookups = [
+        replace(x, table=made[x.table.name], feature=column_of[x.feature])
+        for x in program.tables.lookups
+    ]
+    return list(made.values()), lookups
+
+
+def _table(table: EmbeddingBagConfig) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": table.name,
+        "num_embeddings": table.num_embeddings,
+        "embedding_dim": table.embedding_dim,
+        "feature_names": list(table.feature_names),
+        "data_type": table.data_type.value,
+        "id_rule": table.id_rule.value,
+        "init_range": table.init_range,
+    }
+    if table.dynamic is not None:
+        said = asdict(table.dynamic)
+        said |= {name: value.value for name, value in said.items() if isinstance(value, Enum)}
+        return made | {"num_embeddings": DYNAMIC, "dynamic": said}
+    return made | ({"min_key": table.min_key} if table.min_key else {})
+
+
+def _lookup(lookup: TableLookup) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "table": lookup.table.name,
+        "feature": lookup.feature,
+        "output": lookup.output,
+        "combiner": lookup.pooling.value,
+    }
+    if lookup.hotness is not None:
+        made |= {"hotness": lookup.hotness, "truncates": lookup.truncates}
+    return made
+
+
+def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "lines": {
+            "_target_": "recapp.compat.hugectr.iteration_lines.IterationLines",
+            "every": wanted.display,
+        },
+        **solver.stops(),
+    }
+    last = wanted.max_iter if solver.repeat_dataset else None
+    if wanted.snapshot and (last is None or wanted.snapshot <= last):
+        prefix = Path(wanted.snapshot_prefix).name
+        made["snapshot"] = {
+            "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
+            "every_n_train_steps": wanted.snapshot,
+            "save_top_k": -1,
+            "filename": f"{prefix or 'snapshot'}_{{step}}",
+            "auto_insert_metric_name": False,
+        }
+    return made
+
+
+def _run_directory(prefix: str) -> Path:
+    """Create and return the directory into which the run writes."""
+    if len(Path(prefix).parts) > 1:
+        directory = Path(prefix).parent
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"Model.fit: snapshot_prefix={prefix}: {directory} cannot be made "
+                f"({error.strerror}): name a directory that you may write to"
+            ) from error
+    elif external_rank() is not None:
+        directory = Path(shared_run_directory())
+    else:
+        now = datetime.now()
+        directory = Path(new_directory(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"))
+    return directory.absolute()
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    """Write a file of settings by a rename, because ranks of a launcher all write it at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    top = "# @package _global_\n" if file.parent.name == "experiment" else ""
+    own = file.with_suffix(f".{os.getpid()}")
+    own.write_text(top + yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True))
+    os.replace(own, file)
+
+
+def _run(command: Sequence[str], gpus: str | None) -> int:
+    """Run a command to its end, pass signals on to it, and return its exit code."""
+    environment = dict(os.environ)
+    own = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), own]))
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
+    sys.stdout.flush()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,  # else a terminal's Ctrl-C would reach the process twice
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
+    )
+    with _passing_signals_on(process):
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Forward signals to a process while the `with` block runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
+    kept = {
+        number: signal.signal(number, lambda number, _: process.send_signal(number))
+        for number in SIGNALS
+        if signal.getsignal(number) != signal.SIG_IGN  # nohup
+    }
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,439 @@
+"""HugeCTR's solver and optimisers: the length of training, the learning rate and the GPUs of a
+program, which become settings of `recapp.train`, and the row rules of its tables.
+
+    CreateSolver(batchsize=65536, lr=0.5, warmup_steps=300, vvgpu=[[0, 1]], ...)
+        -> dataset.batch_size, optimizer, trainer, metrics
+
+An argument that changes HugeCTR's results and has no counterpart in recapp raises an error. For an
+argument that only changes how HugeCTR computes, recapp prints a note.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from recapp.compat.hugectr.arguments import (
+    AllReduceAlgo,
+    DeviceLayout,
+    LrPolicy_t,
+    MetricsType,
+    NamedEnum,
+    member,
+    number,
+    switch,
+    whole,
+)
+from recapp.console import note_once
+from recapp.errors import ConfigError, suggest
+from recapp.optim.named_rules import make_rule
+from recapp.optim.rules import RowRule
+from recapp.processes.launch import gpu_count
+from recapp.processes.rank_environment import external_rank, rank_info
+
+
+class Optimizer_t(NamedEnum):
+    """HugeCTR's optimisers that recapp has as row rules."""
+
+    SGD = "sgd"
+    MomentumSGD = "momentum_sgd"
+    AdaGrad = "adagrad"
+    Adam = "adam"
+    Ftrl = "ftrl"
+
+
+class Update_t(NamedEnum):
+    """The rows that HugeCTR updates; recapp always updates those that a batch touches, `Local`."""
+
+    Local = "local"
+    Global = "global"
+    LazyGlobal = "lazy_global"
+
+
+NUMBERS: Mapping[str, float] = {
+    "beta1": 1.0,
+    "beta2": 1.0,
+    "epsilon": math.inf,
+    "initial_accu_value": math.inf,
+    "momentum_factor": math.inf,
+    "beta": math.inf,
+    "lambda1": math.inf,
+    "lambda2": math.inf,
+}
+"""The numeric arguments of an optimiser; each must be smaller than its bound here."""
+
+
+@dataclass(frozen=True)
+class OptParams:
+    """An optimiser of a table.
+
+    Args:
+        optimizer_type: The optimiser.
+        update_type: The rows that the optimiser updates.
+        beta1: Adam's decay of the mean of gradients.
+        beta2: Adam's decay of the mean of squared gradients.
+        epsilon: The number that Adam and AdaGrad add to the square root.
+        initial_accu_value: The start value of AdaGrad's sum of squares.
+        momentum_factor: MomentumSGD's factor; rows that a batch does not touch keep their momentum.
+        atomic_update: Whether HugeCTR adds with atomic operations; recapp ignores it.
+        beta: Ftrl's beta.
+        lambda1: Ftrl's L1 factor: above 0 it makes some weights exactly 0.
+        lambda2: Ftrl's L2 factor.
+
+    Raises:
+        ConfigError: A value is out of range, or no row rule has it.
+    """
+
+    optimizer_type: Optimizer_t = Optimizer_t.Adam
+    update_type: Update_t = Update_t.Local
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-7
+    initial_accu_value: float = 0.0
+    momentum_factor: float = 0.0
+    atomic_update: bool = True
+    beta: float = 0.0
+    lambda1: float = 0.0
+    lambda2: float = 0.0
+
+    def __post_init__(self) -> None:
+        member("CreateOptimizer", "optimizer_type", self.optimizer_type, Optimizer_t)
+        member("CreateOptimizer", "update_type", self.update_type, Update_t)
+        for name, below in NUMBERS.items():
+            value = number("CreateOptimizer", name, getattr(self, name), below=below)
+            object.__setattr__(self, name, value)
+        if self.optimizer_type is Optimizer_t.Adam and self.update_type is Update_t.Global:
+            raise ConfigError(
+                "CreateOptimizer: update_type=Global changes rows that a batch does not have: "
+                "set Update_t.Local or Update_t.LazyGlobal"
+            )
+
+
+CreateOptimizer = OptParams
+
+
+def row_rule(opt_params: OptParams) -> dict[str, Any]:
+    """Return the row rule of an optimiser as plain values: its name and its numbers.
+
+    The result has no learning rate: tables use that of the model, as in HugeCTR.
+    """
+    betas = {"beta1": opt_params.beta1, "beta2": opt_params.beta2}
+    numbers: Mapping[Optimizer_t, dict[str, Any]] = {
+        Optimizer_t.SGD: {"rule": "sgd"},
+        Optimizer_t.MomentumSGD: {"rule": "momentum_sgd", "momentum": opt_params.momentum_factor},
+        Optimizer_t.AdaGrad: {
+            "rule": "adagrad",
+            "eps": opt_params.epsilon,
+            "initial_accumulator": opt_params.initial_accu_value,
+        },
+        Optimizer_t.Adam: {"rule": "adam", **betas, "eps": opt_params.epsilon},
+        Optimizer_t.Ftrl: {
+            "rule": "ftrl",
+            "beta": opt_params.beta,
+            "l1": opt_params.lambda1,
+            "l2": opt_params.lambda2,
+        },
+    }
+    return numbers[opt_params.optimizer_type]
+
+
+def rules_of_opt_params(by_table: Mapping[str, OptParams], lr: float) -> dict[str, RowRule]:
+    """Return the row rule of each table.
+
+    Args:
+        by_table: The optimiser of each table, by the table's name.
+        lr: The learning rate of all tables.
+    """
+    return {
+        name: make_rule(row_rule(said) | {"lr": lr}, f"opt_params of table {name}")
+        for name, said in by_table.items()
+    }
+
+
+LANES = 16
+"""The largest number of lanes (`dataset.lanes`) for up to 16 ranks; batch sizes may allow fewer."""
+METRICS = {MetricsType.AUC: "auc", MetricsType.AverageLoss: "log_loss"}
+SWITCHES: Mapping[str, Any] = {
+    "model_name": "",
+    "use_algorithm_search": True,
+    "use_cuda_graph": True,
+    "async_mlp_wgrad": False,
+    "gen_loss_summary": True,
+    "train_intra_iteration_overlap": False,
+    "train_inter_iteration_overlap": False,
+    "eval_intra_iteration_overlap": False,
+    "eval_inter_iteration_overlap": False,
+    "device_layout": DeviceLayout.LocalFirst,
+    "all_reduce_algo": AllReduceAlgo.NCCL,
+    "grouped_all_reduce": False,
+    "num_iterations_statistics": 20,
+    "perf_logging": False,
+    "enable_tf32_compute": False,
+}
+"""Arguments that only change how HugeCTR computes, with their defaults."""
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "use_mixed_precision": (False, "mixed precision with loss scaling is not there: train in FP32"),
+    "scaler": (1.0, "losses are not scaled, as there is no mixed precision with loss scaling"),
+    "drop_incomplete_batch": (True, "training skips the short last batch of an epoch"),
+    "kafka_brockers": ("", "models are not sent to Kafka; snapshots are checkpoints"),
+    "kafka_brokers": ("", "models are not sent to Kafka; snapshots are checkpoints"),
+    "data_source_params": (None, "data are read from local and mounted directories"),
+}
+"""Arguments that change HugeCTR's results and that recapp does not have: the default of each, and
+the text of the error.
+"""
+DENSE: Mapping[Optimizer_t, str] = {
+    Optimizer_t.SGD: "torch.optim.SGD",
+    Optimizer_t.MomentumSGD: "torch.optim.SGD",
+    Optimizer_t.AdaGrad: "torch.optim.Adagrad",
+    Optimizer_t.Adam: "torch.optim.Adam",
+}
+"""The torch optimiser of the dense part for each of HugeCTR's optimisers."""
+
+
+class CreateSolver:
+    """The solver of a program.
+
+    Args:
+        seed: The seed of start values and of the order of rows.
+        lr_policy: The learning-rate policy; must be `fixed`.
+        lr: The learning rate of layers and tables after the warm-up.
+        warmup_steps: The number of iterations in which the learning rate grows.
+        decay_start: The iteration at which the learning rate begins to decay; 0 never decays it.
+        decay_steps: The number of iterations of the decay.
+        decay_power: The exponent of the decay.
+        end_lr: The learning rate after the decay.
+        max_eval_batches: The largest number of batches in an evaluation.
+        batchsize_eval: The rows of an evaluation batch, over all GPUs.
+        batchsize: The rows of a training batch, over all GPUs.
+        vvgpu: The GPUs of each host. A machine without GPUs runs the same number of ranks on CPUs.
+        repeat_dataset: Whether `fit` counts iterations (`max_iter`); False counts epochs
+            (`num_epochs`).
+        metrics_spec: The metrics of an evaluation, AUC or AverageLoss, with a goal for each;
+            training ends when a metric reaches its goal.
+        i64_input_key: Must be True, because keys of Parquet have 64 bits.
+        use_embedding_collection: Must be True, because recapp has no other form of tables.
+        others: Arguments that only change how HugeCTR computes, and arguments that must keep their
+            defaults.
+
+    Raises:
+        ConfigError: An argument does not exist, or recapp does not have a value.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        lr_policy: NamedEnum = LrPolicy_t.fixed,
+        lr: float = 0.001,
+        warmup_steps: int = 1,
+        decay_start: int = 0,
+        decay_steps: int = 1,
+        decay_power: float = 2.0,
+        end_lr: float = 0.0,
+        max_eval_batches: int = 100,
+        batchsize_eval: int = 2048,
+        batchsize: int = 2048,
+        vvgpu: Sequence[Sequence[int]] = ((0,),),
+        repeat_dataset: bool = True,
+        metrics_spec: Mapping[NamedEnum, float] | None = None,
+        i64_input_key: bool = False,
+        use_embedding_collection: bool = False,
+        **others: Any,
+    ) -> None:
+        _check_others(others)
+        if lr_policy is not LrPolicy_t.fixed:
+            raise ConfigError(f"CreateSolver: lr_policy={lr_policy}: must be LrPolicy_t.fixed")
+        if not switch("CreateSolver", "i64_input_key", i64_input_key):
+            raise ConfigError(
+                "CreateSolver: i64_input_key=False: keys of Parquet have 64 bits: set it to True"
+            )
+        if not switch("CreateSolver", "use_embedding_collection", use_embedding_collection):
+            raise ConfigError(
+                "CreateSolver: use_embedding_collection=False: recapp has no SparseEmbedding: "
+                "set it to True and add an embedding collection"
+            )
+        count = partial(whole, "CreateSolver")
+        finite = partial(number, "CreateSolver")
+        self.seed = count("seed", seed)
+        self.lr = finite("lr", lr)
+        self.schedule = {
+            "warmup_steps": count("warmup_steps", warmup_steps),
+            "decay_start": count("decay_start", decay_start),
+            "decay_steps": count("decay_steps", decay_steps, 1),
+            "decay_power": finite("decay_power", decay_power),
+            "end_lr": finite("end_lr", end_lr),
+        }
+        self.max_eval_batches = count("max_eval_batches", max_eval_batches, 1)
+        self.batchsize_eval = count("batchsize_eval", batchsize_eval, 1)
+        self.batchsize = count("batchsize", batchsize, 1)
+        self.vvgpu = _checked_gpus(vvgpu)
+        self.repeat_dataset = switch("CreateSolver", "repeat_dataset", repeat_dataset)
+        self.metrics_spec = _checked_metrics(metrics_spec)
+        self.lanes = self._lanes()
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of GPUs."""
+        return sum(map(len, self.vvgpu))
+
+    def _lanes(self) -> int:
+        """Return the number of lanes: the largest multiple of the ranks, up to 16 or the number of
+        ranks, that divides both batch sizes.
+        """
+        ranks = self.ranks
+        for name, size in (("batchsize", self.batchsize), ("batchsize_eval", self.batchsize_eval)):
+            if size % ranks:
+                raise ConfigError(
+                    f"CreateSolver: {name}={size}: counts the rows of all GPUs, so it must be a "
+                    f"multiple of the {ranks} GPUs of vvgpu"
+                )
+        shared = math.gcd(self.batchsize, self.batchsize_eval)
+        fits = (n for n in range(ranks, max(LANES, ranks) + 1, ranks) if shared % n == 0)
+        return max(fits)
+
+    def visible_gpus(self) -> str | None:
+        """Return `CUDA_VISIBLE_DEVICES` for the ranks; None keeps the variable as it is.
+
+        Raises:
+            ConfigError: `vvgpu` lists a GPU that does not exist, several hosts without a launcher,
+                or another number of GPUs than the ranks that torchrun or srun started.
+        """
+        started = rank_info() if external_rank() is not None else None
+        if started is not None:
+            if started.world != self.ranks:
+                raise ConfigError(
+                    f"CreateSolver: vvgpu lists {self.ranks} GPUs, and {started.world} ranks "
+                    "were started: list one GPU for each rank"
+                )
+            return None
+        if len(self.vvgpu) > 1:
+            raise ConfigError(
+                f"CreateSolver: vvgpu lists {len(self.vvgpu)} hosts: start the program with "
+                "torchrun or srun on each"
+            )
+        there = gpu_count()
+        if not there:
+            return None
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        known = named.split(",") if named else [str(k) for k in range(there)]
+        for gpu in self.vvgpu[0]:
+            if gpu >= len(known):
+                raise ConfigError(
+                    f"CreateSolver: vvgpu={[list(gpus) for gpus in self.vvgpu]}: there is no GPU "
+                    f"{gpu}: there are {there}"
+                )
+        return ",".join(known[gpu] for gpu in self.vvgpu[0])
+
+    def metric_names(self) -> list[str]:
+        """Return recapp's names of the metrics of an evaluation."""
+        return [METRICS[metric] for metric in self.metrics_spec]
+
+    def stops(self) -> dict[str, dict[str, Any]]:
+        """Return the callbacks that end training when a metric reaches its goal."""
+        made = {}
+        for metric, value in self.metrics_spec.items():
+            grows = metric is MetricsType.AUC
+            if (grows and value < 1) or (not grows and value > 0):
+                made[f"stop_{METRICS[metric]}"] = {
+                    "_target_": "lightning.pytorch.callbacks.EarlyStopping",
+                    "monitor": f"val_{METRICS[metric]}",
+                    "mode": "max" if grows else "min",
+                    "stopping_threshold": float(value),
+                    "patience": 2**31,  # never end a run because a metric stops improving
+                }
+        return made
+
+    def optimizer(self, model: OptParams, tables: Mapping[str, OptParams]) -> dict[str, Any]:
+        """Return the group `optimizer` of the settings.
+
+        Args:
+            model: The optimiser of layers, and of tables that name none.
+            tables: The optimisers that tables name, by the table's name.
+
+        Raises:
+            ConfigError: recapp has the optimiser for tables only, not for the dense part.
+        """
+        kind = model.optimizer_type
+        if kind not in DENSE:
+            raise ConfigError(
+                f"Model: opt_params={kind.name}: only tables have this optimiser: give it to the "
+                "tables (opt_params) and another optimiser to the model"
+            )
+        numbers: Mapping[Optimizer_t, dict[str, Any]] = {
+            Optimizer_t.SGD: {"fused": True},
+            Optimizer_t.MomentumSGD: {"momentum": model.momentum_factor, "fused": True},
+            Optimizer_t.AdaGrad: {
+                "eps": model.epsilon,
+                "initial_accumulator_value": model.initial_accu_value,
+                "fused": True,
+            },
+            Optimizer_t.Adam: {
+                "betas": [model.beta1, model.beta2],
+                "eps": model.epsilon,
+                "fused": True,
+            },
+        }
+        rule = row_rule(model)
+        own = {name: {**row_rule(said), "lr": self.lr} for name, said in tables.items()}
+        return {
+            "dense": {"_target_": DENSE[kind], "lr": self.lr, **numbers[kind]},
+            "sparse": {
+                "_target_": f"recapp.optim.rules.{rule.pop('rule')}",
+                "lr": self.lr,
+                **rule,
+                "tables": own or None,
+            },
+            "schedule": {"_target_": "recapp.optim.schedule.warmup_poly", **self.schedule},
+        }
+
+
+def _check_others(others: Mapping[str, Any]) -> None:
+    known = {*SWITCHES, *REFUSED, *(signature(CreateSolver).parameters.keys() - {"others"})}
+    for name, value in others.items():
+        if name in SWITCHES:
+            if value != SWITCHES[name]:
+                note_once(
+                    f"CreateSolver: {name} has no effect: it only changes how HugeCTR computes "
+                    "or names its files"
+                )
+        elif name not in REFUSED:
+            raise ConfigError(f"CreateSolver: unknown argument {name}; {suggest(name, known)}")
+        elif value != REFUSED[name][0]:
+            raise ConfigError(f"CreateSolver: {name}={value}: {REFUSED[name][1]}")
+
+
+def _checked_gpus(vvgpu: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    hosts = vvgpu if isinstance(vvgpu, list | tuple) else ()
+    made = tuple(tuple(gpus) if isinstance(gpus, list | tuple) else () for gpus in hosts)
+    right = made and all(
+        gpus and len(set(gpus)) == len(gpus) and all(isinstance(g, int) and g >= 0 for g in gpus)
+        for gpus in made
+    )
+    if not right:
+        raise ConfigError(
+            f"CreateSolver: vvgpu={vvgpu}: must be a list of GPUs for each host, [[0, 1]]"
+        )
+    return made
+
+
+def _checked_metrics(spec: Mapping[NamedEnum, float] | None) -> dict[NamedEnum, float]:
+    if not isinstance(spec, Mapping | None):
+        raise ConfigError(
+            f"CreateSolver: metrics_spec={spec}: must be a dict of goals, {{MetricsType.AUC: 0.8}}"
+        )
+    made = {MetricsType.AUC: 1.0} if spec is None else dict(spec)
+    for metric, goal in made.items():
+        if metric not in METRICS:
+            name = getattr(metric, "name", metric)
+            known = [known.name for known in METRICS]
+            raise ConfigError(
+                f"CreateSolver: metrics_spec: unknown metric {name}; {suggest(str(name), known)}"
+            )
+        made[metric] = number("CreateSolver", f"metrics_spec: {metric.name}", goal)
+    if not made:
+        raise ConfigError("CreateSolver: metrics_spec={}: name AUC, AverageLoss or both")
+    return made

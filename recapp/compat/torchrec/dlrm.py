@@ -1,0 +1,444 @@
+"""TorchRec's DLRM: the same model as `recapp.DLRM`, with TorchRec's modules, parameter names and
+order of pairs, so that state dicts load from TorchRec and into TorchRec. `DLRM_DCN` and
+`DLRM_Projection` are DLRMs with another interaction.
+
+    logits_B1 = DLRM(collection, 13, [512, 128], [512, 1])(dense_features, sparse_features)
+    loss, (loss, logits, labels) = DLRMTrain(dlrm)(batch)
+
+`recapp.DLRM` takes a `Batch`, allows tables of different widths and copies less;
+`python -m recapp.train` trains that class.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recapp.compat.torchrec.crosses import LowRankCrossNet
+from recapp.errors import ConfigError
+from recapp.models.layers import DotInteraction
+from recapp.models.widths import check_widths
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import BagCollection
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class Perceptron(nn.Module):
+    """A linear layer and an activation.
+
+    Args:
+        in_size: The columns of the input.
+        out_size: The columns of the output.
+        bias: Whether the linear layer has a bias.
+        activation: The function after the linear layer.
+        device: The device of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        bias: bool = True,
+        activation: Activation = torch.relu,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self._linear = nn.Linear(in_size, out_size, bias, device=device)
+        self._activation_fn = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the activations, [..., out_size]."""
+        return self._activation_fn(self._linear(input))
+
+
+class MLP(nn.Module):
+    """A stack of perceptrons.
+
+    Args:
+        in_size: The columns of the input.
+        layer_sizes: The columns of each layer's output, first to last.
+        bias: Whether the linear layers have biases.
+        activation: The function after each linear layer, or "relu" or "sigmoid".
+        device: The device of the parameters.
+
+    Raises:
+        ConfigError: The activation is unknown, or a width is no whole number of at least 1.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        layer_sizes: Sequence[int],
+        bias: bool = True,
+        activation: str | Activation = torch.relu,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        named = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+        if isinstance(activation, str) and activation not in named:
+            raise ConfigError(f"MLP: activation={activation}: name relu or sigmoid, or a function")
+        function = named[activation] if isinstance(activation, str) else activation
+        widths = [in_size, *check_widths("layer_sizes", layer_sizes)]
+        layers = [Perceptron(*sizes, bias, function, device) for sizes in pairwise(widths)]
+        self._mlp = nn.Sequential(*layers)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the last layer's activations, [B, layer_sizes[-1]]."""
+        output: Tensor = self._mlp(input)
+        return output
+
+
+def check_one_dim(model: str, collection: BagCollection) -> int:
+    """Return the width of all tables.
+
+    Args:
+        model: The name of the model in the error.
+        collection: The tables.
+
+    Raises:
+        ConfigError: The widths differ.
+    """
+    dims = {t.name: t.embedding_dim for t in collection.tables()}
+    if len(set(dims.values())) > 1:
+        raise ConfigError(
+            f"{model} needs tables of one embedding_dim, and these have {dims}: use recapp.DLRM, "
+            "which takes several"
+        )
+    return next(iter(dims.values()))
+
+
+class SparseArch(nn.Module):
+    """The tables: ids to vectors, [B, F, D].
+
+    Args:
+        embedding_bag_collection: The tables, all of width D.
+
+    Raises:
+        ConfigError: The widths differ.
+    """
+
+    def __init__(self, embedding_bag_collection: BagCollection) -> None:
+        super().__init__()
+        self.embedding_bag_collection = embedding_bag_collection
+        self.D = check_one_dim("TorchRec's DLRM", embedding_bag_collection)
+        self.sparse_feature_names = [x.output for x in embedding_bag_collection.lookups]
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Return the pooled vectors, [B, F, D], in the order of `sparse_feature_names`."""
+        pooled = self.embedding_bag_collection(features).values()
+        return pooled.reshape(-1, len(self.sparse_feature_names), self.D)
+
+
+class DenseArch(nn.Module):
+    """The bottom MLP: dense features to a vector, [B, D].
+
+    Args:
+        in_features: The number of dense features I.
+        layer_sizes: The columns of each layer; the last is D.
+        device: The device of the parameters.
+    """
+
+    def __init__(
+        self, in_features: int, layer_sizes: Sequence[int], device: torch.device | None = None
+    ) -> None:
+        super().__init__()
+        self.model = MLP(in_features, layer_sizes, device=device)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the vectors, [B, D]."""
+        vectors: Tensor = self.model(features)
+        return vectors
+
+
+class InteractionArch(nn.Module):
+    """Concatenates the dense vector and the dot products of all pairs, [B, D + F + F (F - 1) / 2].
+
+    Pairs are in the order of the upper triangle, row by row, as in TorchRec; the published model
+    takes the lower triangle.
+
+    Args:
+        num_sparse_features: The number of vectors F of the tables.
+    """
+
+    order_P: Tensor
+
+    def __init__(self, num_sparse_features: int) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.interaction = DotInteraction(self.F + 1)
+        low_P, high_P = torch.triu_indices(self.F + 1, self.F + 1, 1, device="cpu")
+        order_P = high_P * (high_P - 1) // 2 + low_P  # the place of the pair in the lower triangle
+        self.register_buffer("order_P", order_P, persistent=False)
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Return the dense vector and the dot products, concatenated.
+
+        Args:
+            dense_features: The output of the bottom MLP, [B, D].
+            sparse_features: The pooled vectors, [B, F, D].
+        """
+        vectors_BFD = torch.cat([dense_features[:, None], sparse_features], 1)
+        dots_BP = self.interaction(vectors_BFD).index_select(1, self.order_P)
+        return torch.cat([dense_features, dots_BP], 1)
+
+
+class InteractionDCNArch(nn.Module):
+    """Crosses the dense vector and the vectors of the tables, side by side.
+
+    Args:
+        num_sparse_features: The number of vectors F of the tables.
+        crossnet: A cross network over F * D + D columns.
+    """
+
+    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Return the crossed columns, [B, F * D + D].
+
+        Args:
+            dense_features: The output of the bottom MLP, [B, D].
+            sparse_features: The pooled vectors, [B, F, D].
+        """
+        crossed: Tensor = self.crossnet(side_by_side(dense_features, sparse_features))
+        return crossed
+
+
+class InteractionProjectionArch(nn.Module):
+    """Concatenates the dense vector and the products of two projections of all vectors.
+
+    Args:
+        num_sparse_features: The number of vectors F of the tables.
+        interaction_branch1: A module from F * D + D columns to F1 * D.
+        interaction_branch2: A module from F * D + D columns to D * F2.
+    """
+
+    def __init__(
+        self,
+        num_sparse_features: int,
+        interaction_branch1: nn.Module,
+        interaction_branch2: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.F = num_sparse_features
+        self.interaction_branch1 = interaction_branch1
+        self.interaction_branch2 = interaction_branch2
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Return [B, D + F1 * F2].
+
+        Args:
+            dense_features: The output of the bottom MLP, [B, D].
+            sparse_features: The pooled vectors, [B, F, D].
+        """
+        columns = side_by_side(dense_features, sparse_features)
+        samples, dim = dense_features.shape
+        first = self.interaction_branch1(columns).reshape(samples, -1, dim)
+        second = self.interaction_branch2(columns).reshape(samples, dim, -1)
+        return torch.cat([dense_features, torch.bmm(first, second).flatten(1)], 1)
+
+
+def side_by_side(dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+    """Return a dense vector [B, D] and vectors [B, F, D] as [B, D + F * D]."""
+    return torch.cat([dense_features, sparse_features.flatten(1)], 1)
+
+
+class OverArch(nn.Module):
+    """The top MLP: the concatenation to logits, [B, 1].
+
+    Args:
+        in_features: The columns of the input.
+        layer_sizes: The columns of each layer, at least two; a ReLU follows each but the last.
+        device: The device of the parameters.
+
+    Raises:
+        ConfigError: There are fewer than two layers.
+    """
+
+    def __init__(
+        self, in_features: int, layer_sizes: Sequence[int], device: torch.device | None = None
+    ) -> None:
+        super().__init__()
+        if len(layer_sizes) < 2:
+            raise ConfigError(
+                f"over_arch_layer_sizes={list(layer_sizes)}: name two layers or more, e.g. [64, 1]"
+            )
+        self.model = nn.Sequential(
+            MLP(in_features, layer_sizes[:-1], device=device),
+            nn.Linear(layer_sizes[-2], layer_sizes[-1], device=device),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits, [B, layer_sizes[-1]]."""
+        logits: Tensor = self.model(features)
+        return logits
+
+
+class DLRM(nn.Module):
+    """Click logits from dense features and ids.
+
+    Args:
+        embedding_bag_collection: The tables, all of width D.
+        dense_in_features: The number of dense features I of a sample.
+        dense_arch_layer_sizes: The columns of the bottom MLP's layers; the last is D.
+        over_arch_layer_sizes: The columns of the top MLP's layers; the last is 1.
+        dense_device: The device of the dense parameters.
+
+    Raises:
+        ConfigError: The widths do not fit each other.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.sparse_arch = SparseArch(embedding_bag_collection)
+        D = self.sparse_arch.D
+        if list(dense_arch_layer_sizes)[-1:] != [D]:
+            raise ConfigError(
+                f"dense_arch_layer_sizes={list(dense_arch_layer_sizes)}: the last must be the "
+                f"tables' embedding_dim, {D}"
+            )
+        count = len(self.sparse_arch.sparse_feature_names)
+        self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, dense_device)
+        interaction = InteractionArch(count)
+        self.inter_arch: InteractionArch | InteractionDCNArch | InteractionProjectionArch
+        self.inter_arch = interaction
+        inputs = D + interaction.interaction.pairs
+        self.over_arch = OverArch(inputs, over_arch_layer_sizes, dense_device)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """Return logits, [B, 1].
+
+        Args:
+            dense_features: The dense features, [B, I].
+            sparse_features: The ids, with stride B.
+        """
+        pooled_BFD = self.sparse_arch(sparse_features)
+        bottom_BD = self.dense_arch(dense_features)
+        logits: Tensor = self.over_arch(self.inter_arch(bottom_BD, pooled_BFD))
+        return logits
+
+
+class DLRM_DCN(DLRM):
+    """A DLRM whose interaction is a cross network of low rank, as in MLPerf's DLRM-DCNv2.
+
+    Args:
+        embedding_bag_collection: See `DLRM`.
+        dense_in_features: See `DLRM`.
+        dense_arch_layer_sizes: See `DLRM`.
+        over_arch_layer_sizes: See `DLRM`.
+        dcn_num_layers: The number of cross layers.
+        dcn_low_rank_dim: The rank of a cross layer.
+        dense_device: The device of the dense parameters.
+
+    Raises:
+        ConfigError: The widths do not fit each other.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        dcn_num_layers: int,
+        dcn_low_rank_dim: int,
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            dense_arch_layer_sizes,
+            over_arch_layer_sizes,
+            dense_device,
+        )
+        count = self.inter_arch.F
+        columns = (count + 1) * self.sparse_arch.D
+        crosses = LowRankCrossNet(columns, dcn_num_layers, dcn_low_rank_dim).to(dense_device)
+        self.inter_arch = InteractionDCNArch(count, crosses)
+        self.over_arch = OverArch(columns, over_arch_layer_sizes, dense_device)
+
+
+class DLRM_Projection(DLRM):
+    """A DLRM whose interaction multiplies two projections of all vectors.
+
+    Args:
+        embedding_bag_collection: See `DLRM`.
+        dense_in_features: See `DLRM`.
+        dense_arch_layer_sizes: See `DLRM`.
+        over_arch_layer_sizes: See `DLRM`.
+        interaction_branch1_layer_sizes: The columns of the layers of the first projection; the last
+            is a multiple of D.
+        interaction_branch2_layer_sizes: Those of the second projection.
+        dense_device: The device of the dense parameters.
+
+    Raises:
+        ConfigError: The widths do not fit each other.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        interaction_branch1_layer_sizes: Sequence[int],
+        interaction_branch2_layer_sizes: Sequence[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            dense_in_features,
+            dense_arch_layer_sizes,
+            over_arch_layer_sizes,
+            dense_device,
+        )
+        dim = self.sparse_arch.D
+        count = self.inter_arch.F
+        branches = []
+        for number, sizes in enumerate(
+            (interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), 1
+        ):
+            if not sizes or sizes[-1] % dim:
+                raise ConfigError(
+                    f"interaction_branch{number}_layer_sizes={list(sizes)}: the last must be a "
+                    f"multiple of the tables' embedding_dim, {dim}"
+                )
+            branches.append(DenseArch((count + 1) * dim, sizes, dense_device))
+        self.inter_arch = InteractionProjectionArch(count, *branches)
+        products = interaction_branch1_layer_sizes[-1] * interaction_branch2_layer_sizes[-1]
+        self.over_arch = OverArch(dim + products // dim**2, over_arch_layer_sizes, dense_device)
+
+
+class DLRMTrain(nn.Module):
+    """A DLRM and its loss, for a train pipeline.
+
+    Args:
+        dlrm_module: The model.
+    """
+
+    def __init__(self, dlrm_module: nn.Module) -> None:
+        super().__init__()
+        self.model = dlrm_module
+
+    def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Return the mean binary cross-entropy, and (loss, logits, labels) without gradients.
+
+        Args:
+            batch: A batch with `dense_features`, `sparse_features` and `labels`.
+        """
+        logits_B = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
+        loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels.float())
+        return loss, (loss.detach(), logits_B.detach(), batch.labels.detach())

@@ -1,0 +1,423 @@
+"""TorchRec's optimisers: the wrappers that key a torch optimiser by parameter names and combine
+several optimisers, the clipping of gradients before each step, and row-wise Adagrad.
+
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        lambda params: torch.optim.Adagrad(params, lr=0.1),
+    )
+    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+
+Names and argument order are those of `torchrec/optim/keyed.py`, `clipping.py` and
+`rowwise_adagrad.py`. Clipping covers the dense part alone, or the dense part and the tables
+(`recapp/optim/clipping.py`). The wrappers are keyed as well; `warmup_optimizer.py` has another one.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, unique
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recapp.errors import ConfigError
+from recapp.optim.clipping import clip_norm, clip_value, gradient_norm
+from recapp.optim.keyed import KeyedOptimizer
+from recapp.optim.optimizer import TableGradients, run_closure
+
+
+class KeyedOptimizerWrapper(KeyedOptimizer):
+    """A torch optimiser over named parameters.
+
+    Args:
+        params: Parameters by name.
+        optim_factory: A function that makes the optimiser from the list of parameters.
+
+    Raises:
+        ConfigError: There are no parameters.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        optim_factory: Callable[[list[nn.Parameter]], Optimizer],
+    ) -> None:
+        if not params:
+            raise ConfigError(
+                "KeyedOptimizerWrapper got no parameters: a model of tables alone needs no "
+                "dense optimiser"
+            )
+        self.optimizer = optim_factory(list(params.values()))
+        super().__init__(params, self.optimizer.state, self.optimizer.param_groups)
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Step the optimiser."""
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+
+class CombinedOptimizer(KeyedOptimizer):
+    """Several keyed optimisers as one.
+
+    Args:
+        optims: The optimisers, or pairs of a name and an optimiser; the name becomes the prefix of
+            the names of the optimiser's parameters.
+
+    Raises:
+        ConfigError: Two parameters have one name, or some optimisers save param groups and others
+            do not.
+    """
+
+    def __init__(self, optims: list[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
+        self.optimizers = [
+            ("", one) if isinstance(one, KeyedOptimizer) else (one[0], one[1]) for one in optims
+        ]
+        self._begin()
+        found: set[str] = set()
+        for prefix, one in self.optimizers:
+            for name in one.params:
+                if (whole := self.prepend_opt_key(name, prefix)) in found:
+                    raise ConfigError(
+                        f"two optimisers have a parameter {whole}: give the optimisers names, "
+                        '[("dense", ...), ...]'
+                    )
+                found.add(whole)
+        saves = {one.saves_groups for _, one in self.optimizers}
+        if len(saves) > 1:
+            raise ConfigError(
+                "some optimisers save param groups and some do not: combine them first, then call "
+                "save_param_groups on the whole"
+            )
+        self.saves_groups = True in saves
+
+    @staticmethod
+    def prepend_opt_key(name: str, opt_key: str) -> str:
+        """Return a parameter's name with the name of its optimiser in front."""
+        return ".".join(part for part in (opt_key, name) if part)
+
+    @property
+    def params(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Return the parameters of all optimisers by name, with prefixes."""
+        return {
+            self.prepend_opt_key(name, prefix): parameter
+            for prefix, one in self.optimizers
+            for name, parameter in one.params.items()
+        }
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Return the live param groups of all optimisers."""
+        return [group for _, one in self.optimizers for group in one.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        """Return a new dict of the state of all optimisers, by parameter."""
+        return {p: values for _, one in self.optimizers for p, values in one.state.items()}
+
+    @property
+    def table_gradients(self) -> list[TableGradients]:
+        """Return the row gradients of the tables of all optimisers."""
+        return [gradients for _, one in self.optimizers for gradients in one.table_gradients]
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once, then step every optimiser."""
+        loss = run_closure(closure)
+        for _, one in self.optimizers:
+            one.step(closure=None)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of every optimiser."""
+        for _, one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+    def save_param_groups(self, save: bool) -> None:
+        """Set for every optimiser whether its state dict has param groups."""
+        self.saves_groups = save
+        for _, one in self.optimizers:
+            one.save_param_groups(save)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all optimisers, with prefixes."""
+        whole: dict[str, Any] = {"state": {}}
+        for prefix, one in self.optimizers:
+            held = one.state_dict()
+            for name, values in held["state"].items():
+                whole["state"][self.prepend_opt_key(name, prefix)] = values
+            for group in held.get("param_groups", ()):
+                names = [self.prepend_opt_key(name, prefix) for name in group["params"]]
+                whole.setdefault("param_groups", []).append({**group, "params": names})
+        return whole
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a result of `state_dict`.
+
+        Raises:
+            ConfigError: The parameters, their state or the param groups differ.
+        """
+        self.check_names(state_dict["state"])
+        if self.saves_groups:
+            _check_count(state_dict, len(self.param_groups))
+        for prefix, one in self.optimizers:
+            names = {self.prepend_opt_key(name, prefix): name for name in one.params}
+            part: dict[str, Any] = {
+                "state": {
+                    names[whole]: values
+                    for whole, values in state_dict["state"].items()
+                    if whole in names
+                }
+            }
+            if "param_groups" in state_dict:
+                part["param_groups"] = [
+                    {**group, "params": [names[whole] for whole in group["params"]]}
+                    for group in state_dict["param_groups"]
+                    if names.keys() >= set(group["params"])
+                ]
+            one.load_state_dict(part)
+
+    def post_load_state_dict(self) -> None:
+        """Call `post_load_state_dict` of every optimiser."""
+        for _, one in self.optimizers:
+            one.post_load_state_dict()
+
+    def __repr__(self) -> str:
+        inner = [f"{prefix}: {one}" if prefix else str(one) for prefix, one in self.optimizers]
+        return f"CombinedOptimizer({', '.join(inner)})"
+
+
+def _check_count(state_dict: Mapping[str, Any], own: int) -> None:
+    """Check that a state dict has `own` param groups, as many as the optimiser."""
+    found = len(state_dict.get("param_groups", ()))
+    if found != own:
+        raise ConfigError(f"the state has {found} param groups, this optimiser {own}")
+
+
+class OptimizerWrapper(CombinedOptimizer):
+    """The base of optimisers that add work to the step of another one; this class adds none.
+
+    Args:
+        optimizer: The keyed optimiser to wrap. The wrapper has the same parameters, state and param
+            groups.
+
+    Raises:
+        ConfigError: `optimizer` is no keyed optimiser.
+    """
+
+    def __init__(self, optimizer: KeyedOptimizer) -> None:
+        if not isinstance(optimizer, KeyedOptimizer):
+            raise ConfigError(
+                f"{type(self).__name__} got a {type(optimizer).__name__}: wrap it first, "
+                "KeyedOptimizerWrapper(dict(model.named_parameters()), lambda params: ...)"
+            )
+        super().__init__([optimizer])
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Return the live param groups of the wrapped optimiser."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+        """Return the live state of the wrapped optimiser."""
+        return self.optimizer.state
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Step the wrapped optimiser."""
+        return self.optimizer.step(closure=closure)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a result of `state_dict`.
+
+        Raises:
+            ConfigError: The parameters, their state or the param groups differ.
+        """
+        self.optimizer.load_state_dict(state_dict)
+        self.post_load_state_dict()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.optimizer})"
+
+
+def in_backward_optimizer_filter(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], include: bool = False
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters that no optimiser updates in backward.
+
+    Args:
+        named_parameters: The parameters of a model, sharded or not. A sharded table is no
+            parameter.
+        include: Whether to yield the other parameters instead, which one updates in backward.
+    """
+    for name, parameter in named_parameters:
+        if hasattr(parameter, "_in_backward_optimizers") == include:
+            yield name, parameter
+
+
+@unique
+class GradientClipping(Enum):
+    """The ways to clip gradients."""
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class GradientClippingOptimizer(OptimizerWrapper):
+    """A keyed optimiser that clips gradients before each step.
+
+    Args:
+        optimizer: The keyed optimiser.
+        clipping: The way to clip gradients.
+        max_gradient: The largest norm, or the largest absolute value.
+        norm_type: The order of the norm, a number above 0 or `inf`.
+        enable_global_grad_clip: Whether to clip tables together with the dense part, by one norm
+            over all gradients of all ranks. The update of the tables then waits for `step`, which
+            every rank calls. False clips the dense part alone.
+        param_to_pgs: None, because recapp knows which ranks hold a table.
+        track_grad_norm: Whether to compute the norm of the gradients where they are not clipped by
+            it, too.
+
+    `last_total_grad_norm` is the norm of the gradients of the last step before they were clipped;
+    None before a first step, and where neither clipping nor `track_grad_norm` needs the norm.
+
+    Raises:
+        ConfigError: A number is out of range, process groups are given, or
+            `enable_global_grad_clip` finds no tables.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float | str = 2.0,
+        enable_global_grad_clip: bool = False,
+        param_to_pgs: Mapping[Any, Any] | None = None,
+        track_grad_norm: bool = False,
+    ) -> None:
+        super().__init__(optimizer)
+        self.track_grad_norm = track_grad_norm
+        self.last_total_grad_norm: Tensor | None = None
+        if not isinstance(clipping, GradientClipping):
+            raise ConfigError(
+                f"clipping={clipping!r}: give GradientClipping.NORM, GradientClipping.VALUE or "
+                "GradientClipping.NONE"
+            )
+        self.clipping = clipping
+        self.max_gradient = max_gradient
+        self.norm_type = _order_of(norm_type)
+        if not max_gradient >= 0:
+            raise ConfigError(f"max_gradient={max_gradient}: must be at least 0")
+        if param_to_pgs:
+            raise ConfigError(
+                "param_to_pgs: recapp knows the ranks of the tables, and other parameters are "
+                "equal on all ranks: leave it out"
+            )
+        tables = optimizer.table_gradients if enable_global_grad_clip else []
+        if enable_global_grad_clip and not tables:
+            raise ConfigError(
+                "enable_global_grad_clip=True: the optimiser has no tables: combine it with "
+                "model.fused_optimizer of a sharded model, or leave this out"
+            )
+        self._tables: list[TableGradients] = []
+        if self.clipping is not GradientClipping.NONE or track_grad_norm:
+            self._tables = tables
+        for of_tables in self._tables:
+            of_tables.defer(self)
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once, clip the gradients, then step the wrapped optimiser."""
+        loss = run_closure(closure)
+        parameters = self._parameters()
+        if not any(p.is_meta for p in parameters):  # a model without values has no gradients
+            self.last_total_grad_norm = self._clip(parameters)
+        super().step()
+        return loss
+
+    def clip_grad_norm_(self) -> float:
+        """Clip by the norm of all gradients, and return the norm before clipping."""
+        return clip_norm(self._parameters(), self._tables, self.max_gradient, self.norm_type)
+
+    def _clip(self, parameters: list[Tensor]) -> Tensor | None:
+        """Clip the gradients, and return their norm before if it is known."""
+        if self.clipping is GradientClipping.NORM:
+            if self._tables:
+                return torch.tensor(self.clip_grad_norm_())
+            full = [p for p in parameters if p.grad is not None and p.grad.numel()]
+            return torch.nn.utils.clip_grad_norm_(full, self.max_gradient, self.norm_type)
+        norm = None
+        if self.track_grad_norm:
+            norm = torch.tensor(gradient_norm(parameters, self._tables, self.norm_type))
+        if self.clipping is GradientClipping.VALUE:
+            clip_value(parameters, self._tables, self.max_gradient)
+        return norm
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+def _order_of(norm_type: float | str) -> float:
+    try:
+        order = float(norm_type)
+    except (TypeError, ValueError):
+        order = math.nan
+    if not order > 0:
+        raise ConfigError(f"norm_type={norm_type!r}: must be a number above 0, or inf")
+    return order
+
+
+class RowWiseAdagrad(Optimizer):
+    """Adagrad with one number of state per row, the sum of its mean squared gradients.
+
+        s_r += mean of g_r^2;   w_r -= lr * g_r / (sqrt(s_r) + eps)
+
+    The last dimension is the columns; all others are rows. `apply_optimizer_in_backward` with this
+    class selects the row rule `rowwise_adagrad`, which computes the same for the rows that a batch
+    touches. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD; name and defaults are those of
+    `torchrec.optim.RowWiseAdagrad`.
+
+    Args:
+        params: The parameters, or param groups.
+        lr: The learning rate.
+        eps: The number that keeps the divisor above 0.
+
+    Raises:
+        ConfigError: `lr` or `eps` is below 0.
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-2, eps: float = 1e-10) -> None:
+        if lr < 0 or eps < 0:
+            raise ConfigError(f"RowWiseAdagrad(lr={lr}, eps={eps}): both must be at least 0")
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once, then update every parameter that has a gradient."""
+        loss = run_closure(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
+                state = self.state[p]
+                if not state:
+                    state["sum"] = torch.zeros_like(p[..., :1], dtype=torch.float32)
+                state["sum"] += gradient.float().pow(2).mean(-1, keepdim=True)
+                root = state["sum"].sqrt().add_(group["eps"]).to(p.dtype)
+                p.addcdiv_(gradient, root.expand_as(p), value=-group["lr"])
+        return loss

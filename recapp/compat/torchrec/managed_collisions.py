@@ -1,0 +1,521 @@
+"""TorchRec's managed collisions (ZCH): they map any ids to the numbers of a fixed number of rows.
+
+    ids 17 -3 17 4e9   --profile-->  counts and last uses of an interval, by id
+                       --policy-->   the ids with the highest scores have numbers 0..zch_size-2
+                       --remap-->    0 1 0 7999          zch_size-1 for all ids without a number
+
+Unsharded tables work in this way, and so do sharded tables whose program asks for numbers or needs
+them: numbers replace the ids before the lookup (`managed_collision_collections.py`). All other
+sharded tables become dynamic tables, which find rows by the ids themselves. For these the modules
+of this file are settings only: the number of rows and the eviction policy.
+
+Arguments that recapp does not need (`input_hash_size`, `buckets`) are accepted. An argument that
+should change the result and cannot raises an error.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.compat.torchrec.eviction_policies import (
+    COUNTS,
+    LAST_USED,
+    MCHEvictionPolicy,
+    note_of_nearest,
+)
+from recapp.errors import ConfigError, suggest
+from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingConfig, IdRule
+from recapp.tables.dynamic import RUNS, DynamicRows
+from recapp.tables.module_by_name import ModuleByName
+from recapp.transport.communicator import Comm
+
+LARGEST_INPUT = 2**63 - 1
+NO_ID = 2**63 - 1  # marks a row without an id; this value itself never gets a number
+
+
+class ManagedCollisionModule(nn.Module):
+    """A class for type annotations; its only subclass is `MCHManagedCollisionModule`."""
+
+
+class MCHManagedCollisionModule(ManagedCollisionModule):
+    """Gives numbers to the ids of a table by an eviction policy. In training mode the ids that
+    occur compete for numbers.
+
+    Its buffers have TorchRec's names, so that a state dict of TorchRec loads. A module that has
+    given no numbers yet has no buffers in its state dict. A state dict does not keep the ids since
+    the last interval.
+
+    Args:
+        zch_size: The number of rows, equal to the table's `num_embeddings`; all ids without a
+            number share the last row.
+        device: The device of the numbers of an unsharded table; None takes the CPU. On the meta
+            device there are no numbers, and the table must be sharded.
+        eviction_policy: The policy that chooses the ids with numbers.
+        eviction_interval: The number of training steps between two runs of the policy. Dynamic
+            tables add and evict rows in every step.
+        input_hash_size: Ignored, because any int64 is an id.
+        input_hash_func: Must be None, because recapp does not hash ids.
+        mch_size: Must be None; TorchRec ignores it.
+        mch_hash_func: Must be None; TorchRec ignores it.
+        name: The name of the module.
+        output_global_offset: Must be 0, the first number.
+        output_segments: Must be None, because a plan cuts the table.
+        buckets: Ignored, because a checkpoint loads under any plan.
+
+    Raises:
+        ConfigError: A number is out of range, `eviction_policy` is no policy, or an argument has a
+            value that recapp does not support.
+    """
+
+    def __init__(
+        self,
+        zch_size: int,
+        device: torch.device | str | None,
+        eviction_policy: MCHEvictionPolicy,
+        eviction_interval: int,
+        input_hash_size: int = LARGEST_INPUT,
+        input_hash_func: Callable[[Tensor, int], Tensor] | None = None,
+        mch_size: int | None = None,
+        mch_hash_func: Callable[[Tensor, int], Tensor] | None = None,
+        name: str | None = None,
+        output_global_offset: int = 0,
+        output_segments: list[int] | None = None,
+        buckets: int = 1,
+    ) -> None:
+        super().__init__()
+        for setting, number in (
+            ("zch_size", zch_size),
+            ("eviction_interval", eviction_interval),
+            ("buckets", buckets),
+        ):
+            if type(number) is not int or number < 1:
+                raise ConfigError(f"{setting}={number}: must be a whole number of at least 1")
+        if not isinstance(eviction_policy, MCHEvictionPolicy):
+            raise ConfigError(
+                f"eviction_policy is a {type(eviction_policy).__name__}: give LRU_EvictionPolicy(),"
+                " LFU_EvictionPolicy() or DistanceLFU_EvictionPolicy() of recapp.modules.mc_modules"
+            )
+        refused = {
+            "input_hash_func": (input_hash_func, "ids of any size are told apart as they are"),
+            "mch_size": (mch_size, "there is no second range of rows, and TorchRec ignores it"),
+            "mch_hash_func": (mch_hash_func, "there is no second range, and TorchRec ignores it"),
+            "output_global_offset": (output_global_offset or None, "numbers begin at 0"),
+            "output_segments": (output_segments, "a plan cuts the table"),
+        }
+        for setting, (given, why) in refused.items():
+            if given is not None:
+                raise ConfigError(f"{setting} would have no effect here: {why}; leave it out")
+        self.policy = eviction_policy
+        self.name = name
+        self._zch_size = zch_size
+        self._interval = eviction_interval
+        self._input_hash_size = input_hash_size
+        self._buckets = buckets
+        self._seen: list[Tensor] = []  # ids of each step since the last decision
+        self._evicted: Tensor | None = None
+        where = torch.device("cpu" if device is None else device)
+        if where.type != "meta":
+            self.begin(where)
+
+    def begin(self, device: torch.device) -> None:
+        """Create the buffers on a device, without an id for any row."""
+        none_Z = torch.zeros(self._zch_size, dtype=torch.int64, device=device)
+        self.register_buffer("_mch_sorted_raw_ids", none_Z + NO_ID)
+        self.register_buffer("_mch_remapped_ids_mapping", torch.arange(self._zch_size).to(none_Z))
+        for kept in self.policy.keeps:
+            self.register_buffer(f"_mch_{kept}", none_Z.clone())
+        self.register_buffer("_current_iter_tensor", none_Z[:1].clone())
+        ends = torch.full((1025,), -1, dtype=torch.int64, device=device)
+        ends[:2] = torch.tensor([0, self._zch_size])
+        self.register_buffer("_output_segments_tensor", ends)
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Return whether the table needs numbers when it is sharded, too. Dynamic tables have no
+        threshold functions, and need at least one row for each of their runs.
+        """
+        return self._zch_size < RUNS or self.policy.threshold_filtering_func is not None
+
+    @property
+    def numbers_ids(self) -> bool:
+        """Return whether the module has buffers and has counted at least one step."""
+        return bool(self._buffers) and int(self._buffer("_current_iter_tensor")) > 0
+
+    def _buffer(self, name: str) -> Tensor:
+        held = self._buffers.get(name)
+        if held is None:
+            raise ConfigError(
+                f"{type(self).__name__}: the module is on the meta device, or its table is "
+                'sharded, so it cannot give ids their rows: build it with device="cpu", or call '
+                "the collection instead"
+            )
+        return held
+
+    def dynamic(self) -> DynamicRows:
+        """Return the settings of the dynamic table that replaces the table when it is sharded."""
+        return DynamicRows(max_rows=max(RUNS, self._zch_size), eviction=self.policy.eviction)
+
+    def settings_alone(self, table: str) -> "MCHManagedCollisionModule":
+        """Return a copy with the settings and without numbers, to keep beside a dynamic table.
+
+        Raises:
+            ConfigError: Ids have numbers.
+        """
+        if self.numbers_ids:
+            raise ConfigError(
+                f"table {table}: its ids got rows before it was sharded, and a sharded table "
+                "cannot keep these: shard the model before you call it in training mode, or "
+                "make the collection with return_remapped_features=True, which shards numbered "
+                "rows"
+            )
+        note_of_nearest(self.policy)
+        made = copy.copy(self)
+        made._buffers = {}
+        return made
+
+    def output_size(self) -> int:
+        """Return the number of rows."""
+        return self._zch_size
+
+    def input_size(self) -> int:
+        """Return the argument `input_hash_size`; larger ids are allowed, too."""
+        return self._input_hash_size
+
+    def buckets(self) -> int:
+        """Return the argument `buckets`."""
+        return self._buckets
+
+    def open_slots(self) -> Tensor:
+        """Return the count of numbers that no id has, [1]."""
+        return (self._buffer("_mch_sorted_raw_ids")[:-1] == NO_ID).sum().view(1)
+
+    def evict(self) -> Tensor | None:
+        """Return the numbers that went to other ids since the last call; None for none."""
+        gone = self._evicted
+        self._evicted = None
+        return gone
+
+    def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Count ids in training mode, and replace them by numbers (`profile`, `remap`)."""
+        return self.remap(self.profile(features))
+
+    @torch.no_grad()
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Count the ids of a step in training mode; every `eviction_interval` steps run the policy
+        that chooses the ids with numbers.
+
+        Args:
+            features: The ids; all features count alike.
+
+        Returns:
+            The argument, unchanged.
+
+        Raises:
+            ConfigError: The module is on the meta device, or its table is sharded.
+        """
+        step = self._buffer("_current_iter_tensor")
+        if not self.training:
+            return features
+        step += 1
+        self._seen.append(torch.cat([f.values().flatten().long() for f in features.values()]))
+        if len(self._seen) >= self._interval:
+            self._decide(int(step))
+            self._seen = []
+        return features
+
+    def _decide(self, now: int) -> None:
+        """Give numbers to the ids with the highest scores. The candidates are the ids of the
+        interval and the ids that have numbers.
+        """
+        first = now - len(self._seen) + 1
+        at_L = torch.cat([torch.full_like(ids, first + i) for i, ids in enumerate(self._seen)])
+        ids_U, inverse_L, counts_U = torch.unique(
+            torch.cat(self._seen), return_inverse=True, return_counts=True
+        )
+        used_U = torch.zeros_like(ids_U).scatter_reduce_(0, inverse_L, at_L, "amax")
+        some_U = ids_U != NO_ID
+        if self.policy.threshold_filtering_func is not None:
+            passed, _ = self.policy.threshold_filtering_func(counts_U)
+            may_U = torch.zeros_like(some_U)
+            may_U[passed] = True
+            some_U &= may_U
+        # sort by frequency, because among equal scores the first ids win
+        order_N = counts_U[some_U].argsort(descending=True, stable=True)
+        chosen_N = some_U.nonzero()[:, 0][order_N]
+        self._replace(ids_U[chosen_N], counts_U[chosen_N], used_U[chosen_N], now)
+
+    def _replace(self, ids_N: Tensor, counts_N: Tensor, used_N: Tensor, now: int) -> None:
+        held = self._buffer("_mch_sorted_raw_ids")
+        at_N, known_N = self._find(ids_N)
+        kept = {name: self._buffer(f"_mch_{name}") for name in self.policy.keeps}
+        more = {COUNTS: counts_N, LAST_USED: used_N}
+        if COUNTS in kept:
+            kept[COUNTS][at_N[known_N]] += counts_N[known_N]
+        if LAST_USED in kept:
+            kept[LAST_USED][at_N[known_N]] = used_N[known_N]
+        new = {name: more[name][~known_N] for name in more}
+        room = self._zch_size - 1
+        none = torch.zeros(room, dtype=torch.int64, device=held.device)
+        scores = torch.cat(
+            [
+                self.policy.scores(
+                    kept[COUNTS][:room] if COUNTS in kept else none,
+                    kept[LAST_USED][:room] if LAST_USED in kept else none,
+                    now,
+                ),
+                self.policy.scores(new[COUNTS], new[LAST_USED], now),
+            ]
+        )
+        order = scores.argsort(descending=True, stable=True)
+        come = order[:room][order[:room] >= room] - room
+        gone = order[room:][order[room:] < room]
+        held[gone] = ids_N[~known_N][come]
+        for name, data in kept.items():
+            data[gone] = new[name][come]
+            data[room:] = NO_ID if name == COUNTS else now
+        numbers = self._buffer("_mch_remapped_ids_mapping")
+        freed = numbers[gone]
+        before = freed[:0] if self._evicted is None else self._evicted
+        self._evicted = torch.unique(torch.cat([before, freed]))
+        sorted_Z = held.argsort(stable=True)
+        for data in (held, numbers, *kept.values()):
+            data.copy_(data[sorted_Z])
+
+    def _find(self, ids_L: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the position of each id among those with numbers, and whether it has one."""
+        held = self._buffer("_mch_sorted_raw_ids")
+        at_L = torch.searchsorted(held[:-1], ids_L)
+        return at_L, (held[at_L] == ids_L) & (ids_L != NO_ID)
+
+    @torch.no_grad()
+    def remap(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Replace ids by their numbers; an id without a number gets the last one.
+
+        Raises:
+            ConfigError: The module is on the meta device, or its table is sharded.
+        """
+        numbers = self._buffer("_mch_remapped_ids_mapping")
+        made = {}
+        for name, feature in features.items():
+            at_L, known_L = self._find(feature.values().long())
+            number_L = torch.where(known_L, numbers[at_L], self._zch_size - 1)
+            made[name] = JaggedTensor.unchecked(
+                number_L, feature.weights_or_none(), feature.lengths(), feature.offsets_or_none()
+            )
+        return made
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if self.numbers_ids:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """Load numbers; a state dict without numbers clears those of the module."""
+        if any(prefix + name in state_dict for name in self._buffers):
+            super()._load_from_state_dict(state_dict, prefix, *others)
+        elif self._buffers:
+            self.begin(self._buffer("_current_iter_tensor").device)
+        self._seen = []
+
+    def extra_repr(self) -> str:
+        """Return the number of rows and the eviction policy."""
+        return f"{self._zch_size:,} rows, {type(self.policy).__name__}"
+
+
+class ManagedCollisionCollection(nn.Module):
+    """The managed collisions of the tables of a collection.
+
+    Args:
+        managed_collision_modules: A module for each table, by the table's name.
+        embedding_configs: The tables; `num_embeddings` equals the `zch_size` of the module.
+        need_preprocess: Ignored, because recapp preprocesses nothing.
+
+    Raises:
+        ConfigError: A table or a module lacks its partner, their sizes differ, or a table is
+            dynamic or has an id rule or a `min_key`.
+    """
+
+    def __init__(
+        self,
+        managed_collision_modules: Mapping[str, MCHManagedCollisionModule],
+        embedding_configs: Sequence[EmbeddingConfig],
+        need_preprocess: bool = True,
+    ) -> None:
+        super().__init__()
+        names = [t.name for t in embedding_configs]
+        for name, module in managed_collision_modules.items():
+            if name not in names:
+                raise ConfigError(
+                    f"managed_collision_modules has {name}, which is no table of embedding_configs:"
+                    f" {suggest(name, names)}"
+                )
+            if not isinstance(module, MCHManagedCollisionModule):
+                raise ConfigError(
+                    f"managed_collision_modules[{name}] is a {type(module).__name__}: give an "
+                    "MCHManagedCollisionModule of recapp.modules.mc_modules"
+                )
+        for t in embedding_configs:
+            _check_fits(t, managed_collision_modules.get(t.name))
+        self._managed_collision_modules = ModuleByName(dict(managed_collision_modules))
+        self._embedding_configs = list(embedding_configs)
+        self.comm: Comm | None = None
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables of the constructor, in order."""
+        return list(self._embedding_configs)
+
+    def _module(self, table: str) -> MCHManagedCollisionModule:
+        found = self._managed_collision_modules[table]
+        assert isinstance(found, MCHManagedCollisionModule)
+        return found
+
+    def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
+        """Return the dynamic tables that replace the tables when they are sharded, by name."""
+        found = {}
+        for t in self._embedding_configs:
+            dynamic = self._module(t.name).dynamic()
+            assert dynamic.max_rows is not None
+            found[t.name] = replace(t, num_embeddings=dynamic.max_rows, dynamic=dynamic)
+        return found
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Return whether a table needs numbers when it is sharded, too: because of its module, or
+        because dynamic tables do not have its start values.
+        """
+        return any(
+            self._module(t.name).needs_numbers or t.init_fn is not None or bool(t.start_middle)
+            for t in self._embedding_configs
+        )
+
+    def settings_alone(self) -> "ManagedCollisionCollection":
+        """Return a copy with the settings and without numbers, to keep beside dynamic tables.
+
+        Raises:
+            ConfigError: Ids have numbers.
+        """
+        modules = {
+            t.name: self._module(t.name).settings_alone(t.name) for t in self._embedding_configs
+        }
+        return ManagedCollisionCollection(modules, self._embedding_configs)
+
+    def on_ranks(self, comm: Comm) -> "ManagedCollisionCollection":
+        """Return a copy that gives ids the same numbers on all ranks. The copy counts the ids of
+        all ranks, and starts from the numbers of rank 0. Every rank calls this.
+
+        Args:
+            comm: The communicator of the ranks; its device holds the numbers.
+        """
+        made = copy.deepcopy(self)
+        for t in self._embedding_configs:
+            module = made._module(t.name)
+            if not any(True for _ in module.buffers()):
+                module.begin(comm.device)
+        made.to(comm.device)
+        made.load_state_dict(comm.broadcast(made.state_dict()))
+        made.comm = comm
+        return made
+
+    def open_slots(self) -> dict[str, Tensor]:
+        """Return the count of numbers that no id has, by table."""
+        return {t.name: self._module(t.name).open_slots() for t in self._embedding_configs}
+
+    def evict(self) -> dict[str, Tensor | None]:
+        """Return the numbers that went to other ids since the last call, by table."""
+        return {t.name: self._module(t.name).evict() for t in self._embedding_configs}
+
+    def forward(
+        self, features: KeyedJaggedTensor, frozen: Collection[str] = ()
+    ) -> KeyedJaggedTensor:
+        """Replace the ids of the tables' features by numbers, and count them in training mode.
+
+        Args:
+            features: Ids of at least the tables' features.
+            frozen: The tables whose numbers stay with their ids.
+
+        Returns:
+            The bags of these features with numbers as values, in the order of the tables.
+
+        Raises:
+            ConfigError: Two tables have one feature, a module has no buffers, or torch.export runs.
+        """
+        if torch.compiler.is_exporting():
+            raise ConfigError(
+                "torch.export: the row of an id may change in training, and an exported program "
+                "is fixed: export the model without its managed collisions, with collections "
+                "that take rows"
+            )
+        table_of: dict[str, str] = {}
+        for t in self._embedding_configs:
+            for key in t.feature_names:
+                if key in table_of:
+                    raise ConfigError(
+                        f"feature {key} is read by the tables {table_of[key]} and {t.name}, "
+                        "which give its ids different rows: give each table a feature of its own"
+                    )
+                table_of[key] = t.name
+        taken = features.permute([features.index_of(key) for key in table_of])
+        per_key = dict(zip(table_of, taken.length_per_key(), strict=True))
+        counts = [sum(per_key[key] for key in t.feature_names) for t in self._embedding_configs]
+        ids_T = [ids.long() for ids in torch.split(taken.values(), counts)]
+        numbers = []
+        for t, ids, of_all in zip(self._embedding_configs, ids_T, self._of_all(ids_T), strict=True):
+            module = self._module(t.name)
+            if t.name not in frozen:
+                module.profile({t.name: _one_bag(of_all)})
+            numbers.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
+        return KeyedJaggedTensor.unchecked(
+            taken.keys(),
+            torch.cat(numbers),
+            taken.weights_or_none(),
+            taken.lengths(),
+            taken.stride(),
+            taken.length_per_key(),
+            strides=taken.stride_per_key_per_rank() if taken.variable_stride_per_key() else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+
+    def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the ids of all ranks by table, in training mode; else those of this rank."""
+        if self.comm is None or self.comm.world == 1 or not self.training:
+            return ids_T
+        said = self.comm.all_gather([ids.cpu() for ids in ids_T])
+        return [torch.cat(of_ranks).to(self.comm.device) for of_ranks in zip(*said, strict=True)]
+
+
+def _one_bag(ids: Tensor) -> JaggedTensor:
+    return JaggedTensor.unchecked(ids, None, torch.full((1,), len(ids), device=ids.device))
+
+
+def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None) -> None:
+    """Check that a table and its module fit each other.
+
+    Raises:
+        ConfigError: The module is missing, or they do not fit.
+    """
+    if module is None:
+        raise ConfigError(
+            f"table {table.name} is not in managed_collision_modules: give it an "
+            f"MCHManagedCollisionModule of zch_size={table.num_embeddings}, or put it into a "
+            "collection of its own"
+        )
+    if table.dynamic is not None:
+        raise ConfigError(
+            f"table {table.name} is dynamic and evicts rows by its own settings: set "
+            f"num_embeddings={module.output_size()}, or use the table without managed collisions"
+        )
+    if table.id_rule is not IdRule.ERROR or table.min_key:
+        given = f"min_key={table.min_key}" if table.min_key else f"id_rule={table.id_rule}"
+        raise ConfigError(
+            f"table {table.name}: {given}: managed collisions take any id as it is: leave it out"
+        )
+    if module.output_size() != table.num_embeddings:
+        raise ConfigError(
+            f"table {table.name}: its module has zch_size={module.output_size()}, the table "
+            f"num_embeddings={table.num_embeddings}: give both the same number"
+        )

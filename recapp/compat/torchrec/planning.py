@@ -1,0 +1,536 @@
+"""TorchRec's arguments of plans and messages, converted to recapp's: the planner, the topology, the
+constraints, and quantised communication.
+
+`Topology` and `ParameterConstraints` of this file are functions that return recapp's records.
+TorchRec sets memory by caps and sharding by kernels; the records have other fields for the same.
+A `QCommsConfig` becomes recapp's payload: the type in which ranks send vectors and their gradients
+(`engine.payload` under Lightning).
+
+TorchRec estimates the cost of a plan as bytes over bandwidths. recapp's cost also has latencies and
+costs per id. These keep the values of the device's default hardware;
+`python -m recapp.plan calibrate` measures all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recapp.compat.torchrec.small_helpers import gb_to_bytes
+from recapp.console import note, note_once
+from recapp.errors import ConfigError
+from recapp.planner import constraints as recapp_constraints
+from recapp.planner import embedding_planner
+from recapp.planner import topology as recapp_topology
+from recapp.planner.hardware import Hardware, default_hardware
+from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import BUILT_IN, ShardingType
+
+BYTES_PER_MS = 1e-6  # in 10^9 bytes a second
+RANKS = [2**k for k in range(1, 11)]  # world sizes with a rate of a ring; others are interpolated
+BETWEEN = {"intra_host_bw": "host", "inter_host_bw": "network"}
+
+
+def hardware_of_bandwidths(
+    compute_device: str, bandwidths: Mapping[str, float | None]
+) -> Hardware | None:
+    """Return the default hardware of a device with the given bandwidths; None if none is given.
+
+    Args:
+        compute_device: "cpu" or "cuda".
+        bandwidths: Bandwidths in bytes a millisecond. `intra_host_bw` and `inter_host_bw` are those
+            between ranks of one host and of two hosts. `hbm_mem_bw` and `ddr_mem_bw` are those of
+            the memory of a GPU and of a CPU rank; only the one of `compute_device` is used.
+
+    Raises:
+        ConfigError: A bandwidth is no number above 0.
+    """
+    given = {name: value for name, value in bandwidths.items() if value is not None}
+    for name, value in given.items():
+        if not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(f"Topology: {name}={value}: must be bytes a millisecond, above 0")
+    if not given:
+        return None
+    made = default_hardware(compute_device)
+    memory = given.get("hbm_mem_bw" if compute_device == "cuda" else "ddr_mem_bw")
+    if memory is not None:
+        gb_per_s = memory * BYTES_PER_MS
+        kernels = {
+            name: work if work.gb_per_s == float("inf") else replace(work, gb_per_s=gb_per_s)
+            for name, work in made.kernels.items()
+        }
+        made = replace(made, kernels=kernels)
+    for name, kind in BETWEEN.items():
+        if name in given:
+            gb_per_s = given[name] * BYTES_PER_MS
+            link = made.all_to_all[kind]  # its busiest rank sends at this rate
+            sent = replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
+            # in a ring of n ranks each sends 2 (n - 1) / n times the reduced bytes
+            ring = {n: gb_per_s * n / (2 * (n - 1)) for n in RANKS}
+            reduced = replace(made.all_reduce[kind], gb_per_s=ring)
+            made = replace(
+                made,
+                all_to_all={**made.all_to_all, kind: sent},
+                all_reduce={**made.all_reduce, kind: reduced},
+            )
+    said = ", ".join(f"{name}={value:g}" for name, value in given.items())
+    return replace(made, source=f"{made.source} Bandwidths as Topology was given them: {said}.")
+
+
+TORCHRECS_BATCH = 512
+
+
+class EmbeddingComputeKernel(Enum):
+    """The kernels of TorchRec that recapp accepts: `dense` for replicated tables, `fused` for all
+    others.
+    """
+
+    DENSE = "dense"
+    FUSED = "fused"
+
+
+def Topology(
+    world_size: int,
+    compute_device: str,
+    hbm_cap: int | None = None,
+    ddr_cap: int | None = None,
+    local_world_size: int | None = None,
+    *,
+    hbm_mem_bw: float | None = None,
+    ddr_mem_bw: float | None = None,
+    intra_host_bw: float | None = None,
+    inter_host_bw: float | None = None,
+    **others: Any,
+) -> recapp_topology.Topology:
+    """Return recapp's topology for TorchRec's arguments.
+
+    Args:
+        world_size: The number of ranks W.
+        compute_device: "cpu" or "cuda".
+        hbm_cap: The bytes for tables on each GPU rank.
+        ddr_cap: The bytes for tables on each CPU rank.
+        local_world_size: The number of ranks on a host; None puts all ranks on one host.
+        hbm_mem_bw: The bandwidth of a GPU's memory in bytes a millisecond. None takes the device's
+            default hardware, as for the next three.
+        ddr_mem_bw: The bandwidth of a CPU rank's memory in bytes a millisecond.
+        intra_host_bw: The bandwidth between ranks of one host in bytes a millisecond.
+        inter_host_bw: The bandwidth between ranks of two hosts in bytes a millisecond.
+        others: No other argument is allowed. `python -m recapp.plan calibrate` measures the
+            remaining costs.
+
+    Raises:
+        ConfigError: Another argument is given, the ranks do not fill the hosts, or a bandwidth is
+            no number above 0.
+    """
+    _refuse_others(
+        "Topology", others, "what steps cost is measured: python -m recapp.plan calibrate"
+    )
+    cap = hbm_cap if compute_device == "cuda" else ddr_cap
+    return recapp_topology.Topology(
+        world_size,
+        compute_device=compute_device,
+        memory_bytes=None if cap is None else [cap] * world_size,
+        hardware=hardware_of_bandwidths(
+            compute_device,
+            {
+                "hbm_mem_bw": hbm_mem_bw,
+                "ddr_mem_bw": ddr_mem_bw,
+                "intra_host_bw": intra_host_bw,
+                "inter_host_bw": inter_host_bw,
+            },
+        ),
+        local_world_size=local_world_size,
+    )
+
+
+def ParameterConstraints(
+    sharding_types: Sequence[str] | None = None,
+    compute_kernels: Sequence[str] | None = None,
+    min_partition: int | None = None,
+    pooling_factors: Sequence[float] | None = None,
+    **others: Any,
+) -> recapp_constraints.ParameterConstraints:
+    """Return the constraints of a table.
+
+    Args:
+        sharding_types: The names of allowed sharding types; None allows all.
+        compute_kernels: `dense` allows replication, `fused` every other type; None allows all.
+            `dense` alone makes the table a parameter with a gradient.
+        min_partition: The smallest number of columns of a strip.
+        pooling_factors: The mean number of ids in a bag, for each feature.
+        others: Fields of recapp's constraints: `modes`, `ranks`, `hosts`, `together`, `apart`,
+            `statistics`, `data_type`.
+
+    Raises:
+        ConfigError: A kernel is unknown, no allowed type runs with the kernels, or an argument is
+            unknown.
+    """
+    known = ("modes", "ranks", "hosts", "together", "apart", "statistics", "data_type")
+    unknown = {name: value for name, value in others.items() if name not in known}
+    _refuse_others("ParameterConstraints", unknown, f"recapp adds {', '.join(known)}")
+    if compute_kernels is not None:
+        sharding_types = _types_of_kernels(compute_kernels, sharding_types)
+        if set(compute_kernels) == {EmbeddingComputeKernel.DENSE.value}:
+            others["as_parameter"] = True
+    return recapp_constraints.ParameterConstraints(
+        sharding_types=sharding_types,
+        min_partition=min_partition,
+        pooling_factors=pooling_factors,
+        **others,
+    )
+
+
+def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> list[str]:
+    """Return the allowed sharding types that run with one of the kernels."""
+    allowed = [record.name for record in BUILT_IN] if types is None else list(types)
+    known = [kernel.value for kernel in EmbeddingComputeKernel]
+    for kernel in kernels:
+        if kernel not in known:
+            raise ConfigError(
+                f"ParameterConstraints: compute_kernels has {kernel}: recapp has "
+                f"{' and '.join(known)}; rows are in the memory of their rank"
+            )
+    replicated = ShardingType.DATA_PARALLEL.value
+    found = [name for name in allowed if ("dense" if name == replicated else "fused") in kernels]
+    if not found:
+        raise ConfigError(
+            f"ParameterConstraints: no sharding type of {allowed} runs with compute_kernels="
+            f"{list(kernels)}: dense is for data_parallel, fused for the others"
+        )
+    return found
+
+
+class FixedPercentageStorageReservation:
+    """Reserves a share of each rank's memory, which tables do not get.
+
+    Args:
+        percentage: The share, 0 to 1.
+
+    Raises:
+        ConfigError: The share is out of range.
+    """
+
+    def __init__(self, percentage: float) -> None:
+        if not 0 <= percentage <= 1:
+            raise ConfigError(f"storage_reservation: percentage={percentage}: must be 0 to 1")
+        self.percentage = percentage
+
+    def dense_bytes(self, dense: Dense) -> int:
+        """Return the bytes to reserve for the dense part of a model in addition to the share."""
+        return 0
+
+    def reserve(
+        self,
+        topology: recapp_topology.Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: Sequence[Any],
+        constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
+    ) -> recapp_topology.Topology:
+        """Return the topology with the bytes that tables must leave free for a model.
+
+        Args:
+            topology: The ranks, with a memory cap.
+            batch_size: Ignored, because the share also covers batches and messages.
+            module: The model, whose dense part counts.
+            sharders: Ignored.
+            constraints: Ignored.
+
+        Raises:
+            ConfigError: The topology has no cap.
+        """
+        if topology.memory_bytes is None:
+            raise ConfigError(
+                "storage_reservation: the topology has no memory limit to reserve from: give "
+                "one, Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
+            )
+        return self.reserved(topology, dense_of(module))
+
+    def reserved(
+        self, topology: recapp_topology.Topology, dense: Dense
+    ) -> recapp_topology.Topology:
+        """Return a topology with a memory cap, and with the bytes that tables must leave free.
+
+        Args:
+            topology: The ranks.
+            dense: The dense part of the model.
+        """
+        share = int(self.percentage * min(topology.memory_bytes or [0]))
+        return replace(topology, reserve_bytes=share + self.dense_bytes(dense))
+
+
+class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
+    """Reserves a number of bytes on each rank, which tables do not get.
+
+    Args:
+        hbm_reserved_bytes: The bytes on each rank, of GPUs or of CPUs.
+
+    Raises:
+        ConfigError: The number is negative.
+    """
+
+    def __init__(self, hbm_reserved_bytes: int) -> None:
+        if hbm_reserved_bytes < 0:
+            raise ConfigError(
+                f"storage_reservation: hbm_reserved_bytes={hbm_reserved_bytes}: must be at least 0"
+            )
+        super().__init__(0.0)
+        self.reserved_bytes = hbm_reserved_bytes
+
+    @classmethod
+    def from_gb(cls, hbm_reserved_gb: float) -> "FixedAbsoluteStorageReservation":
+        """Return a reservation in GiB, which TorchRec calls GB."""
+        return cls(gb_to_bytes(hbm_reserved_gb))
+
+    def dense_bytes(self, dense: Dense) -> int:
+        """Return the reserved bytes, which do not depend on the dense part of a model."""
+        return self.reserved_bytes
+
+
+class HeuristicalStorageReservation(FixedPercentageStorageReservation):
+    """Reserves a share of each rank's memory and a multiple of the bytes of the dense parameters,
+    for their gradients, the state of their optimiser and DDP's buffers.
+
+    Args:
+        percentage: The share, 0 to 1.
+        parameter_multiplier: The multiple.
+        dense_tensor_estimate: The bytes for the dense part, which replace the multiple.
+    """
+
+    def __init__(
+        self,
+        percentage: float,
+        parameter_multiplier: float = 6.0,
+        dense_tensor_estimate: int | None = None,
+    ) -> None:
+        super().__init__(percentage)
+        self.parameter_multiplier = parameter_multiplier
+        self.dense_tensor_estimate = dense_tensor_estimate
+
+    def dense_bytes(self, dense: Dense) -> int:
+        """Return the bytes to reserve for the dense part of a model in addition to the share."""
+        if self.dense_tensor_estimate is not None:
+            return self.dense_tensor_estimate
+        return int(self.parameter_multiplier * dense.bytes)
+
+
+class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
+    """recapp's planner with TorchRec's arguments.
+
+    Args:
+        topology: The ranks; None takes the default of recapp's planner.
+        batch_size: The number of samples on a rank; None takes TorchRec's default of 512.
+        enumerator: Must be None, because recapp's search has no exchangeable parts.
+        storage_reservation: The memory that tables leave free; it needs a topology with a cap.
+        proposer: Must be None.
+        partitioner: Must be None.
+        performance_model: Must be None.
+        stats: Must be None.
+        constraints: The constraints on tables, by table name or glob.
+        debug: Whether to print the plan on standard error.
+        others: The arguments `rule`, `statistics` and `dense` of recapp's planner.
+
+    Raises:
+        ConfigError: An argument is given that recapp does not support.
+    """
+
+    def __init__(
+        self,
+        topology: recapp_topology.Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: None = None,
+        storage_reservation: FixedPercentageStorageReservation | None = None,
+        proposer: None = None,
+        partitioner: None = None,
+        performance_model: None = None,
+        stats: None = None,
+        constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
+        debug: bool = False,
+        **others: Any,
+    ) -> None:
+        parts = {
+            "enumerator": enumerator,
+            "proposer": proposer,
+            "partitioner": partitioner,
+            "performance_model": performance_model,
+            "stats": stats,
+        }
+        given = {name: value for name, value in parts.items() if value is not None}
+        given |= {n: v for n, v in others.items() if n not in ("rule", "statistics", "dense")}
+        why = "recapp has one search; say what a plan must respect in constraints"
+        _refuse_others("EmbeddingShardingPlanner", given, why)
+        super().__init__(topology, batch_size or TORCHRECS_BATCH, constraints, **others)
+        self.storage_reservation = storage_reservation
+        self.debug = debug
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[Any] | None = None,
+        pg: "dist.ProcessGroup | None" = None,
+    ) -> ShardingPlan:
+        """Plan on rank 0 and return that plan on every rank. Every rank calls this.
+
+        Args:
+            module: The model, or a collection.
+            sharders: The sharders, as for `DistributedModelParallel`.
+            pg: The process group of the ranks; None takes the default group, or this process alone.
+        """
+        return super().collective_plan(module, sharders, pg)
+
+    def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
+        """Return the best plan for a planning problem, and print it if `debug` is set."""
+        made = super().plan_problem(found)
+        if self.debug:
+            note(str(made))
+        return made
+
+    def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
+        """Return the topology for a planning problem, with the bytes that tables leave free."""
+        topology = super().topology_for(problem)
+        reservation = self.storage_reservation
+        if reservation is None:
+            return topology
+        if topology.memory_bytes is None:
+            note_once(
+                "storage_reservation: nothing is reserved, because the topology has no memory "
+                "limit: give one, Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
+            )
+            return topology
+        return reservation.reserved(topology, problem.dense)
+
+
+def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:
+    """Raise an error for arguments that recapp does not support."""
+    if given:
+        raise ConfigError(f"{what}: {', '.join(given)} would have no effect here: {why}")
+
+
+class CommType(Enum):
+    """TorchRec's types of messages; recapp has the first three."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    MX4 = "mx4"
+
+
+_DTYPES = {CommType.FP32: None, CommType.FP16: torch.float16, CommType.BF16: torch.bfloat16}
+
+
+_OF_OTHER_TYPES = (
+    "fp8_quantize_dim",
+    "fp8_quantize_dim_bwd",
+    "fp8_bwd_uses_143",
+    "mx4_quantize_dim",
+    "mx4_quantize_dim_bwd",
+    "mx4_rounding_mode",
+)
+
+
+@dataclass(frozen=True)
+class QCommsConfig:
+    """The types of sent vectors (forward) and of their gradients (backward).
+
+    Args:
+        forward_precision: The type of vectors.
+        backward_precision: The type of gradients. recapp has one type for both directions. If the
+            two differ, it takes fp32 if that is one of them, else bf16, and prints a note.
+        forward_loss_scale: Must be None, because gradients are not scaled.
+        backward_loss_scale: Must be None.
+        fp8_quantize_dim: A setting of FP8. It has no effect on recapp's types, nor on these types
+            in TorchRec; recapp prints a note if it is given.
+        fp8_quantize_dim_bwd: A setting of FP8, without effect.
+        fp8_bwd_uses_143: A setting of FP8, without effect.
+        mx4_quantize_dim: A setting of MX4, without effect.
+        mx4_quantize_dim_bwd: A setting of MX4, without effect.
+        mx4_rounding_mode: A setting of MX4, without effect.
+
+    Raises:
+        ConfigError: recapp does not have a type, or a loss scale is given.
+    """
+
+    forward_precision: CommType = CommType.FP32
+    backward_precision: CommType = CommType.FP32
+    forward_loss_scale: float | None = None
+    backward_loss_scale: float | None = None
+    fp8_quantize_dim: int | None = None
+    fp8_quantize_dim_bwd: int | None = None
+    fp8_bwd_uses_143: bool | None = False
+    mx4_quantize_dim: int | None = None
+    mx4_quantize_dim_bwd: int | None = None
+    mx4_rounding_mode: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("forward_precision", "backward_precision"):
+            if getattr(self, name) not in _DTYPES:
+                raise ConfigError(
+                    f"QCommsConfig: {name}={getattr(self, name)}: must be one of "
+                    f"{', '.join(str(kind) for kind in _DTYPES)}"
+                )
+        if self.forward_loss_scale is not None or self.backward_loss_scale is not None:
+            raise ConfigError(
+                "QCommsConfig: recapp has no loss scale, and bf16 needs none: leave it out"
+            )
+        given = [name for name in _OF_OTHER_TYPES if getattr(self, name)]
+        if given:
+            note_once(
+                f"QCommsConfig: {', '.join(given)} has no effect: it is for messages in FP8 or "
+                "MX4, as in TorchRec"
+            )
+
+    @property
+    def payload(self) -> torch.dtype | None:
+        """Return the dtype in which ranks send vectors; None for the compute type."""
+        kinds = (self.forward_precision, self.backward_precision)
+        if kinds[0] is kinds[1]:
+            return _DTYPES[kinds[0]]
+        widest = CommType.FP32 if CommType.FP32 in kinds else CommType.BF16
+        note_once(
+            f"QCommsConfig: {kinds[0].value} forward and {kinds[1].value} backward: recapp sends "
+            f"both as {widest.value}"
+        )
+        return _DTYPES[widest]
+
+
+@dataclass(frozen=True)
+class QCommsRegistry:
+    """The argument `qcomm_codecs_registry` of `EmbeddingBagCollectionSharder`.
+
+    Args:
+        payload: The dtype in which ranks send vectors.
+    """
+
+    payload: torch.dtype
+
+
+def get_qcomm_codecs_registry(
+    qcomms_config: QCommsConfig,
+    comm_ops: Any = None,
+    device: torch.device | str | None = None,
+) -> QCommsRegistry | None:
+    """Return the registry of a configuration; None if ranks send vectors in the compute type.
+
+    Args:
+        qcomms_config: The types.
+        comm_ops: Must be None, because all messages of vectors have one type.
+        device: Ignored, because every type works on every device. (TorchRec sends FP16 for BF16 on
+            CPUs.)
+
+    Raises:
+        ConfigError: `comm_ops` is given.
+    """
+    if comm_ops is not None:
+        raise ConfigError(
+            "get_qcomm_codecs_registry: comm_ops has no effect, because all messages of vectors "
+            "have one type: leave it out"
+        )
+    payload = qcomms_config.payload
+    return None if payload is None else QCommsRegistry(payload)

@@ -18,8 +18,6 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.cli.model_export import export_model
-    from recapp.cli.model_loading import load_model
     from recapp.compat.torchrec.eviction_policies import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     )
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
+    from recapp.model_export import export_model
+    from recapp.model_loading import load_model
     from recapp.models.published_dlrm import DLRM
     from recapp.optim.named_rules import EmbOptimType
     from recapp.optim.optimizer import HybridOptimizer
@@ -147,12 +147,12 @@ _HOMES = {
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
     "analyze_plan": "recapp.reporting.plan_report",
-    "export_model": "recapp.cli.model_export",
+    "export_model": "recapp.model_export",
     "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
-    "load_model": "recapp.cli.model_loading",
+    "load_model": "recapp.model_loading",
     "load_table": "recapp.stored.checkpoint",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",

@@ -204,7 +204,7 @@ def _measured(settings: BenchSettings, given: Bench, job: Job) -> dict[str, Any]
         return _commands_timed(settings, job)
     worker = "recapp.benchmarks.bench_worker"
     if job.verb == "inference":
-        worker = "recapp.cli.inference_bench"
+        worker = "recapp.inference_bench"
         settings = replace(settings, served=_served(settings, job))
     return run_on_ranks(
         to_plain(settings),
@@ -241,7 +241,7 @@ def _served(settings: BenchSettings, job: Job) -> dict[str, str]:
     if settings.artefact is not None:
         return {Path(settings.artefact).name.partition(".")[0]: settings.artefact}
     from recapp.benchmarks.workloads import SERVED
-    from recapp.cli.inference_bench import train_generated
+    from recapp.inference_bench import train_generated
 
     folder = Path(settings.folder)
     return {

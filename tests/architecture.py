@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results"
+COMMANDS = (
+    "__main__, train, eval, predict, export, serve, plan, bench, report, "
+    "model_export, model_loading, plan_verbs, inference_bench"
+)
 
 LAYERS = f"""
 compat
@@ -45,7 +48,6 @@ THIRD_PARTIES = {
         "inference.build_cpp",
         "stored.artefact_files",
         "run.run_rows",
-        "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",
         "serving.json_rows",
@@ -151,12 +153,17 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
 
 
 def floors(files: list[File], package: str) -> dict[str, int]:
-    """The floor of each room and of each file at the top: one above the highest that it imports."""
+    """The floor of each room, of each file at the top, and of the commands together (`commands`):
+    one above the highest that it imports.
+    """
     below: dict[str, set[str]] = {}
+    commands = dict.fromkeys(COMMANDS.split(", "), "commands")
     for file in files:
         if file.name:
-            others = {_layer_of(module, name, package) for _, module, name in imported(file)}
-            below.setdefault(file.layer_name, set()).update(others - {None, file.layer_name})
+            names = (_layer_of(module, name, package) for _, module, name in imported(file))
+            others = {commands.get(name, name) for name in names if name}
+            own = commands.get(file.layer_name, file.layer_name)
+            below.setdefault(own, set()).update(others - {own})
 
     @cache
     def floor(room: str) -> int:

@@ -90,7 +90,7 @@ def test_an_import_upwards_or_sideways_is_found(name, text):
             "from recapp.eval import measure\nfrom recapp.cli.command import main\nimport "
             "recapp.errors",
         ),
-        ("stored.rectangles", "from recapp.sharding.layout import Block"),
+        ("stored.block_files", "from recapp.sharding.layout import Block"),
     ],
 )
 def test_an_import_downwards_or_within_a_room_is_fine(name, text):

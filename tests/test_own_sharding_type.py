@@ -3,7 +3,6 @@ and one yaml file: rules, planner, explanations, commands and training take it l
 """
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from jobs import refusal, small, validation
@@ -20,7 +19,7 @@ from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_tables import print_plan
 from recapp.reporting.run_record import PlanReport
-from recapp.run.plan_of_run import register_own_types
+from recapp.run.constructors import register_own_types
 from recapp.settings.records import Constructor, record
 from recapp.sharding.plan_file import read_plan
 from recapp.sharding.sharding_plan import tile
@@ -183,7 +182,7 @@ def test_a_name_that_is_taken_is_refused(own):
             register(ShardingTypeRecord(name, "", "", "", "", cut=own.cut))
     with pytest.raises(ConfigError, match="must make a ShardingTypeRecord"):
         plan_settings = PlanSettings(sharding_types={"x": Constructor("builtins.dict")})
-        register_own_types(SimpleNamespace(plan=plan_settings))
+        register_own_types(plan_settings)
 
 
 @pytest.mark.full

@@ -8,13 +8,11 @@ Rank 0 writes these entries into `metrics.json` when training ends. The foot of 
 report shows them, with seed, ranks and plan.
 """
 
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
@@ -44,7 +42,7 @@ def about(
         model: The dotted class of the model.
         precision: The precision of the trainer.
         rows: The number of training rows and the number of validation rows.
-        rows_read: The record of their files (`recapp/dataset/rows_read.py`), as plain values.
+        rows_read: The record of their files (`recapp/dataset/click_rows.py`), as plain values.
         hosts: The host of each rank.
         tables: The embedding tables of the model.
         device: The device of rank 0.
@@ -75,19 +73,6 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):  # imported from a directory, not installed
             of_packages[name] = version(name)
     return {**of_packages, "python": platform.python_version()}
-
-
-def machine() -> dict[str, Any]:
-    """Return the name of this machine's processor, and the number of cores that this process may
-    use.
-    """
-    named = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = next(
-            (s.partition(":")[2].strip() for s in lines if s.startswith("model name")), named
-        )
-    return {"processor": named, "cores": len(os.sched_getaffinity(0))}
 
 
 def foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:

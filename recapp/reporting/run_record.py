@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SplitRead:
-    """The files and rows of a split that a run reads (`recapp/dataset/rows_read.py`)."""
+    """The files and rows of a split that a run reads (`recapp/dataset/click_rows.py`)."""
 
     files: int
     first: str

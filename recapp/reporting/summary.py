@@ -177,7 +177,7 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
     left out below.
 
     Args:
-        plain: The record of `recapp/dataset/rows_read.py`.
+        plain: The record of `recapp/dataset/click_rows.py`.
     """
     read = record(RowsRead, plain)
     splits = read.splits

@@ -30,8 +30,8 @@ from recapp.run.training import (
 )
 from recapp.settings.records import constructor, to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import folder_of
 from recapp.trainer.callbacks import (
     ClaimDirectory,

@@ -319,7 +319,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         settings = bench.settings_of(given, Job(Path(), tuple(overrides), {}, c.arguments[0]))
         if c.arguments[0] == "start":  # which has no ranks of its own
             continue
-        measurements = MEASUREMENTS | {"inference": "recapp.cli.inference_bench"}
+        measurements = MEASUREMENTS | {"inference": "recapp.inference_bench"}
         assert import_module(measurements[settings.verb]).run and bool(settings.plans) == (
             settings.verb not in ("kernels", "quantised", "memory", "inference", "serve")
         )

@@ -9,6 +9,7 @@ import torch
 from bench_cases import SETTINGS
 from trainer.runs import compose, fit, make_logs
 
+from recapp import inference_bench
 from recapp.benchmarks import mapped_memory
 from recapp.benchmarks.mapped_memory import memory_of_two
 from recapp.benchmarks.scoring_speed import (
@@ -20,9 +21,8 @@ from recapp.benchmarks.scoring_speed import (
     write_batches,
 )
 from recapp.benchmarks.timing import Measured
-from recapp.cli import inference_bench
-from recapp.cli.inference_bench import cpp_program, served_model
 from recapp.errors import ConfigError
+from recapp.inference_bench import cpp_program, served_model
 
 
 @pytest.fixture(scope="module")

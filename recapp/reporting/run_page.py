@@ -139,7 +139,8 @@ def _opening(run: Run, rows: str) -> Iterator[str]:
         measured = f"measured on {_ranks(run)}, plan {run.plan}"
         yield page.paragraph(f"Of the checkpoint {results.checkpoint}, {measured}.")
     elif results.checkpoint:
-        step, steps = results.checkpoint_step, results.steps_planned or results.steps
+        step = results.checkpoint_step
+        steps = results.steps_planned or results.steps
         of = f"{step:,}" if step == steps else f"{step:,} of {steps:,}"
         yield page.paragraph(f"Of the checkpoint {results.checkpoint}, written after step {of}.")
     if results.stopped:

@@ -281,7 +281,7 @@ def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | Non
     from recapp.serving.app import Server
     from recapp.serving.batching import Batcher
     from recapp.serving.counts import Counts
-    from recapp.serving.reload import ModelInService
+    from recapp.serving.served_model import ModelInService
 
     sys.setswitchinterval(SWITCH_SECONDS)
     counts = Counts()

@@ -21,7 +21,7 @@ from recapp.tables.config import PoolingType
 from recapp.tables.table_settings import ListedTables
 from recapp.transport.choose_transport import TRANSPORTS
 
-PROTOCOLS = ("rows", "json", "binary", "arrow")
+PROTOCOLS = ("rows", "json", "binary")
 STRATEGY_BATCHES = (32, 4096)
 ONE_PROCESS = ("kernels", "quantised", "memory", "inference", "serve")
 """The verbs that measure one process."""

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from recapp.planner.constraints import ParameterConstraints
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
     from recapp.planner.topology import Topology
-    from recapp.reporting.plan_explanation import analyze_plan
+    from recapp.reporting.plan_report import analyze_plan
     from recapp.sharding.plan_file import read_plan, write_plan
     from recapp.sharding.sharding_plan import ShardingPlan
     from recapp.sharding.sharding_types import ShardingType
@@ -144,7 +144,7 @@ _HOMES = {
     "Topology": "recapp.planner.topology",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
-    "analyze_plan": "recapp.reporting.plan_explanation",
+    "analyze_plan": "recapp.reporting.plan_report",
     "export_model": "recapp.model_export",
     "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",

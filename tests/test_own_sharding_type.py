@@ -17,8 +17,9 @@ from recapp.planner.planner_settings import ParameterConstraints, PlanRule, Plan
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_tables import print_plan
+from recapp.reporting.run_record import PlanReport
 from recapp.run.constructors import register_own_types
-from recapp.settings.records import Constructor
+from recapp.settings.records import Constructor, record
 from recapp.sharding.plan_file import read_plan
 from recapp.sharding.sharding_plan import tile
 from recapp.sharding.sharding_types import (
@@ -114,7 +115,7 @@ def test_a_plan_of_its_own_folder_is_explained_compared_and_listed(folder, capsy
     asked = ("--config-dir", str(folder), "trainer.devices=4", "tables=sample")
     explained = answer(capsys, "explain", *asked, f"+plan={NAME}")
     assert [(row["type"], len(row["ranks"])) for row in explained["rows"]] == [(NAME, 2)] * 3
-    print_plan(explained)
+    print_plan(record(PlanReport, explained))
     assert f"3 x {NAME}: horizontal strips over two ranks." in capsys.readouterr().out
     rows = answer(capsys, "compare", *asked, "a=row_wise", f"b={NAME}")["rows"]
     assert {row["b_type"] for row in rows} == {NAME}

@@ -15,7 +15,7 @@ from recapp.planner.plan_rules import plan_by_rules, table_facts
 from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology, machine
-from recapp.reporting.plan_explanation import plan_rows, rank_rows
+from recapp.reporting.plan_report import plan_rows, rank_rows
 from recapp.settings.check_settings import checked
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import record

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
+from tiers import one_of
 from torch import nn
 from torch.nn import functional
 from torch.optim import swa_utils
@@ -52,7 +53,9 @@ def run(logs, folder, steps, *more, plan="mixed", ckpt_path=None):
 UPDATES = {EMA: 10, SWA: 4, EPOCHS: 2, RESTART: 2, GROWS: 4}  # in ten steps of three epochs
 
 
-@pytest.mark.parametrize("more", UPDATES)
+@pytest.mark.parametrize(
+    "more", one_of(3, [(more,) for more in UPDATES])
+)  # every step; with tables that begin anew
 def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, more):
     rows, dense, trainer = run(logs, tmp_path / "whole", 2 * EPOCH + 2, *more)
     assert trainer.strategy.weight_average.updates == UPDATES[more]

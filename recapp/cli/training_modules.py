@@ -12,6 +12,7 @@ MODULES = (
     "recapp.trainer.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",
+    "recapp.run.run_checks",
     "recapp.run.training",
     "recapp.run.resume",
     "recapp.run.task_of_run",

@@ -36,7 +36,6 @@ from recapp.trainer.callbacks import (
     ClaimDirectory,
     KeepPosition,
     LogDynamicRows,
-    LogRate,
     RecordPerformance,
     StartReport,
     StepClock,
@@ -52,7 +51,6 @@ from recapp.trainer.log_settings import LogSettings
 from recapp.trainer.missed_validation import validate_first
 from recapp.trainer.progress import (
     NoteEarlyStop,
-    NoteFall,
     ProgressLines,
     TerminalProgress,
     steps_planned,
@@ -261,7 +259,6 @@ class RunCallbacks:
             ),
             self.clock,
             self.performance,
-            LogRate(self.clock),
             LogDynamicRows(),
             LogSettings(settings),
             *average_of(recipe),
@@ -273,7 +270,6 @@ class RunCallbacks:
                 features=schema.features,
             ),
             *([] if has_bar(chosen) else [progress]),
-            NoteFall(),
             self.early_stop,
             *chosen,
             self.last,

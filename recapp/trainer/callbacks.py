@@ -184,7 +184,8 @@ class _Counters(NamedTuple):
 
 
 class StepClock(BatchCallback):
-    """Measures every training step: milliseconds, CPU time, rows, bytes sent, collectives.
+    """Measures every training step: milliseconds, CPU time, rows, bytes sent, collectives. Logs the
+    samples per second and the wait for the input exchange every `RATE_STEPS` steps.
 
     A step includes the wait for its data and excludes validation. The clock also measures how long
     the host waits in a step for the messages of the tables: for counts and ids (`input_wait_ms`),
@@ -224,6 +225,20 @@ class StepClock(BatchCallback):
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
         self.rows.append(resumable_data(trainer).batch_size * batches)
         self._last = now
+        if done % RATE_STEPS == 0:
+            self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        """Log the recent samples per second of all ranks, and the wait of this rank for the input
+        exchange of a step.
+        """
+        log = trainer.lightning_module.log
+        # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all work
+        # that is queued there
+        log("samples_per_s", torch.tensor(self.recent_rate()), batch_size=1)
+        if self._host_waits:
+            waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
+            log("input_wait_ms", torch.tensor(statistics.mean(waits)), batch_size=1)
 
     def recent_rate(self) -> float:
         """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
@@ -231,13 +246,6 @@ class StepClock(BatchCallback):
         """
         ms = sum(step.ms for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
-
-    def recent_input_wait_ms(self) -> float | None:
-        """Return the mean wait for counts and ids on this rank, in milliseconds a step, over the
-        last `RATE_STEPS` steps; None if it is not measured.
-        """
-        waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
-        return statistics.mean(waits) if waits and self._host_waits else None
 
     def summary(self) -> dict[str, Any]:
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
@@ -264,28 +272,6 @@ class StepClock(BatchCallback):
             "collectives_per_step": statistics.median_low(step.calls for step in self._steps),
             **{name: statistics.median(getattr(s, name) for s in measured) for name in waits},
         }
-
-
-class LogRate(BatchCallback):
-    """Logs the samples per second of all ranks, and the wait of this rank for the input exchange
-    of a step.
-
-    Args:
-        clock: The clock that measures the steps.
-    """
-
-    def __init__(self, clock: StepClock) -> None:
-        self.clock = clock
-
-    def on_step(self, trainer: Trainer, done: int) -> None:
-        """Log both after every `RATE_STEPS` steps."""
-        if done % RATE_STEPS == 0:
-            log = trainer.lightning_module.log
-            # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all
-            # work that is queued there
-            log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
-            if (waited := self.clock.recent_input_wait_ms()) is not None:
-                log("input_wait_ms", torch.tensor(waited), batch_size=1)
 
 
 class StartReport(Callback):

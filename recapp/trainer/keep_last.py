@@ -134,11 +134,6 @@ class KeepLast(BatchCallback, Checkpoint):
         return best[0] if best else str(self.path)
 
 
-def keeps_best(trainer: Trainer) -> bool:
-    """Return whether a callback keeps the best checkpoint."""
-    return any(c.monitor for c in _model_checkpoints(trainer))
-
-
 def saves_between_epochs(callback: Checkpoint) -> bool:
     """Return whether a callback saves after some steps, or after some time."""
     every = getattr(callback, "_every_n_train_steps", 0)

@@ -10,7 +10,7 @@ from typing import Any
 from recapp.errors import ConfigError, alike, suggest
 from recapp.run.recipe import Train
 from recapp.settings.records import Constructor
-from recapp.trainer.unusable_callbacks import refuse_callback
+from recapp.trainer.trainer_settings import refuse_callback
 
 MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # Lightning's defaults
 PLATEAUS = ("torch.optim.lr_scheduler.ReduceLROnPlateau", "recapp.optim.schedule.Plateau")

@@ -28,7 +28,7 @@ from recapp.stored.checkpoint import load_together
 from recapp.stored.snapshot import Artefact, Checkpoint
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.stored.training_state import OF_MODEL, check_state, dense_state, state_must_fit
-from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.sharded_checkpoint import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
-from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
@@ -28,12 +26,12 @@ from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
 from recapp.reporting.record import claim_directory, write_performance
 from recapp.stored.run_files import remove_earlier
 from recapp.tasks.measures import Measures
-from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import datamodule_of, resumable_data
-from recapp.trainer.keep_last import saves_between_epochs, step_of_best
+from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
+from recapp.trainer.step_of_ranks import check_validations
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
 from recapp.transport.choose_transport import describe
 
@@ -357,55 +355,6 @@ def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
         return {"host": found}
     return {"host": found, "plan's_host": rank * strategy.hosts // strategy.comm.world}
-
-
-class LogDynamicRows(Callback):
-    """Logs for every dynamic table the number of its rows, and the numbers of new, admitted and
-    evicted keys in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
-
-    It is collective, and sends one small message.
-    """
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the counts of all ranks."""
-        if trainer.state.fn == TrainerFn.FITTING:  # `training` is False in a validation
-            self._log(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the counts once more, and print them on rank 0."""
-        counted = self._log(trainer)
-        if counted and trainer.is_global_zero:
-            print()
-            print_table(counted, title="Dynamic tables")
-
-    def _log(self, trainer: Trainer) -> list[dict[str, Any]]:
-        counted = [row for t in strategy_of(trainer).sharded_tables() for row in counted_rows(t)]
-        values = {
-            f"{name}/{row['table']}": row[name]
-            for row in counted
-            for name in ("rows", "new_keys", "admitted", "evicted")
-        }
-        for logger in trainer.loggers if values else ():
-            logger.log_metrics(values, trainer.global_step)
-        return counted
-
-
-def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
-    """Return a record for each dynamic table: the number of its rows, and the numbers of new,
-    admitted and evicted keys in this run. It is collective.
-    """
-    rows = shared.stored.rows_of_runs()
-    changes = shared.stored.changes() if rows else {}
-    return [
-        {
-            "table": table,
-            "rows": sum(counts["rows"]),
-            "new_keys": changes[table].new,
-            "admitted": changes[table].admitted,
-            "evicted": changes[table].evicted,
-        }
-        for table, counts in rows.items()
-    ]
 
 
 class RecordPerformance(BatchCallback):

@@ -17,7 +17,7 @@ from recapp.run.resume import resumed_run
 from recapp.run.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
-from recapp.trainer.changed_callbacks import ChangedCallbacks
+from recapp.trainer.changed_settings import ChangedCallbacks
 
 
 class Every(Callback):

@@ -22,7 +22,7 @@ from recapp.run.stored_checks import check_start_values, check_starts
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.initial import fill_initial
-from recapp.trainer.fill_tables import FillTables
+from recapp.trainer.table_callbacks import FillTables
 
 LAST = "checkpoints/last.ckpt"
 

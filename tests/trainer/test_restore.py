@@ -17,7 +17,7 @@ from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.stored.training_state import check_state
-from recapp.trainer.keep_snapshots import KeepSnapshots
+from recapp.trainer.keep_checkpoints import KeepSnapshots
 from recapp.trainer.restore import check_groups
 
 SETTINGS = (

@@ -4,6 +4,7 @@ import pytest
 import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer
 
+from recapp.trainer import lightnings_parts
 from recapp.trainer.lightnings_parts import limit_waits
 
 

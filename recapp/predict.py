@@ -122,7 +122,7 @@ def score(recipe: Predict) -> dict[str, Any]:
         return {}
     assert writer.joined is not None
     return {
-        **writer.joined.measured(),
+        **writer.joined,
         "rows_scored": writer.rows,
         "seconds": writer.seconds,
         "rows_per_second": writer.rows / writer.seconds,

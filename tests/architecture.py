@@ -470,5 +470,30 @@ def read_by_string(files: list[File]) -> list[str]:
     ]
 
 
+READS_IN_REPORTS = 60
+"""The most entries of records that `recapp/reporting` reads by a string; the others are types."""
+
+
+def reads_in_reports(files: list[File]) -> list[str]:
+    """The reads of an entry by a string, `row["ms"]` or `row.get("ms")`, in the reports."""
+    return [
+        f"{file.name}:{node.lineno}"
+        for file in files
+        if _inside(file.name, "reporting")
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Subscript | ast.Call) and _reads_a_string(node)
+    ]
+
+
+def _reads_a_string(node: ast.Subscript | ast.Call) -> bool:
+    if isinstance(node, ast.Subscript):
+        entry = node.slice
+    elif _name_of(node.func) == "get" and node.args:
+        entry = node.args[0]
+    else:
+        return False
+    return isinstance(entry, ast.Constant) and isinstance(entry.value, str)
+
+
 def _name_of(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)

@@ -31,8 +31,8 @@ from recapp.console import note
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_checkpoint
 from recapp.stored.local_files import files_at
+from recapp.stored.meta_file import check_form, state_must_fit
 from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
-from recapp.stored.training_state import check_form, state_must_fit
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
 from recapp.trainer.strategy import strategy_of
@@ -114,7 +114,7 @@ class KeepLast(BatchCallback, Checkpoint):
     def keep_unvalidated(self, trainer: Trainer) -> None:
         """Save a state that has no validation yet, or never will. Every rank calls it.
 
-        A run that resumes from it validates first (`recapp/trainer/missed_validation.py`).
+        A run that resumes from it validates first (`recapp/trainer/keep_checkpoints.py`).
         """
         for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
             del trainer.callback_metrics[name]  # of an earlier state

@@ -35,11 +35,11 @@ from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
-from recapp.stored.checkpoint_manifest import RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.meta_file import check_state
+from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.run_files import with_absolute_paths, with_paths
-from recapp.stored.training_state import check_state
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     DerivesColumns,

@@ -57,8 +57,9 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.stored.meta_file import check_state, state_must_fit
 from recapp.stored.run_files import with_absolute_paths
-from recapp.stored.training_state import check_state, state_must_fit
+from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.lightnings_parts import check_trainer, limit_waits, reach_tables
 from recapp.trainer.lookahead import LookAhead
@@ -92,7 +93,6 @@ from recapp.trainer.started_ranks import (
     meeting_error,
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, running_statistics
-from recapp.trainer.weight_average import WeightAverage
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.dense_gradients import hook_of
 from recapp.transport.waits import mean_hidden

@@ -14,13 +14,13 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_times, decode_vectors
 from recapp.dataset.derive import circle, hours, turns_of_numbers, weekdays
 from recapp.dataset.fit_columns import fitted
+from recapp.dataset.footers import time_range
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of, table_rows
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
-from recapp.dataset.time_range import time_range
 from recapp.errors import ConfigError, DataError
 from recapp.serving.feature_columns import table_of as table_of_tensors
 from recapp.serving.json_rows import read_rows

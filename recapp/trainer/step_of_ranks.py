@@ -94,7 +94,7 @@ class StepOfRanks(DDPStrategy):
         rows = sum(rows_W)
         share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
         if self._accumulation is not None:
-            share *= self._accumulation.add_batch(rows)
+            share *= self._accumulation.add(rows)
         if share != 1:
             closure_loss = closure_loss * share
         return super().backward(closure_loss, optimizer, *args, **kwargs)
@@ -155,9 +155,9 @@ class Accumulation:
         self.batches = batches
         self._rows: list[int] = []
 
-    def add_batch(self, rows: int) -> float:
-        """Add a batch to the step, and return the factor of its loss: its rows by those of the
-        first batch, because the number of rows of all batches is known at the end only.
+    def add(self, rows: int) -> float:
+        """Add a batch, and return the factor of its loss: its rows over those of the step's first
+        batch, so that each row has the same weight. `end` divides by the rows of all.
 
         Args:
             rows: The rows of the batch over all ranks.

@@ -4,9 +4,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from jobs import recipe, refusal, resolved, small
+from jobs import recipe, refusal, small
 
 from recapp.run.monitors import schedule_of, with_monitor
+from recapp.run.run_checks import check_training
 from recapp.run.training import changed_optimizer
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
@@ -71,7 +72,8 @@ def test_the_schedule_of_torch_takes_a_monitor_and_no_other_does(jobs, base):
     step = (
         "optimizer.schedule={_target_: torch.optim.lr_scheduler.StepLR, step_size: 5, monitor: x}"
     )
-    assert "unknown setting optimizer.schedule.monitor" in refusal(resolved, "train", [step])[1]
+    steps = recipe("train", [*small(base / "logs"), step])
+    assert "unknown setting optimizer.schedule.monitor" in refusal(check_training, steps)[1]
 
 
 @pytest.mark.parametrize(

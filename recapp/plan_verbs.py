@@ -16,12 +16,12 @@ from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
-from recapp.planner.constraints import MODES, ParameterConstraints
+from recapp.planner.constraints import MODES
 from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_as
 from recapp.planner.hardware import Hardware, default_hardware
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.planner_settings import ParameterConstraints, PlanSettings
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology, hardware_of
+from recapp.planner.topology import Topology
 from recapp.reporting.plan_report import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.reporting.prediction_errors import (
@@ -260,7 +260,7 @@ def scale(recipe: OnPaper, job: Job) -> None:
             said = shown(to_plain(recipe.plans))
             raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
     checked = compared_by_ranks(measured_runs(recipe.path)) if recipe.path is not None else []
-    hardware = hardware_of(recipe.topology.hardware) or default_hardware("cpu")
+    hardware = recipe.topology.costs or default_hardware("cpu")
     problem = replace(problem_on_paper(recipe), batch_per_rank=recipe.weak_batch)
     rows = []
     with console.progress("plans", len(MODES) * len(recipe.ranks) * len(chosen)) as advance:

@@ -46,11 +46,11 @@ Shapes: B samples of a batch on this rank.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.tasks.measures import Measure, Measures
@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # commands make tasks without importing torch, which takes se
     from torchmetrics import Metric
 
     from recapp.sparse.batch import Batch
+    from recapp.tasks.added import Added
 
 T = TypeVar("T")
 ACTIVATIONS = ("sigmoid", "identity")
@@ -101,32 +102,6 @@ class Output:
         return values.sigmoid() if self.activation == "sigmoid" else values
 
 
-class AddedMetric(Protocol):
-    """A metric or a detail that settings add to a task (`recapp.tasks.added.Added`)."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def measure(self) -> Measure | None:
-        """The description of a metric; None for a detail."""
-
-    @property
-    def make(self) -> "Callable[[bool], Metric]":
-        """Makes it; takes `sync_on_compute`."""
-
-    def feed(
-        self,
-        metric: "Metric",
-        outputs: "Mapping[str, Tensor]",
-        labels: "Mapping[str, Tensor]",
-        weights: "Mapping[str, Tensor]",
-        batch: "Batch",
-    ) -> None:
-        """Update a result of `make` with a batch."""
-
-
 class Task(ABC):
     """The base class of tasks: a subclass names outputs and metrics, and computes the loss.
 
@@ -148,7 +123,7 @@ class Task(ABC):
     best: ClassVar[str]
     storage_metric: ClassVar[str] = ""
     """The name of a metric in `known`; empty takes `best`."""
-    _added: "Mapping[str, AddedMetric]" = {}  # noqa: RUF012 (never changed)
+    _added: "Mapping[str, Added]" = {}  # noqa: RUF012 (never changed)
 
     def __init_subclass__(cls) -> None:
         """Refuse own `scores`: the program of an artefact knows only `outputs`."""
@@ -176,7 +151,7 @@ class Task(ABC):
         added = [one.measure for one in self._added.values() if one.measure]
         return Measures((*self.known, *added), self.best)
 
-    def add(self, added: "Sequence[AddedMetric]") -> None:
+    def add(self, added: "Sequence[Added]") -> None:
         """Measure more than the metrics of the task, as the group `metrics` asks.
 
         Args:

@@ -46,7 +46,7 @@ Shapes: B samples of a batch on this rank.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -60,7 +60,7 @@ if TYPE_CHECKING:  # commands make tasks without importing torch, which takes se
     from torchmetrics import Metric
 
     from recapp.sparse.batch import Batch
-    from recapp.tasks.added import Added
+    from recapp.tasks.detail_metrics import Sample
 
 T = TypeVar("T")
 ACTIVATIONS = ("sigmoid", "identity")
@@ -102,6 +102,49 @@ class Output:
         return values.sigmoid() if self.activation == "sigmoid" else values
 
 
+@dataclass(frozen=True)
+class Added:
+    """A metric or a detail that is added to a task.
+
+    Args:
+        name: Its name.
+        output: The output of the task that it reads.
+        make: Makes it; takes `sync_on_compute`.
+        update: Updates it with the samples of a batch.
+        measure: The description of a metric; None is a detail.
+    """
+
+    name: str
+    output: Output
+    make: "Callable[[bool], Metric]"
+    update: "Callable[[Any, Sample], None]"
+    measure: Measure | None = None
+
+    def feed(
+        self,
+        metric: "Metric",
+        outputs: "Mapping[str, Tensor]",
+        labels: "Mapping[str, Tensor]",
+        weights: "Mapping[str, Tensor]",
+        batch: "Batch",
+    ) -> None:
+        """Update the metric with a batch.
+
+        Args:
+            metric: The result of `make`.
+            outputs: The outputs of the model by name.
+            labels: The labels by output.
+            weights: The sample weights by output, where there are any.
+            batch: The batch.
+        """
+        from recapp.tasks.detail_metrics import Sample
+
+        name = self.output.name
+        output_B = outputs[name].detach().float()
+        score_B = self.output.score(output_B)
+        self.update(metric, Sample(output_B, score_B, labels[name], weights.get(name), batch))
+
+
 class Task(ABC):
     """The base class of tasks: a subclass names outputs and metrics, and computes the loss.
 
@@ -123,7 +166,7 @@ class Task(ABC):
     best: ClassVar[str]
     storage_metric: ClassVar[str] = ""
     """The name of a metric in `known`; empty takes `best`."""
-    _added: "Mapping[str, Added]" = {}  # noqa: RUF012 (never changed)
+    _added: Mapping[str, Added] = {}
 
     def __init_subclass__(cls) -> None:
         """Refuse own `scores`: the program of an artefact knows only `outputs`."""
@@ -151,7 +194,7 @@ class Task(ABC):
         added = [one.measure for one in self._added.values() if one.measure]
         return Measures((*self.known, *added), self.best)
 
-    def add(self, added: "Sequence[Added]") -> None:
+    def add(self, added: Sequence[Added]) -> None:
         """Measure more than the metrics of the task, as the group `metrics` asks.
 
         Args:

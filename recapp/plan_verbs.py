@@ -15,9 +15,9 @@ from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
-from recapp.planner.constraints import MODES
 from recapp.planner.embedding_planner import fewest_ranks, stored_as
 from recapp.planner.hardware import default_hardware
+from recapp.planner.options import MODES
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology

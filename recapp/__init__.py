@@ -15,22 +15,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from recapp.compat import foreign_paths
-from recapp.sharding import plan_formats
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
     from recapp.cli.model_export import export_model
     from recapp.cli.model_loading import load_model
-    from recapp.compat.eviction_policies import (
+    from recapp.compat.torchrec.eviction_policies import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
         LRU_EvictionPolicy,
     )
-    from recapp.compat.managed_collision_collections import (
+    from recapp.compat.torchrec.managed_collections import (
         ManagedCollisionEmbeddingBagCollection,
         ManagedCollisionEmbeddingCollection,
     )
-    from recapp.compat.managed_collisions import (
+    from recapp.compat.torchrec.managed_collisions import (
         ManagedCollisionCollection,
         MCHManagedCollisionModule,
     )
@@ -105,7 +104,7 @@ _HOMES = {
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
-    "DistanceLFU_EvictionPolicy": "recapp.compat.eviction_policies",
+    "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.eviction_policies",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
     "EmbOptimType": "recapp.optim.named_rules",
@@ -123,13 +122,13 @@ _HOMES = {
     "JaggedTensor": "recapp.sparse.jagged_tensor",
     "KeyedJaggedTensor": "recapp.sparse.keyed_jagged_tensor",
     "KeyedTensor": "recapp.sparse.keyed_tensor",
-    "LFU_EvictionPolicy": "recapp.compat.eviction_policies",
-    "LRU_EvictionPolicy": "recapp.compat.eviction_policies",
+    "LFU_EvictionPolicy": "recapp.compat.torchrec.eviction_policies",
+    "LRU_EvictionPolicy": "recapp.compat.torchrec.eviction_policies",
     "LogLoss": "recapp.metrics",
-    "MCHManagedCollisionModule": "recapp.compat.managed_collisions",
-    "ManagedCollisionCollection": "recapp.compat.managed_collisions",
-    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.managed_collision_collections",
-    "ManagedCollisionEmbeddingCollection": "recapp.compat.managed_collision_collections",
+    "MCHManagedCollisionModule": "recapp.compat.torchrec.managed_collisions",
+    "ManagedCollisionCollection": "recapp.compat.torchrec.managed_collisions",
+    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.torchrec.managed_collections",
+    "ManagedCollisionEmbeddingCollection": "recapp.compat.torchrec.managed_collections",
     "Measure": "recapp.tasks.measures",
     "NormalizedEntropy": "recapp.metrics",
     "Output": "recapp.tasks.task",
@@ -259,5 +258,4 @@ def __dir__() -> list[str]:
 
 
 foreign_paths.install()
-plan_formats.FOREIGN.append("recapp.compat.hugectr_plan_lists")
 make_known()

@@ -26,9 +26,8 @@ from recapp.cli.job import Job, emit_json, run_recipe
 from recapp.cli.rank_setup import leave_ranks, prepare_process, wants_bar
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.run.commands import Eval
+from recapp.run.commands import Eval, recipe_of
 from recapp.run.early_checks import check_data, check_generated, note_scale
-from recapp.run.read import recipe_of
 from recapp.run.stored_checks import check_fits_checkpoint
 
 
@@ -110,10 +109,8 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     """
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
-    from recapp.run.lightning_trainer import in_one_line
-    from recapp.run.stored_columns import with_stored_columns
-    from recapp.run.trained_model import model_on_ranks
-    from recapp.run.training import build_data
+    from recapp.run.trained_model import model_on_ranks, with_stored_columns
+    from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import TerminalProgress
 
     recipe = with_stored_columns(recipe)

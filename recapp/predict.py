@@ -28,8 +28,7 @@ from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
-from recapp.run.commands import Predict
-from recapp.run.read import recipe_of
+from recapp.run.commands import Predict, recipe_of
 from recapp.run.stored_checks import check_prediction, model_of
 
 MUST_BE_GIVEN = {
@@ -102,10 +101,8 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.run.lightning_trainer import in_one_line
-    from recapp.run.stored_columns import with_stored_columns
-    from recapp.run.trained_model import model_on_ranks
-    from recapp.run.training import build_data
+    from recapp.run.trained_model import model_on_ranks, with_stored_columns
+    from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 

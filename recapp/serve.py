@@ -32,7 +32,7 @@ from recapp.run.commands import Serve
 from recapp.settings.records import to_plain
 from recapp.transport.pulse import SILENT_SECONDS
 
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("prometheus_client", "starlette", "uvicorn")
 SECONDS_TO_END = 5.0  # after timeout_s, during which pending requests are answered
 
 

@@ -34,7 +34,7 @@ from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.reporting.record import update_settings, written_at
-from recapp.run.commands import Eval
+from recapp.run.commands import Eval, recipe_of
 from recapp.run.early_checks import (
     check_data,
     check_generated,
@@ -44,7 +44,6 @@ from recapp.run.early_checks import (
     note_scale,
 )
 from recapp.run.id_checks import check_ids
-from recapp.run.read import recipe_of
 from recapp.run.recipe import Train
 from recapp.run.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.records import to_plain
@@ -142,7 +141,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
     from recapp.reporting.summary import report_end
-    from recapp.run.stored_columns import with_stored_columns
+    from recapp.run.trained_model import with_stored_columns
 
     recipe = with_stored_columns(recipe)
     measured, stopped = fit(recipe, job_dir)
@@ -161,12 +160,16 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
         has ended training early, or None.
     """
-    from recapp.run import lightning_trainer, training
+    from recapp.run import training
     from recapp.run.model import build_model
-    from recapp.run.resume import resumed_run
-    from recapp.run.run_callbacks import RunCallbacks
-    from recapp.run.run_metrics import metrics_of_run, note_no_validation, write_prediction
-    from recapp.run.strategy_of_run import build_strategy
+    from recapp.run.resume import (
+        RunCallbacks,
+        metrics_of_run,
+        note_no_validation,
+        resumed_run,
+        write_prediction,
+    )
+    from recapp.run.training import build_strategy
 
     resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
@@ -177,7 +180,7 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     module = training.build_module(recipe, lambda: build_model(sized()))
     strategy = build_strategy(recipe, training=True, sized=sized)
 
-    loggers = lightning_trainer.build_loggers(recipe, job_dir)
+    loggers = training.build_loggers(recipe, job_dir)
     callbacks = RunCallbacks(
         recipe,
         job_dir,
@@ -187,12 +190,12 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         logging=bool(loggers),
         settings=lambda: to_plain(sized()),
     )
-    trainer = lightning_trainer.build_trainer(recipe, strategy, callbacks.in_order, loggers)
+    trainer = training.build_trainer(recipe, strategy, callbacks.in_order, loggers)
 
     if resumed:
         resumed.catch_up(trainer)
     try:
-        with lightning_trainer.in_one_line():
+        with training.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=recipe.ckpt_path)
     except Stopped as stopped:
         if callbacks.end.reason is None:  # before the first step, or without the other ranks
@@ -213,7 +216,7 @@ def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
     """Return the metrics of a run that has nothing left to train. Its last models are joined if it
     was killed before that.
     """
-    from recapp.run.strategy_of_run import meet
+    from recapp.run.training import meet
 
     measured = resumed.metrics()
     if resumed.joined or recipe.snapshots < 2:

@@ -174,7 +174,7 @@ print(*sys.modules)
         check=True,
     )
     loaded = set(ran.stdout.split())
-    assert {"recapp.run.lightning_trainer", "recapp.trainer.strategy", "torch"} <= loaded
+    assert {"recapp.run.training", "recapp.trainer.strategy", "torch"} <= loaded
     assert not {"hydra", "omegaconf"} & loaded
 
 

@@ -43,7 +43,7 @@ from recapp.cli import compose
 from recapp.compat.torchrec_names import NAMES
 from recapp.planner.plan_rules import PlanRule
 from recapp.run.commands import COMMANDS as RECORDS
-from recapp.run.read import checked
+from recapp.run.commands import checked
 from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import options
 from recapp.sharding.plan_file import read_plan

@@ -23,6 +23,7 @@ PACKAGES = [
     "numpy",
     "omegaconf",
     "pandas",
+    "prometheus_client",
     "pyarrow",
     "rich",
     "safetensors",
@@ -37,7 +38,9 @@ PACKAGES = [
 ]
 """What recapp uses, and what that would load: sympy and triton come with torch's compiler."""
 COMPOSING = "antlr4 hydra omegaconf yaml"
-SERVING = "antlr4 hydra numba numpy omegaconf pyarrow rich starlette torch uvicorn yaml"
+SERVING = (
+    "antlr4 hydra numba numpy omegaconf prometheus_client pyarrow rich starlette torch uvicorn yaml"
+)
 OF_COMMAND = """
 import json, sys
 from importlib import import_module

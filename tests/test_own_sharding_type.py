@@ -19,7 +19,7 @@ from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_tables import print_plan
-from recapp.run.own_sharding_types import register_own_types
+from recapp.run.plan_of_run import register_own_types
 from recapp.settings.records import Constructor
 from recapp.sharding.plan_file import read_plan
 from recapp.sharding.sharding_plan import tile

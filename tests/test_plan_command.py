@@ -16,7 +16,7 @@ from recapp.cli import calibration
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_explanation import analyze_plan
 from recapp.reporting.record import PREDICTED_FILE, write_performance
-from recapp.run.read import checked
+from recapp.run.commands import checked
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 

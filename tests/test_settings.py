@@ -17,8 +17,7 @@ from recapp.cli.command import run
 from recapp.cli.compose import compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.run.commands import COMMANDS
-from recapp.run.read import checked, recipe_of
+from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.settings.check_settings import OF_TABLES_THAT_GROW, known_part, names_of
 from recapp.settings.option_files import is_group
 from recapp.settings.records import fields_of, parts_of

@@ -22,8 +22,7 @@ from recapp.errors import ConfigError
 from recapp.run.early_checks import check_training
 from recapp.run.model import build_model
 from recapp.run.model_tables import check_collections, tables_of_model
-from recapp.run.run_rows import rows_of
-from recapp.run.validation_rows import made_up_rows
+from recapp.run.run_rows import made_up_rows, rows_of
 from recapp.settings.records import Constructor
 from recapp.tables.listed import listed_tables
 from recapp.tables.named_collections import BAGS

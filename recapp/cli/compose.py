@@ -28,15 +28,14 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.cli.environment_texts import refuse_secrets
 from recapp.cli.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
 from recapp.cli.stored_recipe import still_known, stored_settings
-from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.lock import new_directory
-from recapp.run.commands import COMMANDS
-from recapp.run.read import checked, recipe_of
+from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.task_of_run import build_task
 from recapp.settings import option_files
 from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
+from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import constructor
 from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text

@@ -38,10 +38,10 @@ from recapp.errors import ConfigError, LaunchError
 from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.export_settings import Export
 from recapp.inference.scorer import Scorer
-from recapp.run.artefact_model import model_to_shard
+from recapp.run.model import model_to_shard
 from recapp.run.recipe import Recipe
-from recapp.run.stored_columns import with_columns_of
-from recapp.run.validation_rows import made_up_rows, validation_source
+from recapp.run.run_rows import made_up_rows, validation_source
+from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_bytes
 from recapp.stored.directories import is_artefact

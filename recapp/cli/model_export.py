@@ -48,15 +48,14 @@ from recapp.inference.placed_model import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.trained_tables import TrainedTables
-from recapp.run.artefact_model import load_dense, meta_model, raw_rows_of
-from recapp.run.model import build_model
+from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
-from recapp.run.stored_columns import with_columns_of
-from recapp.run.validation_rows import (
+from recapp.run.run_rows import (
     made_up_rows,
     validation_batches,
     validation_source,
 )
+from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes

@@ -18,10 +18,9 @@ from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer
 from recapp.parallel import own_device, process_group_of, tables_group
-from recapp.run.artefact_model import check_outputs, meta_model, raw_rows_of
+from recapp.run.model import check_outputs, meta_model, raw_rows_of
 from recapp.run.recipe import Train
-from recapp.run.stored_columns import with_columns_of
-from recapp.run.trained_model import trained
+from recapp.run.trained_model import trained, with_columns_of
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
 from recapp.transport.choose_transport import make_comm

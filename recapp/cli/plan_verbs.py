@@ -9,12 +9,6 @@ from typing import Any
 from recapp import console
 from recapp.cli.job import Job
 from recapp.cli.recipe_of_job import recipe_under
-from recapp.compat.hugectr_plan_lists import (
-    hugectr_json,
-    hugectr_lists,
-    notebook_lists,
-    printed,
-)
 from recapp.errors import ConfigError, suggest
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware
@@ -38,9 +32,15 @@ from recapp.reporting.record import (
 )
 from recapp.reporting.scaling import scaled
 from recapp.run.commands import OnPaper
-from recapp.run.own_sharding_types import register_own_types
-from recapp.run.plan_of_run import best_plan, build_plan, made_for, problem_on_paper
+from recapp.run.plan_of_run import (
+    best_plan,
+    build_plan,
+    made_for,
+    problem_on_paper,
+    register_own_types,
+)
 from recapp.settings.option_files import Folders, options
+from recapp.settings.other_systems import plan_format
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
 from recapp.sharding.plan_file import plan_to_yaml
@@ -63,11 +63,11 @@ def explain(recipe: OnPaper, job: Job) -> None:
     plan, bound = chosen_plan(recipe, problem)
     report = explained(plan, problem, lower_bound_seconds=bound)
     if recipe.as_ == "hugectr":
-        lists = notebook_lists(hugectr_lists(plan, problem.tables, problem.lookups))
+        groups, text = plan_format("hugectr").shown_plan(plan, problem.tables, problem.lookups)
         if recipe.format == "json":
-            console.emit_document({"plan": lists})
+            console.emit_document({"plan": groups})
         else:
-            print(printed(lists), end="")
+            print(text, end="")
     elif recipe.format == "json":
         console.emit_document(report)
     else:
@@ -107,7 +107,7 @@ def export(recipe: OnPaper, job: Job) -> None:
     plan, _ = chosen_plan(recipe, problem)
     plan = replace(plan, made_for=made_for(plan, problem))
     text = (
-        hugectr_json(plan, problem.tables, problem.lookups, recipe.indent)
+        plan_format("hugectr").written_plan(plan, problem.tables, problem.lookups, recipe.indent)
         if for_hugectr
         else plan_to_yaml(plan)
     )

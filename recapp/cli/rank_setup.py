@@ -22,7 +22,7 @@ def prepare_process(recipe: Train) -> None:
 
         from recapp.kernels.row_memory import keep_rows_from_children
         from recapp.processes.process_memory import keep_freed_memory
-        from recapp.run import lightning_trainer  # noqa: F401  (imports the modules of a run)
+        from recapp.run import training  # noqa: F401  (imports the modules of a run)
 
         # Lightning read the rank when it was imported, maybe in a fork server, which has none
         vars(rank_zero_only)["rank"] = external_rank() or 0

@@ -21,7 +21,7 @@ from recapp.cli import compose
 from recapp.cli.hydra_errors import in_one_line
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.errors import ConfigError
-from recapp.run.read import checked, read_settings
+from recapp.run.commands import checked, read_settings
 from recapp.run.recipe import Train
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import Folders, is_group

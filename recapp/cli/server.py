@@ -94,7 +94,7 @@ def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | Non
     from recapp.processes.start_and_end import loading
     from recapp.serving.app import Server
     from recapp.serving.batching import Batcher
-    from recapp.serving.metrics_text import Counts
+    from recapp.serving.counts import Counts
     from recapp.serving.reload import ModelInService
 
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -10,8 +10,8 @@ from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology
-from recapp.run.artefact_model import meta_model
 from recapp.run.commands import OnPaper
+from recapp.run.model import meta_model
 from recapp.run.plan_of_run import problem_on_paper
 from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables

@@ -26,8 +26,7 @@ from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import write_error_file
 from recapp.processes.start_and_end import end_at_once, freeze_loaded_objects
 from recapp.processes.stopping import listen
-from recapp.run.commands import Serve
-from recapp.run.read import recipe_of
+from recapp.run.commands import Serve, recipe_of
 from recapp.transport.communicator import leave_process_group
 from recapp.transport.join_ranks import join_ranks
 

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recapp.compat.hugectr_words import in_recapp_words
 from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.run.commands import COMMANDS
-from recapp.run.read import read_settings
+from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.check_settings import known_part, override_names
+from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import fields_of, parts_of
 from recapp.stored.trust import judged, marked
 from recapp.tables.table_settings import TablesOfDataset

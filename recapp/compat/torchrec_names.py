@@ -6,12 +6,12 @@ module of recapp that defines each (`module:name` if the name differs).
 
 _OF_EVERY_HOME = {
     # not names of TorchRec: notebooks about TorchRec import these from files of their own
-    "recapp.compat.notebook_helpers": (
+    "recapp.compat.torchrec.notebook_helpers": (
         "utils.benchmark.TorchRecBenchmark",
         "utils.debugging.TorchRecDebugger",
         "utils.visualization.TorchRecVisualizer",
     ),
-    "recapp.compat.train_pipeline": (
+    "recapp.compat.torchrec.train_pipeline": (
         "distributed.TrainPipelineBase",
         "distributed.TrainPipelineSparseDist",
         "distributed.train_pipeline.TrainPipelineBase",
@@ -27,7 +27,7 @@ _OF_EVERY_HOME = {
         "distributed.types.LazyNoWait",
         "distributed.types.NoWait",
     ),
-    "recapp.compat.small_helpers": (
+    "recapp.compat.torchrec.small_helpers": (
         "sparse.jagged_tensor.ComputeJTDictToKJT",
         "sparse.jagged_tensor.ComputeKJTToJTDict",
         "sparse.jagged_tensor.jt_is_equal",
@@ -51,7 +51,7 @@ _OF_EVERY_HOME = {
         "modules.activation.SwishLayerNorm",
         "modules.regroup.KTRegroupAsDict",
     ),
-    "recapp.compat.feature_processors": (
+    "recapp.compat.torchrec.feature_processors": (
         "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
         "modules.feature_processor_.FeatureProcessor",
         "modules.feature_processor_.FeatureProcessorsCollection",
@@ -60,10 +60,10 @@ _OF_EVERY_HOME = {
         "modules.fp_embedding_modules.FeatureProcessedEmbeddingBagCollection",
         "modules.fp_embedding_modules.FeatureProcessorDictWrapper",
     ),
-    "recapp.compat.feature_processors:FeatureProcessedEmbeddingBagCollection": (
+    "recapp.compat.torchrec.feature_processors:FeatureProcessedEmbeddingBagCollection": (
         "distributed.fp_embeddingbag.ShardedFeatureProcessedEmbeddingBagCollection",
     ),
-    "recapp.compat.eviction_policies": (
+    "recapp.compat.torchrec.eviction_policies": (
         "modules.mc_modules.DistanceLFU_EvictionPolicy",
         "modules.mc_modules.LFU_EvictionPolicy",
         "modules.mc_modules.LRU_EvictionPolicy",
@@ -72,7 +72,7 @@ _OF_EVERY_HOME = {
         "modules.mc_modules.dynamic_threshold_filter",
         "modules.mc_modules.probabilistic_threshold_filter",
     ),
-    "recapp.compat.managed_collision_collections": (
+    "recapp.compat.torchrec.managed_collections": (
         "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
         "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
         "distributed.mc_modules.ManagedCollisionCollectionSharder",
@@ -80,19 +80,19 @@ _OF_EVERY_HOME = {
         "modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection",
         "modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection",
     ),
-    "recapp.compat.managed_collisions": (
+    "recapp.compat.torchrec.managed_collisions": (
         "modules.mc_embedding_modules.ManagedCollisionCollection",
         "modules.mc_modules.MCHManagedCollisionModule",
         "modules.mc_modules.ManagedCollisionCollection",
         "modules.mc_modules.ManagedCollisionModule",
     ),
-    "recapp.compat.managed_collision_collections:ManagedCollisionEmbeddingBagCollection": (
+    "recapp.compat.torchrec.managed_collections:ManagedCollisionEmbeddingBagCollection": (
         "distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection",
     ),
-    "recapp.compat.managed_collision_collections:ManagedCollisionEmbeddingCollection": (
+    "recapp.compat.torchrec.managed_collections:ManagedCollisionEmbeddingCollection": (
         "distributed.mc_embedding.ShardedManagedCollisionEmbeddingCollection",
     ),
-    "recapp.compat.planning": (
+    "recapp.compat.torchrec.planning": (
         "distributed.fbgemm_qcomm_codec.CommType",
         "distributed.fbgemm_qcomm_codec.QCommsConfig",
         "distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry",
@@ -108,10 +108,10 @@ _OF_EVERY_HOME = {
         "distributed.planner.types.Topology",
         "distributed.types.ParameterConstraints",  # where notebooks look for it
     ),
-    "recapp.compat.example_data:MOVIELENS_COLUMN_NAMES": (
+    "recapp.compat.torchrec.example_data:MOVIELENS_COLUMN_NAMES": (
         "datasets.movielens.DEFAULT_COLUMN_NAMES",
     ),
-    "recapp.compat.example_data": (
+    "recapp.compat.torchrec.example_data": (
         "datasets.criteo.CAT_FEATURE_COUNT",
         "datasets.criteo.DAYS",
         "datasets.criteo.DEFAULT_CAT_NAMES",
@@ -134,7 +134,7 @@ _OF_EVERY_HOME = {
         "datasets.movielens.movielens_20m",
         "datasets.movielens.movielens_25m",
     ),
-    "recapp.compat.plans_by_hand": (
+    "recapp.compat.torchrec.plans_by_hand": (
         "distributed.ModuleSharder",
         "distributed.ShardingEnv",
         "distributed.comm.get_local_rank",
@@ -161,7 +161,7 @@ _OF_EVERY_HOME = {
         "distributed.types.EmbeddingModuleShardingPlan",
         "distributed.types.ShardingPlan",
     ),
-    "recapp.compat.quantised_models": (
+    "recapp.compat.torchrec.quantised_models": (
         "distributed.quant_embeddingbag.shard_quant_model",
         "inference.modules.DEFAULT_QUANTIZATION_DTYPE",
         "inference.modules.DEFAULT_QUANT_MAPPING",
@@ -174,26 +174,26 @@ _OF_EVERY_HOME = {
         "inference.modules.PredictModule",
         "inference.modules.QualNameMetadata",
     ),
-    "recapp.compat.quantised_collections": (
+    "recapp.compat.torchrec.quantised_collections": (
         "modules.embedding_configs.QuantConfig",
         "quant.EmbeddingBagCollection",
         "quant.EmbeddingCollection",
         "quant.embedding_modules.EmbeddingBagCollection",
         "quant.embedding_modules.EmbeddingCollection",
     ),
-    "recapp.compat.quantised_collections:EmbeddingBagCollection": (
+    "recapp.compat.torchrec.quantised_collections:EmbeddingBagCollection": (
         "distributed.quant_embeddingbag.QuantEmbeddingBagCollection",
     ),
-    "recapp.compat.quantised_collections:EmbeddingCollection": (
+    "recapp.compat.torchrec.quantised_collections:EmbeddingCollection": (
         "distributed.quant_embedding.QuantEmbeddingCollection",
     ),
-    "recapp.compat.torchrec_crosses": (
+    "recapp.compat.torchrec.crosses": (
         "modules.crossnet.CrossNet",
         "modules.crossnet.LowRankCrossNet",
         "modules.crossnet.LowRankMixtureCrossNet",
         "modules.crossnet.VectorCrossNet",
     ),
-    "recapp.compat.torchrec_deepfm": (
+    "recapp.compat.torchrec.deepfm": (
         "models.deepfm.DenseArch",
         "models.deepfm.FMInteractionArch",
         "models.deepfm.OverArch",
@@ -202,7 +202,7 @@ _OF_EVERY_HOME = {
         "modules.deepfm.DeepFM",
         "modules.deepfm.FactorizationMachine",
     ),
-    "recapp.compat.torchrec_dlrm": (
+    "recapp.compat.torchrec.dlrm": (
         "models.dlrm.DLRM",
         "models.dlrm.DLRMTrain",
         "models.dlrm.DLRM_DCN",
@@ -229,7 +229,7 @@ _OF_EVERY_HOME = {
         "distributed.embeddingbag.ShardedEmbeddingBagCollection",
     ),
     "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
-    "recapp.compat.keyed_optimizers": (
+    "recapp.compat.torchrec.keyed_optimizers": (
         "optim.CombinedOptimizer",
         "optim.KeyedOptimizerWrapper",
         "optim.keyed.CombinedOptimizer",
@@ -246,7 +246,7 @@ _OF_EVERY_HOME = {
     ),
     "recapp.optim.keyed": ("optim.KeyedOptimizer", "optim.keyed.KeyedOptimizer"),
     "recapp.optim.named_rules": ("distributed.embedding_types.EmbOptimType",),
-    "recapp.compat.warmup_optimizer": (
+    "recapp.compat.torchrec.warmup_optimizer": (
         "optim.warmup.WarmupOptimizer",
         "optim.warmup.WarmupPolicy",
         "optim.warmup.WarmupStage",

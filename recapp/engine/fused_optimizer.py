@@ -3,7 +3,7 @@
 Backward updates the tables, so `step` and `zero_grad` do nothing, unless an optimiser that clips
 gradients defers the update (`recapp/optim/clipping.py`). The object serves everything else that a
 program does with an optimiser: read and set the learning rate, print it, save and load its state
-with that of the dense optimiser (`recapp/compat/keyed_optimizers.py`, `CombinedOptimizer`).
+with that of the dense optimiser (TorchRec's `CombinedOptimizer`).
 """
 
 from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ A state dict with names can be loaded whatever the order of the parameters:
 
 The optimiser of sharded tables is a keyed optimiser (`recapp/engine/fused_optimizer.py`). Names and
 argument order are those of `torchrec/optim/keyed.py`; the wrappers of that file are in
-`recapp/compat/keyed_optimizers.py`. Under Lightning `HybridOptimizer` replaces them
+`recapp/compat/torchrec/keyed_optimizers.py`. Under Lightning `HybridOptimizer` replaces them
 (`recapp/optim/optimizer.py`).
 
 The state of a parameter is a dict whose values are numbers, tensors, sharded tensors, dicts of

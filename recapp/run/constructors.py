@@ -1,12 +1,14 @@
-"""Call the constructors that settings name by `_target_`."""
+"""Call the constructors that settings name by `_target_`: any of them, and row rules."""
 
 from contextlib import suppress
 from inspect import signature
 from typing import Any
 
 from recapp.errors import ConfigError, RecappError
+from recapp.optim.named_rules import RULES, Rules, table_rules
+from recapp.optim.rules import RowRule
 from recapp.settings.check_settings import find_constructor, told
-from recapp.settings.records import Constructor
+from recapp.settings.records import Constructor, constructor
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
 MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
@@ -58,3 +60,34 @@ def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:
     except Exception as e:
         usual = isinstance(e, REFUSALS) or any(c.__name__ == MISCONFIGURED for c in type(e).__mro__)
         raise ConfigError(f"{setting}: {' '.join(str(e).split()) if usual else told(e)}") from e
+
+
+def row_rules(sparse: Constructor) -> Rules:
+    """Return the row rule of all tables, or rules by table name or glob if
+    `optimizer.sparse.tables` names some.
+
+    Args:
+        sparse: The settings `optimizer.sparse`.
+
+    Raises:
+        ConfigError: A `_target_`, or the settings of a table, make no row rule.
+    """
+    rule = _rule(sparse.without("tables"), "optimizer.sparse")
+    of_tables = table_rules(sparse.plain(), "optimizer.sparse", _rule_of_plain)
+    return {"*": rule, **of_tables} if of_tables else rule
+
+
+def _rule_of_plain(wanted: Any, setting: str) -> RowRule:
+    return _rule(constructor(wanted), setting)
+
+
+def _rule(wanted: Constructor, setting: str) -> RowRule:
+    target = find_constructor(wanted.target, setting)
+    is_other = isinstance(target, type) and not issubclass(target, RowRule)  # an optimiser of torch
+    rule = None if is_other else make(wanted, setting)
+    if not isinstance(rule, RowRule):
+        raise ConfigError(
+            f"{setting}._target_={wanted.target}: must make a row rule, as those of "
+            f"recapp.optim.rules do: {', '.join(RULES)}"
+        )
+    return rule

@@ -186,10 +186,10 @@ class Recipe(Command):
             ConfigError: The settings make no row rule, or `tables.frozen` names no table.
         """
         from recapp.optim.named_rules import with_frozen
-        from recapp.run.row_rules import rules_of
+        from recapp.run.constructors import row_rules
         from recapp.tables.named_collections import named_tables, of_all_members
 
-        found = rules_of(self.optimizer.sparse)
+        found = row_rules(self.optimizer.sparse)
         found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
         given = self.tables.frozen
         return with_frozen(

@@ -69,7 +69,7 @@ def check_fits_checkpoint(recipe: Train, overrides: Sequence[str]) -> None:
         return
     from recapp.run.model import build_model
     from recapp.run.model_tables import check_features
-    from recapp.run.stored_columns import files_of_values, with_columns_of
+    from recapp.run.trained_model import files_of_values, with_columns_of
     from recapp.stored.stored_model import open_stored
 
     assert recipe.ckpt_path is not None

@@ -2,6 +2,7 @@
 
     stored model -> trained -> fill       a model of this process, or of ranks without Lightning
                             -> on_ranks   module, strategy and checkpoint for Lightning
+    recipe, stored model -> recipe whose schema reads and computes the columns as training did
 
 A checkpoint's rows are read into tables, under any plan, as training does. An artefact's rows are
 mapped. No other file asks which kind a stored model is.
@@ -20,9 +21,8 @@ from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import placed, together
 from recapp.processes.rank_environment import is_first
-from recapp.run.artefact_model import load_dense, model_to_shard, raw_rows_of
 from recapp.run.commands import Eval
-from recapp.run.model import build_model
+from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.stored.checkpoint import load_together
 from recapp.stored.snapshot import Artefact, Checkpoint
@@ -32,7 +32,14 @@ from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
-    from recapp.run.rank_model import RankModel
+    from recapp.run.training import RankModel
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from recapp.run.recipe import Recipe
+from recapp.stored.checkpoint_manifest import META, CheckpointManifest
+from recapp.stored.derived_values import DERIVED_FILE
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class TrainedCheckpoint:
         """Read this rank's rows and the dense part.
 
         Args:
-            model: The result of `recapp.run.artefact_model.meta_model`.
+            model: The result of `recapp.run.model.meta_model`.
             comm: The ranks that hold the tables.
             check_rows: Whether to compare the checksums of mapped rows; rows that are read are
                 always compared.
@@ -96,9 +103,7 @@ class TrainedCheckpoint:
         Args:
             recipe: The recipe of the command that scores; its `ckpt_path` is this model.
         """
-        from recapp.run.rank_model import RankModel
-        from recapp.run.strategy_of_run import build_strategy
-        from recapp.run.training import build_module
+        from recapp.run.training import RankModel, build_module, build_strategy
 
         strategy = build_strategy(recipe, training=False)
         if not isinstance(recipe, Eval):
@@ -159,9 +164,7 @@ class TrainedArtefact:
 
     def on_ranks(self, recipe: Train) -> "RankModel":
         """Return the module with a filled dense part, and a strategy that maps the rows."""
-        from recapp.run.rank_model import CheckExample, RankModel
-        from recapp.run.strategy_of_run import build_strategy
-        from recapp.run.training import build_module
+        from recapp.run.training import CheckExample, RankModel, build_module, build_strategy
 
         stored = self.stored
         if is_first():
@@ -189,3 +192,36 @@ def model_on_ranks(recipe: Train) -> "RankModel":
     """
     assert recipe.ckpt_path is not None
     return trained(open_stored(recipe.ckpt_path)).on_ranks(recipe)
+
+
+T = TypeVar("T", bound=Train)
+R = TypeVar("R", bound=Recipe)
+
+
+def with_stored_columns(recipe: T) -> T:
+    """Return the recipe of a run with the columns of its stored model, if it loads one. Every rank
+    calls it.
+
+    Raises:
+        CheckpointError: The model has no such values, or they are damaged.
+        ArtefactError: The same for an artefact.
+    """
+    if recipe.ckpt_path is None:
+        return recipe
+    with open_stored(recipe.ckpt_path, wanted=partial(files_of_values, recipe=recipe)) as stored:
+        return with_columns_of(recipe, stored)
+
+
+def with_columns_of(recipe: R, stored: StoredModel) -> R:
+    """Return a recipe with the columns of an open stored model."""
+    recipe = replace(recipe, stored_ids=stored.manifest.info.get("ids"))
+    if not recipe.schema.derived:
+        return recipe
+    return recipe.sized(None, stored.derived_values(recipe.schema.derived))
+
+
+def files_of_values(manifest: Any, recipe: Recipe) -> Iterable[str]:
+    """Select the files that hold the fitted values of a recipe's derived columns, if it has any."""
+    if not recipe.schema.derived:
+        return []
+    return [META] if isinstance(manifest, CheckpointManifest) else [DERIVED_FILE]

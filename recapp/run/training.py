@@ -1,28 +1,65 @@
-"""The data module and the LightningModule of a recipe.
+"""Lightning's objects of a recipe: module, data module, Strategy, callbacks, loggers, Trainer.
 
-recipe -> data module, module
+Lightning's own classes are used unchanged. Two kinds of callbacks are refused: those that work on
+parameters, since tables are no parameters, and those that monitor a metric that is not measured.
+The error names an alternative.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from inspect import signature
+from pathlib import Path
+from string import Formatter
 from typing import Any
 
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ProgressBar,
+)
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.dataset.data_settings import ScoringSettings
-from recapp.errors import ConfigError
-from recapp.run.constructors import make
-from recapp.run.monitors import schedule_of
-from recapp.run.recipe import Train
+from recapp.engine.row_store import RowStore, StoredGroup
+from recapp.errors import ConfigError, suggest
+from recapp.optim.rules import sgd
+from recapp.planner.topology import RESERVE_BYTES, hardware_of
+from recapp.processes.rank_environment import is_first, rank_info
+from recapp.run.constructors import construct, make
+from recapp.run.model import check_outputs
+from recapp.run.monitors import all_known, check_monitor, measured_by, schedule_of
+from recapp.run.plan_of_run import plan_of_run
+from recapp.run.recipe import Recipe, Train
 from recapp.run.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor, constructor
+from recapp.settings.records import Constructor, constructor, to_plain
+from recapp.sparse.batch import Batch
+from recapp.stored.checkpoint import read_manifest
+from recapp.stored.manifest import Manifest
+from recapp.stored.run_files import goes_on_in
+from recapp.tables.named_collections import of_all_members
+from recapp.trainer.average_weights import AverageWeights
+from recapp.trainer.batch_callback import skip_idle_hooks
 from recapp.trainer.changed_optimizer import TOTAL, ChangedOptimizer
+from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
+from recapp.trainer.restart_tables import RestartTables
+from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.unusable_callbacks import refuse_class
 
 CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
 
@@ -145,3 +182,365 @@ def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) 
             "torch.optim.Adam"
         )
     return made
+
+
+SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar", "average")
+"""Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks, or by
+a callback.
+"""
+
+AT_EPOCH_END = "check_on_train_epoch_end"
+"""The argument of Lightning's EarlyStopping that says when it checks."""
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn an error of Lightning about its settings, raised in this block, into an error of one
+    line.
+
+    Raises:
+        ConfigError: A setting does not fit the data, such as a share of the batches that is less
+            than one batch.
+    """
+    try:
+        yield
+    except MisconfigurationException as e:
+        raise ConfigError(f"trainer: {' '.join(str(e).split())}") from e
+
+
+def average_of(recipe: Train) -> list[Callback]:
+    """Return the callback of `trainer.average`, which must come before those that save."""
+    settings = recipe.trainer.average
+    if settings.kind == "none":
+        return []
+    return [AverageWeights(settings, restarts=bool(recipe.optimizer.restart_tables))]
+
+
+def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callback]:
+    """Return the callbacks of `conf/callbacks`, after the one of `optimizer.restart_tables`.
+
+    Args:
+        recipe: The recipe of the run.
+        folder: The directory of checkpoints.
+        logging: Whether there is a logger.
+
+    Raises:
+        ConfigError: A callback cannot be used here, or its settings are wrong.
+    """
+    restarts = recipe.optimizer.restart_tables
+    all_members = of_all_members(dict.fromkeys(restarts), recipe.all_tables) if restarts else ()
+    made: list[Callback] = [RestartTables(list(all_members))] if restarts else []
+    measured = measured_by(recipe)
+    known = all_known(recipe)
+    for name, wanted in recipe.callbacks.items():
+        kind = find_constructor(wanted.target, f"callbacks.{name}")
+        if _is(kind, LearningRateMonitor) and not logging:
+            continue  # Lightning refuses a monitor without a logger
+        made.append(build_callback(wanted, f"callbacks.{name}", folder))
+        monitor = getattr(made[-1], "monitor", None)
+        mode = getattr(made[-1], "mode", None)
+        check_monitor(f"callbacks.{name}", monitor, mode, measured, all_known=known)
+        if isinstance(made[-1], ModelCheckpoint):
+            _check_filename(made[-1], f"callbacks.{name}.filename", measured, known)
+    return made
+
+
+def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
+    """Return a callback of `conf/callbacks`.
+
+    Args:
+        wanted: Its settings.
+        setting: Their dotted name.
+        folder: The directory of checkpoints.
+
+    Raises:
+        ConfigError: It cannot be used here, or its settings are wrong.
+    """
+    kind = find_constructor(wanted.target, setting)
+    extra: dict[str, Any] = {}
+    refuse_class(kind, setting)
+    if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
+        if "dirpath" in wanted.arguments:
+            raise ConfigError(
+                f"{setting}.dirpath: cannot be set: checkpoints lie in the run's directory, "
+                "hydra.run.dir=DIR"
+            )
+        if wanted.arguments.get("save_last"):
+            raise ConfigError(f"{setting}.save_last: cannot be set: every run keeps last.ckpt")
+        extra["dirpath"] = str(folder)
+    if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
+        extra |= _check_after_validation(wanted.arguments)
+    return _made(wanted, setting, Callback, **extra)
+
+
+def _made(wanted: Constructor, setting: str, kind: type, **extra: Any) -> Any:
+    """Call a constructor that must return a part of Lightning."""
+    made = make(wanted, setting, **extra)
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{setting}._target_={wanted.target}: makes a {type(made).__name__}, and must make a "
+            f"{kind.__name__} of lightning.pytorch"
+        )
+    return made
+
+
+def _is(kind: Any, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _check_after_validation(given: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the setting by which early stopping checks after a validation. Lightning's own default
+    is the end of an epoch, and a run that resumes there has no metric yet.
+    """
+    if AT_EPOCH_END in given or not str(given.get("monitor")).startswith("val_"):
+        return {}
+    return {AT_EPOCH_END: False}
+
+
+def _check_filename(
+    callback: ModelCheckpoint, setting: str, measured: Iterable[str], known: bool
+) -> None:
+    """Check a pattern of checkpoint file names.
+
+    Raises:
+        ConfigError: The pattern cannot be filled in, gives the name `last.ckpt`, or contains a
+            slash.
+    """
+    numbers = {"epoch": 0, "step": 0, **dict.fromkeys(measured, 0.5)}
+    pattern = callback.filename or ""
+    try:
+        asked = {
+            re.split(r"[.\[]", name)[0]
+            for _, name, _, _ in Formatter().parse(pattern)
+            if name is not None
+        }
+        name = Path(
+            callback.format_checkpoint_name(
+                {key: torch.tensor(value) for key, value in numbers.items()}
+            )
+        ).name
+    except (ValueError, LookupError, AttributeError, TypeError) as e:
+        raise ConfigError(
+            f"{setting}={pattern}: is no pattern of a file name ({e}): use step_{{step:06d}}"
+        ) from e
+    if unknown := sorted(asked - numbers.keys()) if known else []:
+        raise ConfigError(
+            f"{setting}={pattern}: {unknown[0]} is not measured; {suggest(unknown[0], numbers)}"
+        )
+    if name.startswith("last.ckpt") or "/" in pattern:
+        raise ConfigError(
+            f"{setting}={pattern}: must not begin with last.ckpt, which every run keeps, nor "
+            "contain a slash: use a pattern such as step_{step:06d}"
+        )
+
+
+def has_bar(callbacks: Iterable[Callback]) -> bool:
+    """Return whether a callback is one of Lightning's progress bars, which replace recapp's own."""
+    return any(isinstance(callback, ProgressBar) for callback in callbacks)
+
+
+def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
+    """Return the loggers of `conf/logger`. They write below the directory of the run.
+
+    Only rank 0 makes them, because a constructor may create a database or a run of a service. Other
+    ranks get Lightning's DummyLogger in their places. A run that resumes in its own directory
+    continues its stored curves.
+
+    Args:
+        recipe: The recipe of the run.
+        folder: The directory of the run.
+    """
+    if not is_first():
+        return [DummyLogger() for _ in recipe.logger]
+    made = [
+        _made(wanted, f"logger.{name}", Logger, save_dir=str(folder))
+        for name, wanted in recipe.logger.items()
+    ]
+    if recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
+        for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
+            curves.kept_steps = read_manifest(recipe.ckpt_path).step
+    return made
+
+
+def build_trainer(
+    recipe: Train,
+    strategy: EmbeddingShardingStrategy,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[Logger],
+) -> Trainer:
+    """Return Lightning's Trainer of this rank. The number of ranks comes from the environment
+    variables of torch elastic, torchrun, srun or the user.
+
+    Args:
+        recipe: The recipe of the run.
+        strategy: The Strategy that shards the tables.
+        callbacks: All callbacks.
+        loggers: All loggers.
+
+    Raises:
+        ConfigError: A setting of `trainer` has a value that Lightning refuses.
+    """
+    wanted = {
+        k: v
+        for k, v in to_plain(recipe.trainer).items()
+        if v is not None and k not in SET_BY_RECAPP
+    }
+    wanted["max_epochs"], wanted["max_steps"] = recipe.trainer.length
+    if isinstance(wanted.get("val_check_interval"), int):
+        # an int counts steps across epochs, a float is a share of each epoch
+        wanted["check_val_every_n_epoch"] = None
+    here = rank_info()
+    ranks_of_host = here.local_world if here else 1
+    accelerator = recipe.trainer.accelerator
+    gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
+    made = construct(
+        Trainer,
+        "trainer",
+        accelerator="cuda" if gpu else "cpu",
+        devices=1 if gpu and torch.cuda.device_count() == 1 else ranks_of_host,
+        num_nodes=-(-here.world // ranks_of_host) if here else 1,
+        strategy=strategy,
+        callbacks=list(callbacks),
+        logger=list(loggers),
+        enable_progress_bar=has_bar(callbacks),
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks),
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        inference_mode=False,
+        **wanted,
+    )
+    assert isinstance(made, Trainer)
+    skip_idle_hooks(made.callbacks)  # type: ignore[attr-defined]
+    return made
+
+
+PAYLOADS: dict[str, torch.dtype | None] = {
+    "full": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+"""The dtype of messages for each value of `engine.payload`; None keeps the dtype of the
+computation.
+"""
+
+
+def build_strategy(
+    recipe: Train,
+    *,
+    training: bool,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+    sized: Callable[[], Recipe] | None = None,
+) -> EmbeddingShardingStrategy:
+    """Return the Strategy that shards the tables.
+
+    Args:
+        recipe: The recipe.
+        training: Whether tables are updated; evaluation holds no optimiser state.
+        make_store: Makes the store of each group, with its rows; None fills the stores from
+            `ckpt_path`, if set.
+        sized: Returns the recipe with the sizes of tables that the data module found; None uses
+            `recipe`.
+    """
+    now = sized or (lambda: recipe)
+    filled = recipe.ckpt_path if make_store is None else None
+    stored = read_manifest(filled).plan.tables if filled else {}
+    topology = recipe.topology
+    engine = recipe.engine
+    reserve = topology.reserve_bytes
+    return EmbeddingShardingStrategy(
+        lambda found: plan_of_run(now(), found),
+        recipe.rules if training else sgd(0.0),
+        hosts=topology.hosts,
+        memory_bytes=topology.memory_bytes,
+        reserve_bytes=RESERVE_BYTES if reserve is None else reserve,
+        hardware=hardware_of(topology.hardware),
+        transport=engine.transport,
+        backend=engine.backend,
+        payload=PAYLOADS[engine.payload],
+        modes={name: s.mode for name, s in stored.items() if s.mode != "replicated"},
+        look_ahead=engine.look_ahead,
+        clip_tables=engine.clip_tables,
+        compiled=engine.compile,
+        stored=lambda: {"config": to_plain(now())},
+        make_store=make_store,
+        timeout=timedelta(seconds=recipe.launch.timeout),
+    )
+
+
+def meet(recipe: Train) -> None:
+    """Make the process group of several ranks, as a trainer does. Every rank calls it."""
+    here = rank_info()
+    if here is None or here.world == 1:
+        return
+    strategy = build_strategy(recipe, training=False)
+    build_trainer(recipe, strategy, [], [])
+    strategy.setup_distributed()
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """A model that a rank evaluates or predicts with.
+
+    Args:
+        module: The module; its tables are sharded when the trainer starts.
+        strategy: The Strategy that shards the tables.
+        ckpt_path: The checkpoint that Lightning restores; None if the model is already filled.
+        callbacks: Callbacks that the trainer needs for this model.
+    """
+
+    module: TaskModule
+    strategy: EmbeddingShardingStrategy
+    ckpt_path: str | None
+    callbacks: tuple[Callback, ...] = ()
+
+    def trainer(self, recipe: Train, callbacks: Sequence[Callback]) -> Trainer:
+        """Return the Trainer of this rank, without loggers.
+
+        Args:
+            recipe: The recipe of the command.
+            callbacks: The callbacks of the command.
+        """
+        return build_trainer(recipe, self.strategy, [*self.callbacks, *callbacks], [])
+
+    def facts(self) -> dict[str, Any]:
+        """Return the end of `metrics.json`: the number of ranks, the plan and the status."""
+        assert self.strategy.plan is not None
+        return {
+            "ranks": self.strategy.comm.world,
+            "plan": self.strategy.plan.name,
+            "status": "ok",
+        }
+
+
+class CheckExample(Callback):
+    """Compare the outputs of an artefact's example with the exported ones before its first batch.
+    Every rank scores the example.
+
+    Args:
+        artefact: The artefact.
+        batch: The batch of its example.
+    """
+
+    def __init__(self, artefact: Manifest, batch: Batch) -> None:
+        self.artefact = artefact
+        self.batch = batch
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Score the example and compare its outputs.
+
+        Raises:
+            ArtefactError: The outputs differ.
+        """
+        assert isinstance(pl_module, TaskModule)
+        # TF32, which ranks compute with on a GPU, is too coarse for a comparison of files
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            with torch.no_grad():
+                outputs = pl_module.outputs(self.batch.to(pl_module.device))
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        check_outputs(self.artefact, outputs)
+
+    on_validation_start = on_test_start = on_predict_start

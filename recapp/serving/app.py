@@ -24,6 +24,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -35,10 +36,10 @@ from recapp.errors import suggest
 from recapp.inference.led_ranks import Leader
 from recapp.serving.arrow_route import read_arrow
 from recapp.serving.batching import Batcher, Work
+from recapp.serving.counts import Counts
 from recapp.serving.json_rows import read_rows
 from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, Refused, bad, busy
-from recapp.serving.metrics_text import Counts
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
 from recapp.serving.question import JSON, Reply
@@ -53,7 +54,6 @@ EXTENSIONS = ("binary_tensor_data", "model_repository")
 ERROR_LETTERS = 1000  # cuts error texts: a request may hold a name of megabytes
 LOOK_SECONDS = 1.0  # between two checks of the ranks while a request waits
 GONE = 499  # status in the metrics when the client has disconnected before the answer
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -87,6 +87,9 @@ class Server:
         self.version = version
         self.leader = leader
         self.admission = Admission(limits)
+        counts.gauge("requests_in_progress", "Requests inside.", lambda: self.admission.requests)
+        counts.gauge("queue_requests", "Requests that wait.", lambda: self.batcher.waiting)
+        counts.gauge("pending_bytes", "Bytes of bodies.", lambda: self.admission.pending_bytes)
         self.ends = False
         """Whether the server is shutting down: not ready, but still answering requests.
         """
@@ -155,14 +158,7 @@ class Server:
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text."""
-        served = self.model.current()
-        gauges = {
-            "requests_in_progress": self.admission.requests,
-            "queue_requests": self.batcher.waiting,
-            "pending_bytes": self.admission.pending_bytes,
-        }
-        text = self.counts.text({"name": served.name, "version": served.version}, gauges)
-        return Response(text, headers={"content-type": PROMETHEUS})
+        return Response(self.counts.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def server(self, request: Request) -> Response:
         """Return the metadata of the server."""
@@ -242,7 +238,6 @@ class Server:
             raise
         except (ClientDisconnect, asyncio.CancelledError):
             status = GONE
-            self.counts.dropped += 1
             return Response(status_code=GONE)
         finally:
             self.counts.request(verb, status, time.perf_counter() - start)

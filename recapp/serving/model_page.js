@@ -21,7 +21,7 @@ function parsed(text) {
     if (name.startsWith("recapp_requests_total")) {
       found.requests += name.includes('code="200"') ? value : 0;
       found.refused += /code="[45]/.test(name) && !name.includes('code="499"') ? value : 0;
-    } else if (name === "recapp_rows_total") found.rows = value;
+    } else if (name === "recapp_batch_rows_sum") found.rows = value;
     else if (name === "recapp_batch_rows_count") found.batches = value;
     else if (name === "process_resident_memory_bytes") found.memory = value;
     else if (name.startsWith("recapp_model_info"))

@@ -14,8 +14,8 @@ from recapp.console import note
 from recapp.errors import ConfigError, RankError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.processes.process_memory import give_back_unused
+from recapp.serving.counts import Counts
 from recapp.serving.limits import Refused, bad, busy
-from recapp.serving.metrics_text import Counts
 from recapp.serving.served_model import Served, check_model
 
 
@@ -38,7 +38,11 @@ class ModelInService:
         self._loads = False
         scorer = load()
         check_model(scorer)
-        self._served = Served(_checked(name or scorer.name), scorer)
+        self._put(Served(_checked(name or scorer.name), scorer))
+
+    def _put(self, served: Served) -> None:
+        self._served = served
+        self._counts.model({"name": served.name, "version": served.version})
 
     def current(self) -> Served:
         """Return the model in service."""
@@ -63,7 +67,7 @@ class ModelInService:
         try:
             scorer = await asyncio.to_thread(self._loaded)
         except Exception as error:
-            self._counts.reloads["refused"] += 1
+            self._counts.reload("refused")
             kind = "" if isinstance(error, RecappError) else f"{type(error).__name__}: "
             text = (
                 f"not loaded, version {before.version} stays in service: "
@@ -73,8 +77,8 @@ class ModelInService:
             raise (busy(text) if isinstance(error, RankError) else bad(text)) from error
         finally:
             self._loads = False
-        self._served = Served(before.name, scorer)
-        self._counts.reloads["loaded"] += 1
+        self._put(Served(before.name, scorer))
+        self._counts.reload("loaded")
         note(f"version {scorer.version} is in service instead of {before.version}")
         del before
         await asyncio.to_thread(give_back_unused)

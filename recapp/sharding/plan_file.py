@@ -35,14 +35,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import PlanError, suggest
-from recapp.sharding import plan_formats
+from recapp.settings.other_systems import format_of
 from recapp.sharding.plan_entries import (
     PARTS,
     START,
@@ -198,7 +197,7 @@ def load_plan(
     """Return the plan of a file for these tables on these ranks.
 
     Args:
-        path: A plan file in YAML, or in a format of `recapp/sharding/plan_formats.py`, such as
+        path: A plan file in YAML, or in a format of `recapp/settings/other_systems.py`, such as
             HugeCTR's JSON. The content decides the format.
         tables: The tables of the model.
         world_size: The number of ranks; None takes the number in the file.
@@ -210,8 +209,7 @@ def load_plan(
             or ranks. The message names file, table and entry.
     """
     values = read_plain_values(path)
-    formats = map(import_module, plan_formats.FOREIGN)
-    foreign: Any = next((form for form in formats if form.takes(values)), None)
+    foreign = format_of(values)
     plan = (
         foreign.plan_from_values(values, tables, str(path), lookups)
         if foreign

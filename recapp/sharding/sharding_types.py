@@ -20,7 +20,7 @@ no type by name. So a new type is one function that cuts and one record:
     register(ShardingTypeRecord("row_wise_on_two", ..., cut=row_wise_on_two_ranks))
 
 Commands register the records that `plan.sharding_types` names
-(`recapp/run/own_sharding_types.py`).
+(`recapp/run/plan_of_run.py`).
 """
 
 from collections.abc import Callable, Sequence

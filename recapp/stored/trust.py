@@ -60,9 +60,9 @@ RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
 SCHEDULES = tuple(
     f"recapp.optim.schedule.{name}" for name in ("warmup_poly", "warmup_cosine", "Plateau")
 )
-MODELS = (*catalogue.MODELS, "recapp.compat.hugectr_graph.LayerGraph")
+MODELS = (*catalogue.MODELS, "recapp.compat.hugectr.graph.LayerGraph")
 TASKS = ("recapp.tasks.click.ClickTask", "recapp.tasks.rating.RatingTask")
-LINES = ("recapp.trainer.iteration_lines.IterationLines",)
+LINES = ("recapp.compat.hugectr.iteration_lines.IterationLines",)
 LOGGERS = (
     "recapp.trainer.curves.CSVCurves",
     "lightning.pytorch.loggers.CSVLogger",

@@ -8,11 +8,11 @@ import pytest
 import torch
 from engine.engine_cases import batch_of, make_tables
 
-from recapp.compat.managed_collision_collections import (
+from recapp.compat.torchrec.managed_collections import (
     ManagedCollisionEmbeddingBagCollectionSharder,
 )
-from recapp.compat.planning import CommType, QCommsConfig, get_qcomm_codecs_registry
-from recapp.compat.plans_by_hand import (
+from recapp.compat.torchrec.planning import CommType, QCommsConfig, get_qcomm_codecs_registry
+from recapp.compat.torchrec.plans_by_hand import (
     ShardingEnv,
     get_local_rank,
     get_local_size,
@@ -21,7 +21,7 @@ from recapp.compat.plans_by_hand import (
     shard_modules,
     table_wise,
 )
-from recapp.compat.train_pipeline import (
+from recapp.compat.torchrec.train_pipeline import (
     Awaitable,
     LazyAwaitable,
     LazyGetItemMixin,

@@ -40,7 +40,7 @@ def python(program):
 
 def test_importing_the_package_loads_neither_torch_nor_an_adapter():
     loaded = python("import recapp, sys; print(*sys.modules)").split()
-    assert "torch" not in loaded and "recapp.compat.planning" not in loaded
+    assert "torch" not in loaded and "recapp.compat.torchrec.planning" not in loaded
 
 
 def test_a_module_that_recapp_has_too_keeps_its_own_names_and_gets_the_others():

@@ -12,10 +12,9 @@ from jobs import environment_of_rank
 
 from recapp import hugectr
 from recapp.cli import compose
-from recapp.compat import hugectr_program
-from recapp.compat.hugectr_model import NOT_THERE, Model
-from recapp.compat.hugectr_program import Fit, Program, settings_of
-from recapp.compat.hugectr_reader import Columns
+from recapp.compat.hugectr.model import NOT_THERE, Model
+from recapp.compat.hugectr.program import Fit, Program, settings_of
+from recapp.compat.hugectr.reader import Columns
 from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import named_folders
 
@@ -26,7 +25,7 @@ SIZES = [30, 7, 12]
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """However many GPUs this machine has, programs list two."""
-    monkeypatch.setattr("recapp.compat.hugectr_solver.gpu_count", lambda: 0)
+    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 0)
 
 
 def solver(**more):
@@ -191,7 +190,7 @@ def test_as_many_gpus_as_torchrun_has_started_and_one_host_without_it(monkeypatc
 
 
 def test_gpus_are_those_of_the_machine(monkeypatch):
-    monkeypatch.setattr("recapp.compat.hugectr_solver.gpu_count", lambda: 4)
+    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert solver(vvgpu=[[3, 1]]).visible_gpus() == "3,1"
     assert "there is no GPU 4: there are 4" in refusal(solver(vvgpu=[[4, 0]]).visible_gpus)
@@ -386,7 +385,9 @@ def test_names_and_paths_of_files_become_settings_as_they_are(tmp_path, monkeypa
             entry["col_name"] = name
         (folder / part / "_metadata.json").write_text(json.dumps(said))
     ran = []
-    monkeypatch.setattr(hugectr_program, "_run", lambda command, gpus: ran.append(command) or 0)
+    monkeypatch.setattr(
+        "recapp.compat.hugectr.program._run", lambda command, gpus: ran.append(command) or 0
+    )
     fitting()()
     (command,) = ran
     overrides = [word for word in command[3:] if "=" in word]

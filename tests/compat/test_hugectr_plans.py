@@ -11,13 +11,13 @@ from hashlib import sha256
 import pytest
 from jobs import recipe, small, validation
 
-from recapp.compat.hugectr_plan_lists import (
-    hugectr_json,
+from recapp.compat.hugectr.plan_lists import (
     hugectr_lists,
     notebook_lists,
     plan_from_values,
     printed,
     takes,
+    written_plan,
 )
 from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
@@ -125,7 +125,7 @@ def test_the_well_known_plan_is_made_by_name_and_falls_where_hugectrs_falls():
     assert [
         k for k, t in enumerate(CRITEO) if plan.tables[t.name].sharding_type == "data_parallel"
     ] == REPLICATED
-    assert json.loads(hugectr_json(plan, CRITEO)) == well_known()
+    assert json.loads(written_plan(plan, CRITEO)) == well_known()
     assert plan_from_values(well_known(), CRITEO, "x.json").tables == plan.tables
 
 
@@ -134,7 +134,7 @@ def test_every_table_over_all_gpus_is_made_by_name_and_says_how_rows_moved():
     assert lookups_by_rank(plan)[0] == list(range(26)) and {
         s.sharding_type for s in plan.tables.values()
     } == {"row_wise"}
-    assert json.loads(hugectr_json(plan, CRITEO)) == by_rows()
+    assert json.loads(written_plan(plan, CRITEO)) == by_rows()
     made = plan_from_values(by_rows(), CRITEO, "x.json")
     assert made.tables == plan.tables and made.world_size == 8
     assert made.notes == (
@@ -151,7 +151,7 @@ def test_named_plans_exist_for_any_number_of_ranks_and_come_back_from_json(world
     for option in ("dp_and_localized", "distributed"):
         plan = named(option, world)
         plan.check(CRITEO)
-        again = plan_from_values(json.loads(hugectr_json(plan, CRITEO)), CRITEO, "x.json")
+        again = plan_from_values(json.loads(written_plan(plan, CRITEO)), CRITEO, "x.json")
         assert {n: s.shards for n, s in again.tables.items()} == {
             n: s.shards for n, s in plan.tables.items()
         }
@@ -261,7 +261,7 @@ def test_numbers_are_lookups_not_tables():
     assert [plan.tables[n].ranks for n in "tuv"] == [[0], [1], [0, 1]] and plan.tables[
         "v"
     ].mode == "replicated"
-    assert json.loads(hugectr_json(plan, SHARED)) == [
+    assert json.loads(written_plan(plan, SHARED)) == [
         [group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)
     ]
 
@@ -293,11 +293,11 @@ def test_lookups_are_numbered_as_they_are_declared_whatever_the_order_of_tables(
     tables = [FOUR[k] for k in order]
     plan = plan_from_values(ALL_REPLICATED, tables, "x", FIVE)
     assert {s.mode for s in plan.tables.values()} == {"replicated"}
-    assert json.loads(hugectr_json(plan, tables, FIVE)) == ALL_REPLICATED
+    assert json.loads(written_plan(plan, tables, FIVE)) == ALL_REPLICATED
     plan = plan_from_values(MIXED, tables, "x", FIVE)
     assert [plan.tables[f"t{k}"].ranks for k in range(4)] == [[0], [1], [0], [0, 1]]
     assert plan.tables["t3"].mode == "replicated"
-    assert json.loads(hugectr_json(plan, tables, FIVE)) == MIXED
+    assert json.loads(written_plan(plan, tables, FIVE)) == MIXED
 
 
 def test_a_plan_that_shards_lookups_of_one_table_differently_names_both_and_their_gpus():
@@ -343,7 +343,7 @@ def test_what_the_notebook_writes_and_prints_comes_out_byte_for_byte(
     option, json_sum, size, printed_sum, lines
 ):
     plan = named(option, 8)
-    text = hugectr_json(plan, CRITEO, indent=4)
+    text = written_plan(plan, CRITEO, indent=4)
     assert len(text) == size and sha256(text.encode()).hexdigest() == json_sum
     assert plan_from_values(json.loads(text), CRITEO, "x").tables == plan.tables
     shown = printed(notebook_lists(hugectr_lists(plan, CRITEO)))
@@ -384,7 +384,7 @@ def test_shards_follow_their_ids_and_gpus_that_hold_nothing_have_empty_lists():
         Shard(0, range(5, 10), range(16)),
     )
     assert plan.tables["t"].sharding_type == "custom"
-    written = json.loads(hugectr_json(plan, SHARED))
+    written = json.loads(written_plan(plan, SHARED))
     counted = [(g[0]["shards_count"], g[0]["shard_id"]) for g in written]
     assert counted == [(2, 1), (2, 0), (2, 0), (2, 1)]  # HugeCTR counts idle GPUs, too
     assert plan_from_values(written, SHARED, "x").tables == plan.tables
@@ -671,7 +671,7 @@ def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():
             r"cut columns"
         ),
     ):
-        hugectr_json(strips, wide)
+        written_plan(strips, wide)
     uneven = ShardingPlan(
         strips.tables
         | {
@@ -683,9 +683,9 @@ def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():
         PlanError,
         match=r"table w \(custom\) cannot be written for HugeCTR: its rows must be cut into equal",
     ):
-        hugectr_json(uneven, wide)
+        written_plan(uneven, wide)
     with pytest.raises(PlanError, match="has no entry for table u"):
-        hugectr_json(strips.part(["w"]), wide)
+        written_plan(strips.part(["w"]), wide)
 
 
 def test_mixed_placements_share_groups_where_they_can():
@@ -701,7 +701,7 @@ def test_mixed_placements_share_groups_where_they_can():
         for t, own in zip(tables, ranks, strict=True)
     }
     plan = ShardingPlan(shards, 6)
-    written = json.loads(hugectr_json(plan, tables))
+    written = json.loads(written_plan(plan, tables))
     assert [[g["global_embedding_list"] for g in own] for own in written[:1]] == [
         [[[0], [1], [1], [1], [1], [2]], [[3]] * 6, [[4], [], [], [], [], [4]]]
     ]
@@ -737,7 +737,7 @@ def test_both_plans_train_to_the_weights_of_any_plan(jobs, tmp_path):
         validation(jobs.train(tmp_path / "rows", *data, "trainer.max_steps=3", "+plan=row_wise"))
     ]
     for option in ("dp_and_localized", "distributed"):
-        (tmp_path / f"{option}.json").write_text(hugectr_json(named(option, 2, tables), tables))
+        (tmp_path / f"{option}.json").write_text(written_plan(named(option, 2, tables), tables))
         measured.append(
             validation(
                 jobs.train(
@@ -753,7 +753,7 @@ def test_both_plans_train_to_the_weights_of_any_plan(jobs, tmp_path):
 
 
 def test_a_strategy_reads_hugectrs_plans_by_their_content(tmp_path):
-    """`import recapp` has named the format (`recapp/sharding/plan_formats.py`)."""
+    """`import recapp` has named the format (`recapp/settings/other_systems.py`)."""
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(well_known(2)))
     made = plan_from(str(path), PlanningProblem(CRITEO, Topology(2)))

@@ -7,8 +7,8 @@ from list_of_tables import listed
 from omegaconf import OmegaConf
 
 from recapp.cli import compose
-from recapp.compat.hugectr_words import in_recapp_words
 from recapp.errors import ConfigError
+from recapp.settings.other_systems import in_recapp_words
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.listed import listed_tables, row_features
 

@@ -34,7 +34,7 @@ from recapp.modules.mc_modules import (
 from recapp.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torch import nn
 
-from recapp.compat.keyed_optimizers import RowWiseAdagrad
+from recapp.compat.torchrec.keyed_optimizers import RowWiseAdagrad
 from recapp.console import note_once
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables

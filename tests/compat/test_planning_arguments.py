@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.compat.planning import (
+from recapp.compat.torchrec.planning import (
     EmbeddingShardingPlanner,
     FixedAbsoluteStorageReservation,
     FixedPercentageStorageReservation,

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.compat.torchrec_crosses import (
+from recapp.compat.torchrec.crosses import (
     CrossNet,
     LowRankCrossNet,
     LowRankMixtureCrossNet,
     VectorCrossNet,
 )
-from recapp.compat.torchrec_deepfm import (
+from recapp.compat.torchrec.deepfm import (
     DeepFM,
     FactorizationMachine,
     FMInteractionArch,
     SimpleDeepFMNN,
 )
-from recapp.compat.torchrec_dlrm import (
+from recapp.compat.torchrec.dlrm import (
     DLRM_DCN,
     DLRM_Projection,
     InteractionDCNArch,

@@ -8,7 +8,7 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_te
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-from recapp.compat.keyed_optimizers import (
+from recapp.compat.torchrec.keyed_optimizers import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
     RowWiseAdagrad,

@@ -17,8 +17,8 @@ from serving.small_models import arrow, running
 import recapp
 from recapp.dataset.sequential_rows import example_rows
 from recapp.metrics import click_metrics
-from recapp.run.read import recipe_of
-from recapp.run.validation_rows import validation_batches, validation_source
+from recapp.run.commands import recipe_of
+from recapp.run.run_rows import validation_batches, validation_source
 
 pytestmark = pytest.mark.full
 

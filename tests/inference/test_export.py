@@ -41,7 +41,7 @@ from recapp.inference.placed_model import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.trained_tables import TrainedTables
 from recapp.metrics import click_metrics
-from recapp.run.validation_rows import validation_batches, validation_source
+from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_table
 from recapp.stored.artefact_folder import unfinished

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.compat.keyed_optimizers import (
+from recapp.compat.torchrec.keyed_optimizers import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,

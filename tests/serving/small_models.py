@@ -14,8 +14,8 @@ from recapp.dataset.schema import Schema
 from recapp.inference.scorer import Scorer
 from recapp.serving.app import Server
 from recapp.serving.batching import Batcher
+from recapp.serving.counts import Counts
 from recapp.serving.limits import Limits
-from recapp.serving.metrics_text import Counts
 from recapp.serving.reload import ModelInService
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection

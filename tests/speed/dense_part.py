@@ -27,8 +27,8 @@ from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Steps, ratio, spread
 from recapp.models.product_counter import COUNTED, ProductCounter
+from recapp.run.commands import recipe_of
 from recapp.run.model import build_model
-from recapp.run.read import recipe_of
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

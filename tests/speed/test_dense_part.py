@@ -8,8 +8,8 @@ from recapp import bench
 from recapp.benchmarks import dense_part
 from recapp.benchmarks.dense_part import DensePart, ProductRecorder
 from recapp.cli.job import Job
+from recapp.run.commands import recipe_of
 from recapp.run.model import build_model
-from recapp.run.read import recipe_of
 from recapp.settings.option_files import options
 
 SOME = ("dlrm", "din", "ffm", "fcn")

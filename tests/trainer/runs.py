@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from recapp.cli import compose as settings_of
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.synthetic import write_clicks
-from recapp.run import lightning_trainer, training
+from recapp.run import training
+from recapp.run.commands import read_settings
 from recapp.run.model import build_model
-from recapp.run.read import read_settings
-from recapp.run.strategy_of_run import build_strategy
+from recapp.run.training import build_strategy
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer import callbacks as own
@@ -118,21 +118,19 @@ def fit(config, folder, *extra, ckpt_path=None):
     last = KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(last.keep_unvalidated)
     strategy = build_strategy(config, training=True)
-    loggers = lightning_trainer.build_loggers(config, Path(folder))
+    loggers = training.build_loggers(config, Path(folder))
     callbacks = [
         own.ClaimDirectory(Path(folder)),
         own.KeepPosition(),
         own.StepClock(),
-        *lightning_trainer.average_of(config),
+        *training.average_of(config),
         end,
         seen,
         *extra,
-        *lightning_trainer.build_callbacks(
-            config, Path(folder) / "checkpoints", logging=bool(loggers)
-        ),
+        *training.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)),
         last,
     ]
-    trainer = lightning_trainer.build_trainer(config, strategy, callbacks, loggers)
+    trainer = training.build_trainer(config, strategy, callbacks, loggers)
     data = training.build_data(config)
     sized = training.sized_by(config, data)
     module = training.build_module(config, lambda: build_model(sized()))

@@ -16,9 +16,9 @@ from recapp.optim.named_rules import pick
 from recapp.planner.planner_settings import Machines, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import topology_of
-from recapp.run.lightning_trainer import build_callbacks
 from recapp.run.plan_of_run import build_plan
 from recapp.run.stored_checks import check_fits_checkpoint
+from recapp.run.training import build_callbacks
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.named_collections import member_name, of_all_members

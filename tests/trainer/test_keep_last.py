@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import compose, fit
 
 from recapp.errors import CheckpointError
-from recapp.run import lightning_trainer, training
+from recapp.run import training
 from recapp.run.model import build_model
-from recapp.run.strategy_of_run import build_strategy
+from recapp.run.training import build_strategy
 from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.manifest import to_json
@@ -223,7 +223,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     # as an earlier version saved
     monkeypatch.setattr("recapp.stored.block_files.is_finite", lambda values: True)
     strategy = build_strategy(config, training=False)
-    tester = lightning_trainer.build_trainer(config, strategy, [], [])
+    tester = training.build_trainer(config, strategy, [], [])
     module = training.build_module(config, partial(build_model, config))
     tester.validate(
         module, datamodule=training.build_data(config), ckpt_path=str(best), verbose=False
@@ -238,9 +238,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     )
     said = name if dense else f"table {blocks[3].table}, rows 0-{blocks[3].shape[0]}"
     with pytest.raises(CheckpointError, match="weights that are not finite") as raised:
-        lightning_trainer.build_trainer(
-            config, build_strategy(config, training=False), [], []
-        ).validate(
+        training.build_trainer(config, build_strategy(config, training=False), [], []).validate(
             training.build_module(config, partial(build_model, config)),
             datamodule=training.build_data(config),
             ckpt_path=str(tmp_path / "bad.ckpt"),

@@ -15,7 +15,7 @@ from recapp import ScoreWriter, ScoringSettings
 from recapp.errors import ConfigError
 from recapp.run import training
 from recapp.run.model import build_model
-from recapp.run.strategy_of_run import build_strategy
+from recapp.run.training import build_strategy
 
 SCORING = {"columns": ["C1"], "rows_per_batch": 256, "rows_per_part": 512}
 ROWS = 2100

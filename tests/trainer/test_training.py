@@ -14,9 +14,9 @@ from trainer.runs import compose, fit
 from recapp.engine.table_strips import TableStrips
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import RankInfo
-from recapp.run import lightning_trainer, training
+from recapp.run import training
 from recapp.run.model import build_model
-from recapp.run.strategy_of_run import build_strategy
+from recapp.run.training import build_strategy
 from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import LogRate, StepClock
 from recapp.trainer.module import TaskModule
@@ -140,7 +140,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     _, trainer, _ = fit(config, tmp_path)
     trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
     strategy = build_strategy(config, training=False)
-    tester = lightning_trainer.build_trainer(config, strategy, [], [])
+    tester = training.build_trainer(config, strategy, [], [])
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(
         training.build_module(config, partial(build_model, config)),
@@ -158,11 +158,11 @@ def test_a_rank_whose_launcher_shows_it_one_gpu_takes_that(logs, monkeypatch, vi
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
     of_srun = RankInfo(2, 4, 2, 4, 0, "localhost", 29500)
-    for reader in ("recapp.trainer.strategy", "recapp.run.lightning_trainer"):
+    for reader in ("recapp.trainer.strategy", "recapp.run.training"):
         monkeypatch.setattr(f"{reader}.rank_info", lambda: of_srun)
     config = compose(logs, "trainer.accelerator=gpu")
     strategy = build_strategy(config, training=True)
-    trainer = lightning_trainer.build_trainer(config, strategy, [], [])
+    trainer = training.build_trainer(config, strategy, [], [])
     assert trainer.strategy.root_device == torch.device("cuda", gpu)
     assert trainer.world_size == 4 and trainer.global_rank == 2 and trainer.local_rank == 2
 

@@ -23,8 +23,8 @@ from recapp.cli.recipe_of_job import stored_recipe
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
+from recapp.run.commands import recipe_of
 from recapp.run.early_checks import check_generated
-from recapp.run.read import recipe_of
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block

@@ -34,10 +34,10 @@ HugeCTR's planner.
 HugeCTR puts a row on the shard whose id is key mod n. recapp mixes the rows of the table
 (`recapp/tables/row_order.py`), and shard s of n is the s-th of n equal strips. A shard has the same
 number of rows and the same balance in both, but other rows. Later versions of HugeCTR have a matrix
-of GPUs and tables instead (`recapp/compat/hugectr_plan_matrix.py`).
+of GPUs and tables instead (`recapp/compat/hugectr/plan_matrix.py`).
 
 HugeCTR's notebook writes plans with the key names of v3.7, in its own order, indented by four
-spaces. `hugectr_json(..., indent=4)` writes the same bytes, and `printed` returns the text that the
+spaces. `written_plan(..., indent=4)` writes the same bytes, and `printed` returns the text that the
 notebook's `print_plan` prints.
 
 Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the layer book of v3.8.
@@ -49,7 +49,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from recapp.compat.hugectr_plan_matrix import MATRIX, plan_from_matrix, table_sharding
+from recapp.compat.hugectr.plan_matrix import MATRIX, plan_from_matrix, table_sharding
 from recapp.errors import PlanError, suggest
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
@@ -63,7 +63,7 @@ ID = ("shard_id", "sharding_id")
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
 AGAIN = "export as=hugectr +plan=dp_and_localized"
 """The arguments of `python -m recapp.plan` that write such a file
-(`recapp/sharding/plan_formats.py`).
+(`recapp/settings/other_systems.py`).
 """
 Lists = list[list[dict[str, Any]]]
 """The groups of every GPU as plain values of JSON."""
@@ -377,7 +377,7 @@ def _twice(numbers: Iterable[int]) -> list[int]:
 # ---- writing
 
 
-def hugectr_json(
+def written_plan(
     plan: ShardingPlan,
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None = None,
@@ -414,7 +414,7 @@ def hugectr_lists(
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None = None,
 ) -> Lists:
-    """Return the groups of every GPU as plain values; the arguments are those of `hugectr_json`.
+    """Return the groups of every GPU as plain values; the arguments are those of `written_plan`.
 
     Groups, and the lookups in a group, follow the order in which lookups are declared, not the
     order of the tables.
@@ -457,6 +457,20 @@ def hugectr_lists(
             else []
         )
     return written
+
+
+def shown_plan(
+    plan: ShardingPlan,
+    tables: Sequence[EmbeddingConfig],
+    lookups: Sequence[TableLookup] | None = None,
+) -> tuple[Lists, str]:
+    """Return the groups with the notebook's keys, and the text that `print_plan` prints of them.
+
+    Raises:
+        PlanError: Such lists cannot express the sharding of a table.
+    """
+    lists = notebook_lists(hugectr_lists(plan, tables, lookups))
+    return lists, printed(lists)
 
 
 def notebook_lists(lists: Lists) -> Lists:

@@ -8,7 +8,7 @@
 Settings may list tables in either vocabulary, or in both. `in_recapp_words` translates the settings
 of command lines and of stored files before recapp checks them, so that the rest of recapp reads
 recapp's words only. Programs for HugeCTR use the same tables of words
-(`recapp/compat/hugectr_collection.py`).
+(`recapp/compat/hugectr/collection.py`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -53,20 +53,18 @@ _LOOKUP_TYPES = {
 }
 
 
-def in_recapp_words(tables: Any) -> Any:
+def in_recapp_words(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the group `tables` of the settings in recapp's words, every table with a name.
 
     Values of the wrong kind stay as they are, for the check of the settings to refuse.
 
     Args:
-        tables: The group as a plain value. A group that does not list tables is returned unchanged.
+        tables: The group as a plain value. It lists tables.
 
     Raises:
         ConfigError: A value in HugeCTR's words is not allowed, a setting is in neither vocabulary,
             or one value is given under two names.
     """
-    if not isinstance(tables, Mapping) or tables.get("source") != "list":
-        return tables
     changed = dict(tables)
     if _is_list_of_mappings(changed.get("tables")):
         named: list[dict[str, Any]] = []

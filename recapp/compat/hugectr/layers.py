@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.compat.hugectr_arguments import Initializer_t, number, switch, whole
-from recapp.compat.hugectr_layer_modules import (
+from recapp.compat.hugectr.arguments import Initializer_t, number, switch, whole
+from recapp.compat.hugectr.layer_modules import (
     Apply,
     Interaction,
     MultiCross,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.quantised_collections import (
+from recapp.compat.torchrec.quantised_collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     QuantisedCollection,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recapp.compat.small_helpers import gb_to_bytes
+from recapp.compat.torchrec.small_helpers import gb_to_bytes
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import constraints as recapp_constraints

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.compat.keyed_optimizers import OptimizerWrapper
+from recapp.compat.torchrec.keyed_optimizers import OptimizerWrapper
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
 

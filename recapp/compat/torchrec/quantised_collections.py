@@ -5,7 +5,7 @@ their state dict.
     EmbeddingBagCollection.from_float(collection)          # or torch's quantize_dynamic
 
 They are the engine's collections on a single rank (`recapp/inference/placed_model.py`).
-`recapp/compat/quantised_models.py` quantises all collections of a model.
+`recapp/compat/torchrec/quantised_models.py` quantises all collections of a model.
 
 The state dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for
 each row (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.collection_wrapper import twin_of
+from recapp.compat.torchrec.collection_wrapper import twin_of
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.read_only_store import values_of
 from recapp.engine.sharded_collection import (

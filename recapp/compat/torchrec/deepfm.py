@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.torchrec_dlrm import check_one_dim
+from recapp.compat.torchrec.dlrm import check_one_dim
 from recapp.models.factorisation import fm_term
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor

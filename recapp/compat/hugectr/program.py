@@ -26,12 +26,12 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from recapp.compat.hugectr_arguments import text, whole
-from recapp.compat.hugectr_collection import EmbeddingCollection
-from recapp.compat.hugectr_graph import to_plain
-from recapp.compat.hugectr_layers import Layer
-from recapp.compat.hugectr_reader import Columns, DataReaderParams, Input, columns_of, first_key
-from recapp.compat.hugectr_solver import CreateSolver, OptParams
+from recapp.compat.hugectr.arguments import text, whole
+from recapp.compat.hugectr.collection import EmbeddingCollection
+from recapp.compat.hugectr.graph import to_plain
+from recapp.compat.hugectr.layers import Layer
+from recapp.compat.hugectr.reader import Columns, DataReaderParams, Input, columns_of, first_key
+from recapp.compat.hugectr.solver import CreateSolver, OptParams
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.processes.lock import new_directory
@@ -192,7 +192,7 @@ def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, di
         },
     }
     model = {
-        "_target_": "recapp.compat.hugectr_graph.LayerGraph",
+        "_target_": "recapp.compat.hugectr.graph.LayerGraph",
         "dense": program.read.dense_name,
         "label": program.read.label_name,
         "layers": [to_plain(layer) for layer in program.layers],
@@ -263,7 +263,7 @@ def _lookup(lookup: TableLookup) -> dict[str, Any]:
 def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
     made: dict[str, Any] = {
         "lines": {
-            "_target_": "recapp.trainer.iteration_lines.IterationLines",
+            "_target_": "recapp.compat.hugectr.iteration_lines.IterationLines",
             "every": wanted.display,
         },
         **solver.stops(),

@@ -13,20 +13,20 @@
 
 `compile` connects the layers and checks their shapes; it reads no data and allocates no memory.
 `fit` converts the program to settings and runs `python -m recapp.train` with them
-(`recapp/compat/hugectr_program.py`).
+(`recapp/compat/hugectr/program.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from recapp.compat.hugectr_arguments import UnknownNameError
-from recapp.compat.hugectr_collection import EmbeddingCollection, EmbeddingCollectionConfig
-from recapp.compat.hugectr_graph import DenseLayer, connected, parameter_counts
-from recapp.compat.hugectr_layers import Shape, shape_text
-from recapp.compat.hugectr_program import Fit, Program, train
-from recapp.compat.hugectr_reader import DataReaderParams, Input
-from recapp.compat.hugectr_solver import CreateSolver, OptParams
+from recapp.compat.hugectr.arguments import UnknownNameError
+from recapp.compat.hugectr.collection import EmbeddingCollection, EmbeddingCollectionConfig
+from recapp.compat.hugectr.graph import DenseLayer, connected, parameter_counts
+from recapp.compat.hugectr.layers import Shape, shape_text
+from recapp.compat.hugectr.program import Fit, Program, train
+from recapp.compat.hugectr.reader import DataReaderParams, Input
+from recapp.compat.hugectr.solver import CreateSolver, OptParams
 from recapp.errors import ConfigError, suggest
 
 CHECKPOINTS = "checkpoints are recapp's: python -m recapp.train ckpt_path=DIR goes on from one"

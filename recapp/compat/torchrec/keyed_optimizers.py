@@ -9,8 +9,7 @@ several optimisers, the clipping of gradients before each step, and row-wise Ada
 
 Names and argument order are those of `torchrec/optim/keyed.py`, `clipping.py` and
 `rowwise_adagrad.py`. Clipping covers the dense part alone, or the dense part and the tables
-(`recapp/optim/clipping.py`). The wrappers are keyed as well; `recapp/compat/warmup_optimizer.py`
-has another one.
+(`recapp/optim/clipping.py`). The wrappers are keyed as well; `warmup_optimizer.py` has another one.
 """
 
 import math

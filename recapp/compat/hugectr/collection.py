@@ -26,16 +26,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.compat.hugectr_arguments import CommunicationStrategy, text, whole
-from recapp.compat.hugectr_plan_lists import (
+from recapp.compat.hugectr.arguments import CommunicationStrategy, text, whole
+from recapp.compat.hugectr.plan_lists import (
     Lists,
     hugectr_lists,
     notebook_lists,
     plan_from_values,
     printed,
 )
-from recapp.compat.hugectr_solver import OptParams, rules_of_opt_params
-from recapp.compat.hugectr_words import (
+from recapp.compat.hugectr.solver import OptParams, rules_of_opt_params
+from recapp.compat.hugectr.words import (
     LOOKUP_WORDS,
     combiner_of,
     rows_of,

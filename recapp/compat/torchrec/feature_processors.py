@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder
+from recapp.compat.torchrec.collection_wrapper import CollectionWrapper, WrappedSharder
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.parallel import CollectionSharder
 from recapp.sparse.bags import first_ones, on_host

@@ -2,8 +2,8 @@
 may get a row at all.
 
 A policy scores ids by their number of occurrences and by the step of their last use. An unsharded
-table calls it at every interval (`recapp/compat/managed_collisions.py`). For a sharded table it
-becomes the setting `eviction` of a dynamic table (`recapp/engine/admission.py`).
+table calls it at every interval (`recapp/compat/torchrec/managed_collisions.py`). For a sharded
+table it becomes the setting `eviction` of a dynamic table (`recapp/engine/admission.py`).
 """
 
 from abc import ABC, abstractmethod

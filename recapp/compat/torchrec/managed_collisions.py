@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.eviction_policies import (
+from recapp.compat.torchrec.eviction_policies import (
     COUNTS,
     LAST_USED,
     MCHEvictionPolicy,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recapp.compat.torchrec_crosses import LowRankCrossNet
+from recapp.compat.torchrec.crosses import LowRankCrossNet
 from recapp.errors import ConfigError
 from recapp.models.layers import DotInteraction
 from recapp.models.widths import check_widths

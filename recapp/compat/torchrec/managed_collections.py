@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from recapp.compat.collection_wrapper import CollectionWrapper, WrappedSharder, twin_of
-from recapp.compat.managed_collisions import ManagedCollisionCollection
+from recapp.compat.torchrec.collection_wrapper import CollectionWrapper, WrappedSharder, twin_of
+from recapp.compat.torchrec.managed_collisions import ManagedCollisionCollection
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule

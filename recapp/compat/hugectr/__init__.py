@@ -1,0 +1,1 @@
+"""Adapters for programs that were written for HugeCTR."""

@@ -82,6 +82,7 @@ class Bench(Command):
 
     rounds: Positive = 7
     round_seconds: Annotated[float, Within(above=0)] = 0.5
+    keep_freed_memory: bool = True
     launch: LaunchSettings = composed()
 
     def __post_init__(self) -> None:
@@ -102,7 +103,6 @@ class BenchOnRanks(Bench):
     threads: Positive | None = None
     transport: Transport = "auto"
     backend: Literal["auto", "numba", "triton", "torch"] = "auto"
-    keep_freed_memory: bool = True
     plans: str | tuple[str, ...] = "table_wise"
     rules: dict[str, dict[str, Any]] = not_a_setting()
 

@@ -12,9 +12,9 @@ import torch
 from bench_cases import TinyModel
 from jobs import recipe
 
-from recapp.benchmarks import bench_worker, kernel_costs
 from recapp.benchmarks import calibrate as calibration
-from recapp.benchmarks.calibrate import calibrate, settings_for
+from recapp.benchmarks import kernel_costs, session
+from recapp.benchmarks.calibrate import measure_hardware
 from recapp.benchmarks.kernel_costs import (
     Case,
     KernelSteps,
@@ -23,12 +23,11 @@ from recapp.benchmarks.kernel_costs import (
     fit,
     fit_kernels,
     measure_kernels,
-    turns,
     typical,
 )
-from recapp.benchmarks.link_costs import measure_link, measured_world_sizes
-from recapp.benchmarks.ranks import reducer
+from recapp.benchmarks.link_costs import measure_link, measured_world_sizes, reducer
 from recapp.benchmarks.session import rule
+from recapp.cli.calibration import file_of
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
@@ -172,11 +171,8 @@ def test_groups_are_calls_and_replicas_are_not_answered():
 
 
 def test_every_kernel_of_every_case_is_timed():
-    advanced = []
-    found = measure_kernels(
-        Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=advanced.append
-    )
-    assert sum(advanced) == turns(TINY, 2) and set(found) == set(KERNELS)
+    found = measure_kernels(Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2)
+    assert set(found) == set(KERNELS)
     assert all(s.seconds > 0 and s.items > 0 for samples in found.values() for s in samples)
     assert len(found["route"]) == 4 and len(found["answer"]) == 3  # replicas are not answered
 
@@ -251,7 +247,7 @@ def test_what_is_timed_adds_up_as_training_does_it(ranks, transport):
 
 
 def _whole(comm):
-    hardware, rows = calibrate(
+    hardware, rows = measure_hardware(
         comm, CPU, "gloo", "torch", rounds=1, cases=TINY, sizes=(64, 65536), model=MODEL
     )
     return hardware, [row["name"] for row in rows]
@@ -316,14 +312,15 @@ def tiny(monkeypatch):
     """Make calibration run few small steps."""
     monkeypatch.setattr(
         calibration,
-        "calibrate",
-        lambda *a, **k: calibrate(*a, **k | {"cases": TINY, "rounds": 1, "model": MODEL}),
+        "measure_hardware",
+        lambda *a: measure_hardware(*a, cases=TINY, rounds=1, model=MODEL),
     )
 
 
 def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tmp_path):
     config = replace(config, path=str(tmp_path / "mine.yaml"))
-    bench_worker.run(to_plain(settings_for(config)), tmp_path)
+    measure = {"command": "plan", "measure": "recapp.benchmarks.calibrate.calibrate"}
+    session.run(to_plain(config) | measure, tmp_path)
     hardware = read_hardware(tmp_path / "mine.yaml")
     assert (
         "messages within a host and between hosts were not measured" in hardware.source
@@ -336,11 +333,6 @@ def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tm
     )
 
 
-def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert settings_for(config).path == str(tmp_path / "hardware.yaml")
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -349,11 +341,11 @@ def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch)
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    config, path, message, tmp_path, monkeypatch
+    path, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        settings_for(replace(config, path=path))
+        file_of(path)
 
 
 @pytest.mark.parametrize(("key", "value"), [("transport", "glo"), ("backend", "nmba")])

@@ -19,7 +19,6 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from recapp import console
@@ -36,9 +35,9 @@ from recapp.settings.records import to_plain
 WORKER = "recapp.benchmarks.session"
 MEASURES = {
     "step": "recapp.benchmarks.embedding_step.measure_step",
-    "train": "recapp.benchmarks.training.measure_training",
+    "train": "recapp.benchmarks.training_step.measure_training",
     "strategies": "recapp.benchmarks.embedding_step.measure_strategies",
-    "data": "recapp.benchmarks.training.measure_data",
+    "data": "recapp.benchmarks.training_step.measure_data",
     "inference": "recapp.cli.inference_bench.measure",
 }
 """The function of each verb, which every rank calls with its session."""
@@ -125,11 +124,14 @@ def measure(settings: Bench, job: Job) -> None:
     Raises:
         ConfigError: A plan is unknown, or torchrun or srun started a verb of one process.
     """
+    plain = to_plain(settings)
+    plain |= {"command": f"bench_{job.verb}", "measure": MEASURES[job.verb]}
     ranks = 1
     threads = None
     if isinstance(settings, BenchOnRanks):
-        ranks, threads = settings.ranks, settings.threads
-        settings = replace(settings, rules=rules_of(settings.plans))
+        plain["rules"] = rules_of(settings.plans)
+        ranks = settings.ranks
+        threads = settings.threads
     elif external_rank() is not None:
         raise ConfigError(
             f"bench {job.verb} measures one process: start it without torchrun or srun"
@@ -139,7 +141,7 @@ def measure(settings: Bench, job: Job) -> None:
 
         write_generated(settings.dataset)
     metrics = run_on_ranks(
-        to_plain(settings) | {"command": f"bench_{job.verb}", "measure": MEASURES[job.verb]},
+        plain,
         job,
         WORKER,
         0 if external_rank() is not None else ranks,

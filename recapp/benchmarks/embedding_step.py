@@ -206,7 +206,7 @@ def _measure(session: Session, workload: Workload) -> None:
     batches = workload.batches(comm.rank)
     plans = {
         name: session.plan(name, workload.tables(), batches, workload.lookups())
-        for name in session.settings.rules
+        for name in session.rules
     }
     backend = session.settings.backend
     steps = {
@@ -255,7 +255,7 @@ def measure_strategies(session: Session) -> None:
     largest = max(workloads, key=lambda w: w.batch_size).name
     steps: dict[str, dict[str, EmbeddingStep]] = {w.name: {} for w in workloads}
     memory: dict[tuple[str, str], dict[str, float]] = {}
-    for name in settings.rules:
+    for name in session.rules:
         before = settled_bytes()
         collection = session.shard(tables, session.plan(name, tables, batches[largest]), comm)
         for w in workloads:

@@ -4,8 +4,8 @@ JOB/resolved.yaml -> run -> a measurement -> JOB/rows.json, JOB/metrics.json
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -98,12 +98,14 @@ class Session:
         settings: The record of the verb's settings.
         comm: The ranks, through their process group.
         directory: The directory of the run's records.
+        rules: The settings of each plan, by its name.
         rows: The records so far.
     """
 
     settings: Any
     comm: Comm
     directory: Path
+    rules: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, row: dict[str, Any]) -> None:
@@ -166,7 +168,7 @@ class Session:
             batches: This rank's batches, which decide modes that the settings leave open.
             lookups: The lookups of the tables; None takes the lookups that the tables declare.
         """
-        settings = record(PlanSettings, self.settings.rules[name], "plan")
+        settings = record(PlanSettings, self.rules[name], "plan")
         return make_plan(name, settings, tables, self.comm, batches, lookups)
 
     def shard(
@@ -186,33 +188,21 @@ def run(plain: dict[str, Any], job_dir: Path) -> None:
     """Measure on this rank. Every rank calls this function.
 
     Args:
-        plain: The plain settings; and `command`, the name of their record in `COMMANDS`; and
-            `measure`, the dotted name of the function that measures in a session.
+        plain: The plain settings; and `command`, the name of their record in `COMMANDS`; `measure`,
+            the dotted name of the function that measures in a session; `rules`, the settings of
+            each plan by its name.
         job_dir: The directory of the records.
     """
-    module, _, function = plain["measure"].rpartition(".")
-    settings = {key: value for key, value in plain.items() if key not in ("command", "measure")}
-    with session_of(settings, plain["command"], job_dir) as session:
-        getattr(import_module(module), function)(session)
-
-
-@contextmanager
-def session_of(plain: Mapping[str, Any], command: str, directory: Path) -> Iterator[Session]:
-    """Join the other ranks, open a session, and leave them again. Every rank calls this function.
-
-    Args:
-        plain: The plain settings.
-        command: The name of their record in `COMMANDS`.
-        directory: The directory of the run's records.
-    """
-    settings = recipe_of(plain, command)
+    more = {key: plain.pop(key, {}) for key in ("command", "measure", "rules")}
+    settings = recipe_of(plain, more["command"])
     if getattr(settings, "engine", settings).keep_freed_memory:
         keep_freed_memory()  # as the worker of training does
     here = rank_info()
     if here is not None and here.world > 1:
         dist.init_process_group("gloo")
-    session = Session(settings, Comm(), directory)
-    yield session
+    session = Session(settings, Comm(), job_dir, more["rules"])
+    module, _, function = more["measure"].rpartition(".")
+    getattr(import_module(module), function)(session)
     session.comm.barrier()
     session.write("metrics.json")
     leave_process_group()

@@ -15,9 +15,9 @@ from recapp.run.recipe import Command, Recipe, Train
 from recapp.run.task_of_run import build_task
 from recapp.serving.limits import Limits
 from recapp.settings import check_settings
-from recapp.settings.records import composed, constructor, not_a_setting, record
+from recapp.settings.records import composed, constructor, record
 from recapp.settings.values import Natural, Positive, Within, shown
-from recapp.tables.table_settings import WIDE, ListedTables
+from recapp.tables.table_settings import WIDE, ListedTables, TablesOfDataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +93,13 @@ class Bench(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOnRanks(Bench):
-    """The settings of the verbs that measure ranks under plans.
-
-    Args:
-        rules: The settings of each of the plans, by its name.
-    """
+    """The settings of the verbs that measure ranks under plans."""
 
     ranks: Positive = 2
     threads: Positive | None = None
     transport: Transport = "auto"
     backend: Literal["auto", "numba", "triton", "torch"] = "auto"
     plans: str | tuple[str, ...] = "table_wise"
-    rules: dict[str, dict[str, Any]] = not_a_setting()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +126,22 @@ class BenchTrain(BenchOnRanks):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchStrategies(BenchOnRanks):
-    """The settings of `bench strategies`."""
+    """The settings of `bench strategies`.
 
-    tables: ListedTables = composed()
+    Raises:
+        ConfigError: The tables are not listed.
+    """
+
+    tables: TablesOfDataset | ListedTables = composed()
     plans: str | tuple[str, ...] = BenchStep.plans
     batch_size: Positive | tuple[Positive, ...] = (32, 4096)
     ids: Ids | tuple[Ids, ...] = "uniform"
     bag: Positive = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tables, ListedTables):
+            raise ConfigError("tables: strategies needs listed tables: set tables=sample")
 
 
 @dataclass(frozen=True, kw_only=True)

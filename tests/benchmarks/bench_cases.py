@@ -36,8 +36,9 @@ def measured(verb, folder, plans=PLANS, **more):
     """Return the records of a measurement on one rank, in this process."""
     from recapp.bench import MEASURES
 
-    settings = COMMANDS[f"bench_{verb}"](**ON_ONE_RANK, rules=plans, **more)
+    settings = COMMANDS[f"bench_{verb}"](**ON_ONE_RANK, **more)
     plain = to_plain(settings) | {"command": f"bench_{verb}", "measure": MEASURES[verb]}
+    plain["rules"] = plans
     session.run(plain, folder)
     rows = json.loads((folder / "metrics.json").read_text())["rows"]
     assert json.loads((folder / "rows.json").read_text())["rows"] == rows

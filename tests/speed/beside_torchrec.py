@@ -22,7 +22,7 @@ from torch import Tensor
 
 from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
 from recapp.benchmarks.timing import Measured, Steps, compared, spread
-from recapp.benchmarks.training import TrainingStep, batches_of
+from recapp.benchmarks.training_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel
 from recapp.transport.communicator import Comm
 

@@ -144,7 +144,7 @@ def _measure(session: Session, model: NamedModel, comm: Comm) -> None:
     features = model.workload().batches(comm.rank)
     batches = batches_of(model, features)
     steps: dict[str, Steps] = {}
-    for name in session.settings.rules:
+    for name in session.rules:
         plan = session.plan(name, tables, features)
         for compiled in (False, True)[: 1 + session.settings.compile]:
             step = TrainingStep(session, model, tables, plan, comm, compiled)
@@ -182,7 +182,7 @@ def measure_data(session: Session) -> None:
     source = open_source(dataset.path, criteo_schema())
     _measure_stages(session, source.slice(0, MOST_ROWS), dataset)
     for model in listed(session.settings.models):
-        for plan in session.settings.rules:
+        for plan in session.rules:
             _measure_reading(session, MODELS[model], source, dataset, plan, comm)
 
 

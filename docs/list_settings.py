@@ -27,11 +27,9 @@ MARK = "<!-- What follows is written by docs/list_settings.py: edit conf/ and ru
 WIDTH = 100
 SHOWN = 50  # characters of a value
 EXPERIMENT = "experiment"  # the group whose options list settings of other groups
-REPRODUCE = "reproduce"  # the records of recapp.reproduce, which chooses one by name=
 WORD = re.compile(r"[\w-]+")
 OF_LISTS = {"a", "list", "of", "one", "or", "some", "them"}
 WHOLE = ("hardware", "plans")  # mappings that are listed without what is in them
-OF_COMMANDS = ("settings_of", "histories", "sizes")  # the same in files of commands
 
 
 def page() -> str:
@@ -66,7 +64,7 @@ def command_lines(conf: Path) -> Iterator[str]:
             yield from wrapped(found.about)
             yield ""
         for key, words in found.of.items():
-            if not key.startswith("hydra") and not set(key.split(".")[:-1]) & set(OF_COMMANDS):
+            if not key.startswith("hydra"):
                 yield from setting(key, _at(plain, key), words, _kind(kinds, key))
         yield ""
 
@@ -80,11 +78,10 @@ def group_lines(group: str) -> Iterator[str]:
     for name in names:
         path = option_file(group, name)
         about = comments_of(path).about if path else ""
-        shown_as = "name" if group == REPRODUCE else group
-        said = f"`{shown_as}={name}`{' (default)' if name == chosen else ''}: {about}"
+        said = f"`{group}={name}`{' (default)' if name == chosen else ''}: {about}"
         yield from wrapped(said.replace("`plan=", "`+plan="), "- ")
     yield ""
-    if group in (EXPERIMENT, REPRODUCE):
+    if group == EXPERIMENT:
         yield from wrapped(f"Yours: a file `FOLDER/{group}/NAME.yaml`, see above.")
         return
     names.sort(key=lambda name: (bool(_parents(group, name)), name != chosen))

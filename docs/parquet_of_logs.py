@@ -3,12 +3,15 @@
     avazu          the contest's CSV files, with a header         -> TO/avazu.parquet
     movielens_1m   files of user, item, rating, time with tabs    -> TO/movielens_1m.parquet
     open_bandit    directories with all.csv[.gz], item_context.csv -> TO/open_bandit.parquet
+    bars_*         the published train.csv, ..., with the columns of
+                   conf/experiment/bars_*.yaml                     -> TO/train.parquet, ...
 
 FROM is a file, or a directory whose files are joined. Rows come in the order of time, so that the
 last ones, which validate, are later than those that train. Criteo's logs need no such script where
 they are Parquet already. Each log has the columns of `conf/dataset/NAME.yaml`.
 """
 
+import hashlib
 import sys
 from collections import defaultdict, deque
 from pathlib import Path
@@ -18,7 +21,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
+import yaml
 
+from recapp.dataset.derive import bucket_ids, log_edges
+
+EXPERIMENTS = Path(__file__).parent.parent / "conf/experiment"
+CRITEO_X1 = {
+    "train.csv": "30b89c1c7213013b92df52ec44f52dc5",
+    "valid.csv": "f73c71fb3c4f66b6ebdfa032646bea72",
+    "test.csv": "2c48b26e84c04a69b948082edae46f8c",
+}
+MD5 = {
+    "bars_avazu_x1_finalnet": {
+        "train.csv": "f1114a07aea9e996842c71648e0f6395",
+        "valid.csv": "d9568f246357d156c4b8030fadb8b623",
+        "test.csv": "9e2fe9c48705c9315ae7a0953eb57acf",
+    },
+    "bars_criteo_x1_dcnv2": CRITEO_X1,
+    "bars_criteo_x1_finalnet": CRITEO_X1,
+    "bars_criteo_x4_fcn": {
+        "train.csv": "4a53bb7cbc0e4ee25f9d6a73ed824b1a",
+        "valid.csv": "fba5428b22895016e790e2dec623cb56",
+        "test.csv": "cfc37da0d75c4d2d8778e76997df2976",
+    },
+    "bars_taobaoad_x1_dcnv2": {
+        "train.csv": "eaabfc8629f23519b04593e26c7522fc",
+        "test.csv": "f5ae6197e52385496d46e2867c1c8da1",
+    },
+}
+BUCKETS = {"bars_criteo_x4_fcn": [f"I{k}" for k in range(1, 14)]}  # numbers that are ids there
 LIKED = 4  # the least rating of an item that a user likes
 HISTORY = 20  # items that a history holds, the latest ones
 
@@ -89,6 +120,40 @@ def open_bandit(source: Path) -> pa.Table:
     return pa.concat_tables(parts).sort_by("time")
 
 
+def bars(name: str, source: Path, target: Path) -> None:
+    """Check the published files of an experiment by their md5, and write them as Parquet, block by
+    block: ids stay text, numbers are numbers.
+    """
+    for file, published in MD5[name].items():
+        with (source / file).open("rb") as opened:
+            md5 = hashlib.file_digest(opened, "md5").hexdigest()
+        if md5 != published:
+            sys.exit(f"{source / file}: its md5 is {md5}, that of the published file {published}")
+    dataset = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text())["dataset"]
+    kinds = dict.fromkeys(dataset["sparse"], pa.string())
+    numbers = [*dataset.get("dense", ()), *BUCKETS.get(name, ()), dataset["label"]]
+    kinds |= dict.fromkeys(numbers, pa.float64())
+    options = csv.ConvertOptions(column_types=kinds, include_columns=list(kinds))
+    target.mkdir(parents=True, exist_ok=True)
+    for file in MD5[name]:
+        with csv.open_csv(source / file, convert_options=options) as blocks:
+            first = _with_buckets(blocks.read_next_batch(), name)
+            with pq.ParquetWriter(target / f"{Path(file).stem}.parquet", first.schema) as writer:
+                writer.write_table(first)
+                for block in blocks:
+                    writer.write_table(_with_buckets(block, name))
+
+
+def _with_buckets(block: pa.RecordBatch, name: str) -> pa.Table:
+    """Return a block with numbers as the ids of `dataset.buckets=log`, where they are ids."""
+    table = pa.Table.from_batches([block])
+    for column in BUCKETS.get(name, ()):
+        numbers = pc.fill_null(table[column], 0.0).to_numpy().astype(np.float32)
+        place = table.column_names.index(column)
+        table = table.set_column(place, column, pa.array(bucket_ids(numbers, log_edges())))
+    return table
+
+
 def _files(source: Path) -> list[Path]:
     """Return a file, or the data files of a directory; those of the training rows come first."""
     if source.is_file():
@@ -100,9 +165,12 @@ def _files(source: Path) -> list[Path]:
 LOGS = {"avazu": avazu, "movielens_1m": movielens_1m, "open_bandit": open_bandit}
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in LOGS:
-        sys.exit(f"usage: python docs/parquet_of_logs.py {'|'.join(LOGS)} FROM TO")
+    if len(sys.argv) != 4 or sys.argv[1] not in (*LOGS, *MD5):
+        sys.exit(f"usage: python docs/parquet_of_logs.py {'|'.join((*LOGS, *MD5))} FROM TO")
     name, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if name in MD5:
+        bars(name, source, target)
+        sys.exit()
     table = LOGS[name](source)
     target.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, target / f"{name}.parquet")

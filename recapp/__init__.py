@@ -18,8 +18,6 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.cli.model_export import export_model
-    from recapp.cli.model_loading import load_model
     from recapp.compat.torchrec.eviction_policies import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     )
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
+    from recapp.model_export import export_model
+    from recapp.model_loading import load_model
     from recapp.models.published_dlrm import DLRM
     from recapp.optim.named_rules import EmbOptimType
     from recapp.optim.optimizer import HybridOptimizer
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from recapp.planner.constraints import ParameterConstraints
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
     from recapp.planner.topology import Topology
-    from recapp.reporting.plan_explanation import analyze_plan
+    from recapp.reporting.plan_report import analyze_plan
     from recapp.sharding.plan_file import read_plan, write_plan
     from recapp.sharding.sharding_plan import ShardingPlan
     from recapp.sharding.sharding_types import ShardingType
@@ -146,13 +146,13 @@ _HOMES = {
     "Topology": "recapp.planner.topology",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
-    "analyze_plan": "recapp.reporting.plan_explanation",
-    "export_model": "recapp.cli.model_export",
+    "analyze_plan": "recapp.reporting.plan_report",
+    "export_model": "recapp.model_export",
     "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
-    "load_model": "recapp.cli.model_loading",
+    "load_model": "recapp.model_loading",
     "load_table": "recapp.stored.checkpoint",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",

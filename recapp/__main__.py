@@ -2,7 +2,6 @@
 
 recapp train +plan=mixed        python -m recapp.train +plan=mixed
 recapp                          python -m recapp
-recapp --completion bash        prints a script for the completion of commands and settings
 recapp --version                prints the versions of recapp and torch
 """
 
@@ -20,13 +19,9 @@ COMMANDS = {
     "export": "make an artefact of a checkpoint, served without the trainer",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
     "report": "draw the results of a run or a sweep as one page",
-    "reproduce": "train a published experiment again, and compare its quality",
-    "results": "train all models on some logs, and write a page of tables",
     "serve": "answer requests for scores over HTTP, with a trained model",
     "bench": "measure recapp on this machine, beside other systems",
 }
-COMPLETION = "--completion"
-COMPLETE = "--complete"
 VERSION = "--version"
 
 
@@ -44,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in ("--help", "-h"):
             print(_list(), flush=True)
             return 0
-        if name in (COMPLETION, COMPLETE):
-            return _complete(name, rest)
     except BrokenPipeError:  # `recapp | head` has read enough
         stop_printing()
         return 1
@@ -55,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(versions())
         return 0
     if name not in COMMANDS:
-        known = [*COMMANDS, COMPLETION, VERSION, "--help"]
+        known = [*COMMANDS, VERSION, "--help"]
         print(f"error: recapp {name}: no such command; {suggest(name, known)}", file=sys.stderr)
         return 1
     sys.argv = [f"recapp {name}", *rest]
@@ -71,25 +64,9 @@ def _list() -> str:
             "",
             *lines,
             "",
-            "recapp COMMAND --help lists a command's settings. For completion in this shell:",
-            '    eval "$(recapp --completion bash)"    (zsh: the same with zsh)',
+            "recapp COMMAND --help lists a command's settings.",
         ]
     )
-
-
-def _complete(flag: str, rest: Sequence[str]) -> int:
-    from recapp.cli.completion import candidates, shell_script
-
-    if flag == COMPLETE:
-        print("\n".join(candidates(rest[0] if rest else "", COMMANDS)), flush=True)
-        return 0
-    shell = rest[0] if rest else "bash"
-    script = shell_script(shell)
-    if not script:
-        print(f"error: {COMPLETION} {shell}: must be bash or zsh", file=sys.stderr)
-        return 1
-    print(script, flush=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ MEASURES = {
     "train": "recapp.benchmarks.training_step.measure_training",
     "strategies": "recapp.benchmarks.embedding_step.measure_strategies",
     "data": "recapp.benchmarks.training_step.measure_data",
-    "inference": "recapp.cli.inference_bench.measure",
+    "inference": "recapp.inference_bench.measure",
 }
 """The function of each verb, which every rank calls with its session."""
 

@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recapp.cli.job import Job, emit_json, run_recipe
-from recapp.cli.rank_setup import leave_ranks, prepare_process, wants_bar
+from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe, wants_bar
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.run.commands import Eval, recipe_of

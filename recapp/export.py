@@ -4,7 +4,7 @@ artefact, to score and serve it without the trainer.
     DIR (checkpoint) -> tables in fewer bits, dense part, an example with its scores -> DIR
 
 Model and data come from the checkpoint. `recapp.load_model`, `recapp.predict` and `recapp.serve`
-read the artefact. `recapp/stored/artefact_manifest.py` describes its files.
+read the artefact. `recapp/stored/manifest.py` describes its files.
 """
 
 if __name__ == "__main__":
@@ -12,7 +12,8 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from recapp import console
 from recapp.cli.command import run
@@ -21,6 +22,9 @@ from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.run.commands import ExportCommand
 from recapp.settings.check_settings import override_names
+
+if TYPE_CHECKING:
+    from recapp.tasks.task import Task
 
 MUST_BE_GIVEN = {
     "ckpt_path": "a checkpoint that recapp.train has named",
@@ -32,6 +36,16 @@ WITHOUT_EFFECT = (
     *("logger", "callbacks", "seed"),
 )
 """Settings of training that have no effect on an artefact."""
+TABLE_COLUMNS = (
+    console.Column("table", "table"),
+    console.Column("rows", "rows", ","),
+    console.Column("dim", "dim"),
+    console.Column("trained", "trained"),
+    console.Column("bytes_before", "MB", ",.2f", 1e6),
+    console.Column("stored", "stored"),
+    console.Column("bytes_after", "MB", ",.2f", 1e6),
+)
+LONG_TITLE = 12  # letters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,17 +78,55 @@ def export(recipe: ExportCommand, job: Job) -> None:
                 f"{override}: has no effect on an artefact, which has the tables and the dense "
                 f"part of its checkpoint: leave {name} out"
             )
-    from recapp.cli.export_report import print_report
-    from recapp.cli.model_export import export_model
+    from recapp.model_export import export_model
 
     assert recipe.ckpt_path is not None and recipe.output is not None
     report = export_model(recipe.ckpt_path, recipe.output, recipe, recipe)
     if recipe.format == "json":
         console.emit_document(report)
         return
-    print_report(report, recipe.built_task)
+    _print_report(report, recipe.built_task)
     size = f"{report['bytes'] / 1e6:,.1f} MB"
     print(f"artefact  {console.short_path(recipe.output)}  ({size})")
+
+
+def _width_columns(task: "Task") -> tuple[console.Column, ...]:
+    """Return the columns of the table of widths: bytes, the metrics of a task, and changes."""
+    from recapp.model_export import change_of  # imports torch
+
+    measures = task.storage_measures
+    return (
+        console.Column("quantize", "quantize"),
+        console.Column("bytes", "tables,\nMB", ",.1f", 1e6),
+        *(
+            console.Column(one.name, _title(one.title), ".5f" if one.better == "max" else ".6f")
+            for one in measures
+        ),
+        console.Column(change_of(measures[-1].name), "change\nof it", "+.6f"),
+        console.Column("largest_change", "largest change\nof a score", ".6f"),
+    )
+
+
+def _title(title: str) -> str:
+    """Return the title of a metric, in two lines if it is long."""
+    return title.replace(" ", "\n", 1) if len(title) > LONG_TITLE else title
+
+
+def _print_report(report: Mapping[str, Any], task: "Task") -> None:
+    """Print the report of an export as tables."""
+    console.print_table(
+        *(report["tables"], TABLE_COLUMNS),
+        title="Tables",
+        most=console.MANY_ROWS,
+        rest=": report, tables in manifest.json",
+    )
+    before = sum(t["bytes_before"] for t in report["tables"])
+    after = sum(t["bytes_after"] for t in report["tables"])
+    print(f"\nall tables: {before / 1e6:,.1f} MB trained, {after / 1e6:,.1f} MB stored\n")
+    if report["widths"]:
+        title = f"On {report['validation_rows']:,} validation rows"
+        console.print_table(report["widths"], _width_columns(task), title=title)
+        print()
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ from recapp.processes.start_and_end import loading
 from recapp.run.commands import OnPaper
 
 VERBS = {
-    "explain": "recapp.cli.plan_verbs",
+    "explain": "recapp.plan_verbs",
     "types": __name__,
-    "compare": "recapp.cli.plan_verbs",
-    "export": "recapp.cli.plan_verbs",
-    "check": "recapp.cli.plan_verbs",
+    "compare": "recapp.plan_verbs",
+    "export": "recapp.plan_verbs",
+    "check": "recapp.plan_verbs",
     "calibrate": "recapp.cli.calibration",
-    "devices": "recapp.cli.serving_devices",
-    "scale": "recapp.cli.plan_verbs",
+    "devices": "recapp.plan_verbs",
+    "scale": "recapp.plan_verbs",
 }
 """The module of each verb, imported on use. It has a function with the verb's name."""
 
@@ -65,10 +65,8 @@ def answer(recipe: OnPaper, job: Job) -> None:
 
 def types(recipe: OnPaper, job: Job) -> None:
     """Print the use of each sharding type, including the user's own."""
-    from recapp.run.plan_of_run import register_own_types
     from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
 
-    register_own_types(recipe)
     rows = [
         {
             "type": record.name,

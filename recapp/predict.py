@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.cli.job import Job, emit_json, run_recipe
-from recapp.cli.rank_setup import leave_ranks, prepare_process
+from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
@@ -123,7 +122,7 @@ def score(recipe: Predict) -> dict[str, Any]:
         return {}
     assert writer.joined is not None
     return {
-        **writer.joined.measured(),
+        **writer.joined,
         "rows_scored": writer.rows,
         "seconds": writer.seconds,
         "rows_per_second": writer.rows / writer.seconds,

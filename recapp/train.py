@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recapp import console
-from recapp.cli.job import Job, emit_json, run_recipe
-from recapp.cli.rank_setup import leave_ranks, prepare_process, wants_bar
+from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe, wants_bar
 from recapp.cli.sweep_progress import SweepProgress
 from recapp.errors import RecappError
 from recapp.processes.rank_environment import external_rank

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, serve, plan, bench, report, reproduce, results"
+COMMANDS = (
+    "__main__, train, eval, predict, export, serve, plan, bench, report, "
+    "model_export, model_loading, plan_verbs, inference_bench"
+)
 
 LAYERS = f"""
 compat
@@ -45,7 +48,6 @@ THIRD_PARTIES = {
         "inference.build_cpp",
         "stored.artefact_files",
         "run.run_rows",
-        "serving.arrow_route",
         "serving.batching",
         "serving.feature_columns",
         "serving.json_rows",
@@ -150,12 +152,17 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
 
 
 def floors(files: list[File], package: str) -> dict[str, int]:
-    """The floor of each room and of each file at the top: one above the highest that it imports."""
+    """The floor of each room, of each file at the top, and of the commands together (`commands`):
+    one above the highest that it imports.
+    """
     below: dict[str, set[str]] = {}
+    commands = dict.fromkeys(COMMANDS.split(", "), "commands")
     for file in files:
         if file.name:
-            others = {_layer_of(module, name, package) for _, module, name in imported(file)}
-            below.setdefault(file.layer_name, set()).update(others - {None, file.layer_name})
+            names = (_layer_of(module, name, package) for _, module, name in imported(file))
+            others = {commands.get(name, name) for name in names if name}
+            own = commands.get(file.layer_name, file.layer_name)
+            below.setdefault(own, set()).update(others - {own})
 
     @cache
     def floor(room: str) -> int:
@@ -460,6 +467,31 @@ def read_by_string(files: list[File]) -> list[str]:
         and isinstance(node.slice.value, str)
         and _name_of(node.value) in SETTINGS
     ]
+
+
+READS_IN_REPORTS = 60
+"""The most entries of records that `recapp/reporting` reads by a string; the others are types."""
+
+
+def reads_in_reports(files: list[File]) -> list[str]:
+    """The reads of an entry by a string, `row["ms"]` or `row.get("ms")`, in the reports."""
+    return [
+        f"{file.name}:{node.lineno}"
+        for file in files
+        if _inside(file.name, "reporting")
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Subscript | ast.Call) and _reads_a_string(node)
+    ]
+
+
+def _reads_a_string(node: ast.Subscript | ast.Call) -> bool:
+    if isinstance(node, ast.Subscript):
+        entry = node.slice
+    elif _name_of(node.func) == "get" and node.args:
+        entry = node.args[0]
+    else:
+        return False
+    return isinstance(entry, ast.Constant) and isinstance(entry.value, str)
 
 
 def _name_of(node: ast.AST) -> str | None:

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import proof_cost
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -28,10 +29,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Let signals reach what tests start: a shell starts commands in its background, and many a CI
     all of them, with SIGINT ignored, nohup with SIGHUP, and children inherit that.
     """
+    config.pluginmanager.register(proof_cost)
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),

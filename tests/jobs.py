@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import proof_cost
 from ranks import context, stop
 from warm_commands import WarmCommand
 
@@ -139,6 +140,8 @@ def started(module, arguments, cwd, variables, out, err, fresh):
     """`python -m module` in a session of its own: forked from a process that has imported it
     (warm_commands.py), or in an interpreter of its own.
     """
+    if module == "recapp.train":
+        proof_cost.count("trainings")
     arguments = list(map(str, arguments))
     environ = environment(**variables)
     with open(out, "w") as stdout, open(err, "w") as stderr:
@@ -268,6 +271,8 @@ class Jobs:
 
     def run(self, name, directory, overrides, world, folders=()):
         """A job of the command `name` on `world` ranks."""
+        if name == "train":
+            proof_cost.count("trainings")
         # the pool may be elsewhere
         settings = resolved(name, overrides, folders)
         directory = Path(directory).absolute()

@@ -22,14 +22,16 @@ from multiprocessing.forkserver import ForkServer
 from multiprocessing.popen_forkserver import Popen
 from unittest.mock import patch
 
+import proof_cost
+
 from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
 
 SIZE = 4
 TIMEOUT_S = 120
 IMPORTED = ["torch", "lightning.pytorch", "recapp.train", "recapp.engine.sharded_tables"]
 # of whole commands (warm_commands.py); put together, as no test reaches what is only imported early
-IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report app.training_modules"
-IMPORTED_FOR_COMMANDS += " recipe.trained_model app.model_export"
+IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report cli.training_modules"
+IMPORTED_FOR_COMMANDS += " run.trained_model model_export"
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
@@ -42,6 +44,7 @@ class _Context(ForkServerContext):
     class Process(ForkServerProcess):
         @staticmethod
         def _Popen(process):
+            proof_cost.count("processes")
             with patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
                 return Popen(process)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from architecture import (
     FLOORS,
+    READS_IN_REPORTS,
     File,
     files_imported_by,
     floors,
@@ -16,6 +17,7 @@ from architecture import (
     packed_assignments,
     read_by_string,
     read_package,
+    reads_in_reports,
     repeated_names,
     wrong_budgets,
     wrong_layers,
@@ -88,7 +90,7 @@ def test_an_import_upwards_or_sideways_is_found(name, text):
             "from recapp.eval import measure\nfrom recapp.cli.command import main\nimport "
             "recapp.errors",
         ),
-        ("stored.rectangles", "from recapp.sharding.layout import Block"),
+        ("stored.block_files", "from recapp.sharding.layout import Block"),
     ],
 )
 def test_an_import_downwards_or_within_a_room_is_fine(name, text):
@@ -361,6 +363,12 @@ def test_the_top_level_keeps_its_few_names():
 
 def test_settings_are_read_as_attributes_but_where_they_are_composed():
     assert read_by_string(FILES) == []
+
+
+def test_reports_read_typed_records():
+    assert len(reads_in_reports(FILES)) <= READS_IN_REPORTS
+    read = 'x = row["ms"] + row.get("ms") + row[0]'
+    assert len(reads_in_reports([File("reporting.page", read)])) == 2
 
 
 @pytest.mark.parametrize("read", ["settings['seed']", "self.config['dataset']", "dataset['path']"])

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import recapp
 from recapp import __main__ as console_command
 from recapp.cli import command, compose, recipe_of_job
-from recapp.cli.quoting import unreadable
+from recapp.cli.hydra_errors import unreadable
 from recapp.errors import ConfigError, DataError
 from recapp.processes import rank_process
 from recapp.processes.rank_process import leave
@@ -573,7 +573,6 @@ class Unread:
     "main",
     [
         lambda: console_command.main(["--help"]),
-        lambda: console_command.main(["--completion"]),
         lambda: command.run("train", Calls(), argv=["--help"]),
         lambda: leave(lambda: print("a table of all jobs")),
     ],

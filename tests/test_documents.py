@@ -38,7 +38,6 @@ from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
 
 import recapp
-from recapp import results
 from recapp.cli import compose
 from recapp.compat.torchrec_names import NAMES
 from recapp.planner.plan_rules import PlanRule
@@ -62,7 +61,7 @@ COMMANDS = sorted(
 )
 TOUR = "docs/tour.md"  # is typed in its order
 # have a verb, a path or a name, and tests of their own
-ON_PAPER = ("plan", "bench", "report", "reproduce", "results", "serve")
+ON_PAPER = ("plan", "bench", "report", "serve")
 
 
 # ---- form
@@ -145,7 +144,7 @@ def test_the_pictures_are_drawn_by_their_script(tmp_path):
     kept = REPOSITORY / "docs" / "pictures"
     of_results = set(re.findall(r"pictures/(\w+\.svg)", PAGES["docs/results.md"]))
     drawn = {p.name for p in tmp_path.iterdir()}
-    assert not drawn & of_results  # `recapp.results` draws these
+    assert not drawn & of_results  # docs/make_results.py draws these
     assert drawn | of_results == {p.name for p in kept.iterdir()}
     for folder in (tmp_path, kept):
         for path in folder.iterdir():
@@ -169,8 +168,7 @@ def test_the_list_of_settings_is_that_of_the_settings():
         if name.count(".") == 1 and not name.startswith("plan."):
             assert f"`{name}" in page, name
     for group in (path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir()):
-        said = "name" if group == "reproduce" else group  # a setting of recapp.reproduce
-        assert all(f"{said}={option}`" in page for option in options(group)), group
+        assert all(f"{group}={option}`" in page for option in options(group)), group
 
 
 # ---- commands and settings
@@ -207,8 +205,6 @@ def test_every_command_on_paper_is_composed():
     for found in on_paper:
         ((*said,),) = found.overrides
         overrides = [o for o in said if "=" in o]
-        if found.name == "results":
-            overrides = [results.with_keys(o) for o in overrides]
         composed = compose.compose(found.name, overrides)
         plain = compose.to_plain(
             OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]),

@@ -56,14 +56,14 @@ if arguments[:1] == ["ranks"]:
     arguments = arguments[1:]
 if arguments[:1] == ["answering"]:
     import os, signal
-    import recapp.cli.server
-    say = recapp.cli.server._say
+    import recapp.serve
+    say = recapp.serve._say
 
     def say_and_stop(*given):
         say(*given)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    recapp.cli.server._say = say_and_stop
+    recapp.serve._say = say_and_stop
     arguments = arguments[1:]
 sys.argv = [module, *arguments]
 try:

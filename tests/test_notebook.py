@@ -1,19 +1,16 @@
-"""The notebook of the documents is what its script makes, and runs."""
+"""The notebook of the documents has the cells of its Python file, and runs."""
 
 import json
-from importlib import import_module
 
+import jupytext
 import pytest
 from documents import REPOSITORY
+from nbclient import NotebookClient
 
-STORED = REPOSITORY / "docs" / "sharding_strategies.ipynb"
+CELLS = REPOSITORY / "docs" / "sharding_strategies.py"
+STORED = CELLS.with_suffix(".ipynb")
 MOST_BYTES = 400_000
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY / "docs"))
-    return import_module("make_notebook")
+SECONDS_OF_A_CELL = 300
 
 
 def stored_cells():
@@ -28,9 +25,10 @@ def outputs_of(cell):
     ]
 
 
-def test_the_stored_notebook_has_the_cells_of_its_script(script):
+def test_the_stored_notebook_has_the_cells_of_its_file():
     stored = [(cell["cell_type"], "".join(cell["source"])) for cell in stored_cells()]
-    assert stored == script.CELLS, "run python docs/make_notebook.py"
+    written = [(cell.cell_type, cell.source) for cell in jupytext.read(CELLS).cells]
+    assert stored == written, "run jupytext --to ipynb --execute docs/sharding_strategies.py"
     assert STORED.stat().st_size < MOST_BYTES
 
 
@@ -49,8 +47,9 @@ def test_the_stored_notebook_was_run_whole_and_in_order_without_errors():
 
 
 @pytest.mark.full
-def test_the_notebook_runs_and_counts_what_the_stored_one_counts(script):
-    ran = script.run(script.notebook())
+def test_the_notebook_runs_and_counts_what_the_stored_one_counts():
+    client = NotebookClient(jupytext.read(CELLS), timeout=SECONDS_OF_A_CELL, kernel_name="python3")
+    ran = client.execute()
     measured = ("compare(SAMPLES)", "apart(results")  # differ from run to run
     for new, stored in zip(ran.cells, stored_cells(), strict=True):
         if not any(word in new.source for word in measured):

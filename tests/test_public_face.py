@@ -1,8 +1,7 @@
-"""What a program sees of the package: its public names, the console command, completion."""
+"""What a program sees of the package: its public names, the console command."""
 
 import ast
 import os
-import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -13,7 +12,6 @@ import pytest
 
 import recapp
 from recapp import __main__ as console_command
-from recapp.cli import completion
 from recapp.run import commands
 
 PACKAGE = Path(recapp.__file__).parent
@@ -170,56 +168,6 @@ def test_a_command_behind_recapp_is_the_module_itself():
     assert here.returncode == there.returncode == 0 and here.stdout == there.stdout
     wrong = run("-m", "recapp", "train", "trainer.max_stepz=1")
     assert wrong.returncode == 1 and "did you mean trainer.max_steps" in wrong.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("recapp tr", ["train "]),
-        ("recapp plan ex", ["explain ", "export "]),
-        ("recapp train trainer.max_s", ["trainer.max_steps="]),
-        ("recapp train model=dlr", ["dlrm ", "dlrm_dcn "]),
-        ("recapp train +plan=mix", ["mixed "]),
-        ("recapp train +pl", ["+plan="]),
-        ("recapp train exp", ["experiment="]),
-        ("recapp eval experiment=hug", ["hugectr_notebook "]),
-        ("recapp plan explain exp", []),
-        ("recapp report comp", ["compare "]),
-        ("recapp report pat", ["path="]),
-        ("recapp nothing x", []),
-    ],
-)
-def test_a_shell_completes_commands_verbs_settings_and_options(line, expected):
-    assert completion.candidates(line, console_command.COMMANDS) == expected
-
-
-def test_options_of_a_folder_of_the_users_own_are_completed(tmp_path):
-    folder = tmp_path / "of mine"
-    (folder / "plan").mkdir(parents=True)
-    (folder / "plan" / "mine.yaml").write_text("rules: [table_wise]\n")
-    line = f"recapp train --config-dir {shlex.quote(str(folder))} +plan=mi"
-    assert completion.candidates(line, console_command.COMMANDS) == ["mine ", "mixed "]
-    assert completion.candidates("recapp pla '", console_command.COMMANDS) == []
-
-
-def test_bash_takes_the_candidates(tmp_path):
-    shim = tmp_path / "recapp"
-    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recapp "$@"\n')
-    shim.chmod(0o755)
-    asked = (
-        'eval "$(recapp --completion bash)"; COMP_LINE="recapp train model=dlr";'
-        ' COMP_POINT=${#COMP_LINE}; _recapp_complete; printf "<%s>" "${COMPREPLY[@]}"'
-    )
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    found = subprocess.run(
-        ["bash", "-c", asked], capture_output=True, text=True, env=os.environ | {"PATH": path}
-    )
-    assert found.stdout == "<dlrm ><dlrm_dcn >"
-
-
-def test_a_shell_that_is_not_known_is_refused(capsys):
-    assert console_command.main(["--completion", "fish"]) == 1
-    assert "must be bash or zsh" in capsys.readouterr().err
 
 
 def test_the_verbs_are_those_of_the_commands():

@@ -24,7 +24,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from recapp.dataset.column_shapes import CRITEO_SIZES
+from recapp.dataset.synthetic import CRITEO_SIZES
 from recapp.reporting.scaling import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType

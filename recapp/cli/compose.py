@@ -11,7 +11,7 @@ evaluates it, takes these settings and replaces only those that the command line
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.cli.environment_texts import refuse_secrets
 from recapp.cli.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
 from recapp.cli.stored_recipe import still_known, stored_settings
 from recapp.errors import ConfigError, RecappError
@@ -36,7 +35,7 @@ from recapp.settings import option_files
 from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
-from recapp.settings.records import constructor
+from recapp.settings.records import TARGET, constructor
 from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
@@ -59,6 +58,8 @@ NULLABLE_GROUPS = ("experiment", SCHEDULE_GROUP)
 # a checkpoint may name only files of conf/
 GROUP = re.compile(r"\w+(?:/\w+)*")
 OPTION = re.compile(r"[\w-]+")
+# a backslash before a reference makes it a plain text
+OF_ENVIRONMENT = re.compile(r"(?<!\\)(?:\\\\)*\$\{.*?oc\.env\s*:\s*([^,}\s]+)")
 # for conf/command.yaml; resolved once for a command and all jobs of its sweep
 OmegaConf.register_new_resolver("new_directory", new_directory, use_cache=True, replace=True)
 
@@ -143,9 +144,47 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
-    refuse_secrets(OmegaConf.to_container(config, resolve=False), plain)
+    _refuse_secrets(OmegaConf.to_container(config, resolve=False), plain)
     named = {str(key): value for key, value in plain.items()}
     return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
+
+
+def _refuse_secrets(written: Any, resolved: Any) -> None:
+    """Refuse texts that a constructor would get from the environment.
+
+    Settings are stored in checkpoints and `resolved.yaml`, and logged. What a setting of recapp's
+    own takes from the environment, such as a path, is one of them. But only the class that a
+    `_target_` names knows whether an argument is a secret.
+
+    Args:
+        written: Composed settings as plain values, with their references.
+        resolved: The same settings with the values of the references.
+
+    Raises:
+        ConfigError: An argument of a constructor is such a text.
+    """
+    for name, variable in _texts(written, resolved, "", of_constructor=False):
+        raise ConfigError(
+            f"{name}=${{oc.env:{variable}}}: its value would be stored and logged, and may be a "
+            f'secret: leave it out, and let the class read os.environ["{variable}"], as most '
+            "loggers do by themselves"
+        )
+
+
+def _texts(
+    written: Any, resolved: Any, name: str, *, of_constructor: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the variable of each text that a constructor would get."""
+    if isinstance(written, dict) and isinstance(resolved, dict):
+        within = of_constructor or TARGET in written
+        for key in written.keys() & resolved.keys():
+            inner = f"{name}.{key}" if name else str(key)
+            yield from _texts(written[key], resolved[key], inner, of_constructor=within)
+    elif isinstance(written, list) and isinstance(resolved, list):
+        for one, other in zip(written, resolved, strict=True):
+            yield from _texts(one, other, name, of_constructor=of_constructor)
+    elif of_constructor and isinstance(resolved, str):
+        yield from ((name, found) for found in OF_ENVIRONMENT.findall(str(written))[:1])
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.cli.quoting import unreadable
 from recapp.errors import alike, suggest
 from recapp.settings.check_settings import unknown
 from recapp.settings.option_files import options
-from recapp.settings.values import typed
+from recapp.settings.values import in_quotes, in_shell, typed
 from recapp.trainer.trainer_settings import TrainerSettings
 
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen only with +plan=option
@@ -45,6 +45,7 @@ ADVICE = (  # pattern of Hydra's error -> advice to the user
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
 
+_PLAIN = r"[^A-Za-z0-9_/\\.+$%*@?|: \t-]"  # signs that Hydra reads only in quotes or as brackets
 OTHER_KIND = re.compile(r"Cannot merge \w+ with \w+\s+full_key: (\S*)\s+object_type=(list|dict)")
 
 
@@ -142,3 +143,28 @@ def first_line(error: BaseException) -> str:
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
+
+
+def unreadable(override: str) -> str:
+    """Describe what is wrong with a setting that Hydra cannot read, and the form that works.
+
+    Args:
+        override: The setting, as in the command line.
+    """
+    name, equals, text = override.partition("=")
+    begin = f"cannot read {override!r}: "
+    if not equals or not _is_read(f"{name}=x"):
+        return f"{begin}settings are key=value, and a key has letters, digits, _ and dots"
+    signs = " ".join(dict.fromkeys(re.findall(_PLAIN, text)))
+    needs = f"a value with {signs} needs quotes" if signs else "the value needs quotes"
+    if text[:1] in ("[", "{"):
+        needs = "a list is [a,b] and a mapping {a: b}; as one text it needs quotes"
+    return f"{begin}{needs}: {in_shell(f'{name}={in_quotes(text, evaluated=False)}')}"
+
+
+def _is_read(override: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True

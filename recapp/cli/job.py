@@ -2,11 +2,14 @@
 
     recipe, Job -> JOB/resolved.yaml.tmp -> ranks, each reads it -> JOB/metrics.json
 
-Ranks import this file, so it does not import Hydra.
+Each rank sets up its process before its run, and leaves its group afterwards. Ranks import this
+file, so it does not import Hydra.
 """
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +23,8 @@ from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import LaunchSettings, launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank
+from recapp.processes.start_and_end import freeze_loaded_objects, loading
+from recapp.processes.stopping import Stopped, disregard_signals
 from recapp.reporting import record
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
@@ -51,7 +56,7 @@ class Job:
     folders: tuple[Path, ...] = ()
 
 
-def run_recipe(recipe: Train, job: Job, module: str, threads: int | None = None) -> dict[str, Any]:
+def run_recipe(recipe: Train, job: Job, module: str) -> dict[str, Any]:
     """Run a recipe on its ranks and return its metrics (`run_on_ranks`)."""
     devices = recipe.trainer.devices
     ranks = 0 if external_rank() is not None else rank_count(devices, recipe.trainer.accelerator)
@@ -68,7 +73,6 @@ def run_recipe(recipe: Train, job: Job, module: str, threads: int | None = None)
         ranks,
         recipe.launch,
         to_stderr=to_stderr,
-        threads=threads,
     )
 
 
@@ -89,7 +93,6 @@ def run_on_ranks(
     *,
     to_stderr: bool,
     preload: str = MODULES_OF_TRAINING,
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Run a job on ranks and return its metrics.
 
@@ -105,8 +108,6 @@ def run_on_ranks(
         starting: The settings of their start.
         to_stderr: Whether ranks print on standard error, because standard output is for JSON only.
         preload: The modules that a fork server imports for all ranks, unless it runs already.
-        threads: The compute threads of a rank that this function starts; None: those of the
-            environment, else the cores that the ranks share.
 
     Returns:
         The content of rank 0's `metrics.json`; an empty dict on other ranks.
@@ -139,7 +140,6 @@ def run_on_ranks(
                 grace=starting.grace,
                 timeout=starting.timeout,
                 timeout_setting=TIMEOUT,
-                threads=threads,
             )
         else:
             with as_rank(job.directory), stdout_to_stderr(to_stderr):
@@ -156,3 +156,71 @@ def run_on_ranks(
         if not rank:
             pending.unlink(missing_ok=True)
     return record.read_metrics(job.directory)
+
+
+# ---- each rank
+
+
+def prepare_process(recipe: Train) -> None:
+    """Import torch and Lightning, and set memory, precision and messages before a run begins.
+
+    Args:
+        recipe: The recipe of the run.
+    """
+    with loading():
+        import torch
+        from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+        from recapp.kernels.row_memory import keep_rows_from_children
+        from recapp.processes.process_memory import keep_freed_memory
+        from recapp.run import training  # noqa: F401  (imports the modules of a run)
+
+        # Lightning read the rank when it was imported, maybe in a fork server, which has none
+        vars(rank_zero_only)["rank"] = external_rank() or 0
+        # after the import of Lightning, which sets the levels of its loggers
+        _silence_lightning(profiles="profiler" in recipe.trainer.more)
+    freeze_loaded_objects()
+    if recipe.engine.keep_freed_memory:
+        keep_freed_memory()
+    keep_rows_from_children()
+    torch.set_float32_matmul_precision("high")
+
+
+def _silence_lightning(*, profiles: bool) -> None:
+    """Silence Lightning's hints: they address authors of training loops, not users of a command.
+
+    Args:
+        profiles: Whether a profiler runs; its report is still printed.
+    """
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if profiles:
+        logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+    # torch warns about a function that Lightning calls
+    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
+
+
+def wants_bar(recipe: Train) -> bool:
+    """Return whether to show a progress bar. It needs a terminal; elsewhere lines are printed."""
+    return recipe.trainer.enable_progress_bar and sys.stderr.isatty() and sys.stdout.isatty()
+
+
+def leave_ranks(stopped: Stopped | None = None) -> None:
+    """Leave the process group. After a signal, wait for the other ranks first, because the launcher
+    ends them as soon as one rank has left.
+
+    Args:
+        stopped: The signal that has ended training, or None.
+
+    Raises:
+        Stopped: A signal has ended training.
+    """
+    from recapp.transport.communicator import leave_process_group, wait_for_all
+
+    if stopped is not None:
+        disregard_signals()
+        wait_for_all()
+    leave_process_group()
+    if stopped is not None:
+        raise stopped

@@ -1,11 +1,11 @@
 """Read the sizes that messages of an Arrow IPC stream declare, before Arrow allocates memory.
 
-The bytes are not trusted, but Arrow trusts them: a small message may declare a buffer of a terabyte
-after decompression, or as many nulls. Arrow verifies the metadata (a flatbuffer) before it returns
-a message. This file reads the needed fields by their numbers in the format:
+The bytes are not trusted, but Arrow trusts them: a small message may declare a terabyte of nulls.
+Arrow verifies the metadata (a flatbuffer) before it returns a message. This file reads the needed
+fields by their numbers in the format:
 
     Message          1 kind of header, 2 header
-    RecordBatch      0 rows, 1 arrays (length, nulls), 2 buffers (offset, length), 3 compression
+    RecordBatch      0 rows, 1 arrays (length, nulls), 3 compression
     DictionaryBatch  1 its record batch
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 DICTIONARY_BATCH = 2
 RECORD_BATCH = 3
 PAIR = struct.Struct("<qq")
-LENGTH = struct.Struct("<q")  # decompressed bytes of a buffer; -1 if it is not compressed
+LENGTH = struct.Struct("<q")
 OFFSET = struct.Struct("<I")
 BACK = struct.Struct("<i")
 FIELD = struct.Struct("<H")
@@ -32,13 +32,11 @@ class Sizes:
         rows: The number of rows.
         values: The lengths of all arrays added up, including arrays inside of lists.
         compressed: Whether the buffers are compressed.
-        unpacked_bytes: The decompressed bytes of the compressed buffers.
     """
 
     rows: int
     values: int
     compressed: bool
-    unpacked_bytes: int
 
 
 def sizes_of(stream: pa.Buffer | bytes | memoryview) -> Iterator[Sizes]:
@@ -50,14 +48,14 @@ def sizes_of(stream: pa.Buffer | bytes | memoryview) -> Iterator[Sizes]:
     """
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(stream)):
         try:
-            found = _sizes(memoryview(message.metadata), memoryview(message.body or b""))
+            sizes = _sizes(memoryview(message.metadata))
         except (struct.error, IndexError):
             raise ValueError("its metadata is damaged") from None
-        if found is not None:
-            yield found
+        if sizes is not None:
+            yield sizes
 
 
-def _sizes(metadata: memoryview, data: memoryview) -> Sizes | None:
+def _sizes(metadata: memoryview) -> Sizes | None:
     root = OFFSET.unpack_from(metadata, 0)[0]
     kind_at = _field(metadata, root, 1)
     header = _reference(metadata, root, 2)
@@ -70,15 +68,8 @@ def _sizes(metadata: memoryview, data: memoryview) -> Sizes | None:
     lengths = [length for length, _ in _pairs(metadata, header, 1)]
     if min(lengths, default=0) < 0:
         raise ValueError("an array has fewer than no values")
-    compressed = bool(_field(metadata, header, 3))
-    buffers = _pairs(metadata, header, 2) if compressed else ()
-    unpacked = [LENGTH.unpack_from(data, start)[0] for start, length in buffers if length]
-    return Sizes(
-        LENGTH.unpack_from(metadata, rows_at)[0] if rows_at else 0,
-        sum(lengths),
-        compressed,
-        sum(max(0, size) for size in unpacked),
-    )
+    rows = LENGTH.unpack_from(metadata, rows_at)[0] if rows_at else 0
+    return Sizes(rows, sum(lengths), bool(_field(metadata, header, 3)))
 
 
 def _pairs(metadata: memoryview, table: int, number: int) -> Iterator[tuple[int, int]]:

@@ -62,11 +62,12 @@ class Format(Protocol):
     def suffixes(self) -> tuple[str, ...]:
         """The suffixes of its files, in lower case, with the dot."""
 
-    @property
-    def magic(self) -> bytes:
-        """The first bytes of its files, by which those without a suffix are known; or none."""
-
     def __hash__(self) -> int: ...
+
+    def knows(self, begin: bytes) -> bool:
+        """Return whether a file is in this format, by its first bytes; they are decompressed where
+        that is possible.
+        """
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
         """Return the columns of a file and the number of rows of each row group.

@@ -18,11 +18,11 @@ from recapp.console import note
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.decode import TICKS, decode_times
 from recapp.dataset.derived_columns import Kind
+from recapp.dataset.footers import time_range
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import FIRST_ROWS, Source
 from recapp.dataset.text import BadValue, as_text, shown
-from recapp.dataset.time_range import time_range
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 

@@ -23,7 +23,6 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from recapp.dataset.counter_random import hashes
 from recapp.errors import ConfigError
 
 DEFAULT_SHUFFLE_ROWS = 4096
@@ -130,3 +129,52 @@ def batches(rows: int, batch_size: int, training: bool) -> int:
     Training skips the short last batch; evaluation covers every row.
     """
     return rows // batch_size if training else -(-rows // batch_size)
+
+
+_U64 = np.uint64
+_GOLDEN = _U64(0x9E3779B97F4A7C15)
+Uint64Array = npt.NDArray[np.uint64]
+Float64Array = npt.NDArray[np.float64]
+
+
+def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
+    """Return 64 hashed bits for each counter, [N].
+
+    Args:
+        stream: Integers that name a stream; different tuples are independent streams.
+        counters_N: The counters, [N].
+    """
+    state = np.zeros(1, dtype=_U64)
+    for part in stream:
+        state = _mix(state + np.array([part & (2**64 - 1)], dtype=_U64))
+    return _mix(state + counters_N.astype(_U64) * _GOLDEN)
+
+
+def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
+    """Return uniform numbers in [0, 1) of 53 bits, one per counter, [N]."""
+    numbers: Float64Array = (hashes(stream, counters_N) >> _U64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
+    """Return nearly normal numbers of mean 0 and variance 1, one per counter, [N].
+
+    Each is the sum of the four 16-bit parts of a hash (Irwin-Hall).
+    """
+    bits = hashes(stream, counters_N)
+    total = sum(
+        (bits >> _U64(shift) & _U64(0xFFFF)).astype(np.float64) for shift in (0, 16, 32, 48)
+    )
+    numbers: Float64Array = (total / 65536.0 - 2.0 + 2.0 / 65536.0) * 3.0**0.5
+    return numbers
+
+
+def _mix(values: Uint64Array) -> Uint64Array:
+    """Mix the bits of each value, so that each input bit reaches each output bit.
+
+    This is SplitMix64's finaliser (Steele, Lea and Flood 2014).
+    """
+    values = values + _GOLDEN
+    values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return values ^ (values >> _U64(31))

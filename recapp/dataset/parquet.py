@@ -69,7 +69,10 @@ class Parquet:
 
     name: str = "Parquet"
     suffixes: tuple[str, ...] = (".parquet", ".parq", ".pq")
-    magic: bytes = b"PAR1"
+
+    def knows(self, begin: bytes) -> bool:
+        """Return whether a file begins like Parquet."""
+        return begin.startswith(b"PAR1")
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
         """Return the columns and the numbers of rows from the footer.

@@ -12,12 +12,11 @@ scores of another model or input are never mixed in.
 """
 
 import json
-import math
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,46 +41,12 @@ JOINED = "joined.tmp"
 ROWS_PER_GROUP = 65_536  # the least in the output, except in the last: readers prefer large groups
 SUFFIXES = (".parquet", ".parq", ".pq")
 Scores = npt.NDArray[np.float32]
-_Measured = tuple[int, float, np.float32, np.float32]
+Measured = dict[str, float | None]
+"""The number of all rows as `rows`; `mean_score`, `least_score` and `largest_score`, or the like
+for each column of scores, None without rows. A score that is NaN makes the mean NaN.
+"""
 _PART = re.compile(r"part-(\d{7,})\.parquet")
 _OWN = re.compile(r"part-\d{7,}\.parquet(\.tmp)?|joined\.tmp|identity\.json(\.tmp)?")
-
-
-@dataclass(frozen=True)
-class ScoreRange:
-    """The mean and the extremes of a column of scores; None without rows.
-
-    Args:
-        mean: The mean; NaN if a score is NaN.
-        least: The smallest score.
-        largest: The largest score.
-    """
-
-    mean: float | None
-    least: float | None
-    largest: float | None
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The number of all rows, and the ranges of their scores.
-
-    Args:
-        rows: The number of rows.
-        scores: The range of each column of scores, by name.
-    """
-
-    rows: int
-    scores: Mapping[str, ScoreRange]
-
-    def measured(self) -> dict[str, float | None]:
-        """Return the numbers by name, such as `rows` and `mean_score`."""
-        named = {
-            f"{what}_{column}": value
-            for column, found in self.scores.items()
-            for what, value in asdict(found).items()
-        }
-        return {"rows": self.rows, **named}
 
 
 def identity_of(
@@ -105,13 +70,11 @@ def identity_of(
     Raises:
         ConfigError: A column of scores has the name of a kept column.
     """
-    for name in settings.columns:
-        if name in scores:
-            raise ConfigError(score_is_kept(name))
-    named = {} if list(scores) == [SCORE] else {SCORES: list(scores)}
+    if twice := [name for name in settings.columns if name in scores]:
+        raise ConfigError(score_is_kept(twice[0]))
     return {
         **model,
-        **named,
+        **({} if list(scores) == [SCORE] else {SCORES: list(scores)}),
         "input": [[path, stamp.size, stamp.changed] for path, stamp in files],
         "columns": list(settings.columns),
         "rows_per_batch": settings.rows_per_batch,
@@ -205,15 +168,13 @@ class ScoreParts:
             for name in self._names():
                 if name.endswith(".tmp") or (not keep and _OWN.fullmatch(name)):
                     (self.folder / name).unlink()
-            text = json.dumps(self.identity, indent=2) + "\n"
-            identity = self.folder / IDENTITY
-            with _whole(identity, _unfinished(identity)) as file:
-                file.write(text.encode())
+            with _whole(self.folder / IDENTITY) as file:
+                file.write(f"{json.dumps(self.identity, indent=2)}\n".encode())
 
     def finished(self, input: PredictionInput) -> list[int]:
         """Return the numbers of the whole parts, ascending."""
-        found = {int(m[1]) for n in self._names() if (m := _PART.fullmatch(n))}
-        return [n for n in sorted(found) if n < input.parts and self._is_whole(n, input)]
+        numbers = (int(part[1]) for name in self._names() if (part := _PART.fullmatch(name)))
+        return [n for n in sorted(numbers) if n < input.parts and self._is_whole(n, input)]
 
     def write(self, number: int, scored: Sequence[tuple[InputBatch, Mapping[str, Scores]]]) -> None:
         """Write a score part, whole or not at all.
@@ -227,16 +188,16 @@ class ScoreParts:
         """
         kept = pa.concat_tables([batch.kept for batch, _ in scored])
         table = self._with_scores(kept, [scores for _, scores in scored])
-        path = self._path(number)
         with (
             self._writing(),
-            _whole(path, _unfinished(path)) as file,
+            _whole(self._path(number)) as file,
             pq.ParquetWriter(file, table.schema) as writer,
         ):
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
-    def join(self, input: PredictionInput) -> Joined:
-        """Concatenate the parts to the output. One rank calls this when all parts are whole.
+    def join(self, input: PredictionInput) -> Measured:
+        """Concatenate the parts to the output, and measure the scores. One rank calls this when all
+        parts are whole.
 
         The parts are read one after the other; small parts share a row group.
 
@@ -245,20 +206,27 @@ class ScoreParts:
         """
         none = dict.fromkeys(self.columns, np.zeros(0, np.float32))
         schema = self._with_scores(input.kept.empty_table(), [none]).schema
-        measured: dict[str, list[_Measured]] = {column: [] for column in self.columns}
+        sums: dict[str, list[float]] = {column: [] for column in self.columns}
+        ends: dict[str, list[np.float32]] = {column: [] for column in self.columns}
         with (
             self._writing(),
             _whole(self.output, self.folder / JOINED) as file,
             pq.ParquetWriter(file, schema) as writer,
         ):
             for table in self._row_groups(input):
-                for column, groups in measured.items():
-                    groups.append(_measured(table.column(column).to_numpy()))
+                for column in self.columns:
+                    scores_N = table.column(column).to_numpy()
+                    sums[column].append(float(scores_N.sum(dtype=np.float64)))
+                    ends[column] += [np.fmin.reduce(scores_N), np.fmax.reduce(scores_N)]
                 writer.write_table(table, row_group_size=table.num_rows)
-        with self._writing():
-            _sync_folder(self.output.parent)
-        scores = {column: _range(groups) for column, groups in measured.items()}
-        return Joined(input.rows, scores)
+        measured: Measured = {"rows": input.rows}
+        for column in self.columns:  # sums are added in the order of the rows
+            some = bool(sums[column])
+            total = np.cumsum(sums[column])
+            measured[f"mean_{column}"] = float(total[-1]) / input.rows if some else None
+            measured[f"least_{column}"] = float(np.fmin.reduce(ends[column])) if some else None
+            measured[f"largest_{column}"] = float(np.fmax.reduce(ends[column])) if some else None
+        return measured
 
     def remove(self) -> None:
         """Delete the parts, and their directory if it has no other files."""
@@ -342,21 +310,6 @@ class ScoreParts:
             ) from error
 
 
-def _measured(scores_N: Scores) -> _Measured:
-    """Return the number, the fp64 sum, the smallest and the largest of some scores."""
-    total = scores_N.sum(dtype=np.float64)
-    return len(scores_N), float(total), np.fmin.reduce(scores_N), np.fmax.reduce(scores_N)
-
-
-def _range(groups: Sequence[_Measured]) -> ScoreRange:
-    """Return the range of the scores of all row groups; sums are added in the order of the rows."""
-    if not groups:
-        return ScoreRange(None, None, None)
-    rows, sums, least, largest = zip(*groups, strict=True)
-    mean = float(np.cumsum(sums)[-1]) / sum(rows)
-    return ScoreRange(mean, float(min(math.inf, *least)), float(max(-math.inf, *largest)))
-
-
 def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
     """Print a note that this run continues an ended run."""
     if finished:
@@ -372,39 +325,22 @@ def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     For long lists this names the first entry that differs.
     """
     for name in dict.fromkeys([*wanted, *stored]):
-        there = stored.get(name)
-        here = wanted.get(name)
-        if there != here:
-            if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-                there, here = next(
-                    (one, other) for one, other in zip(there, here, strict=True) if one != other
-                )
-            return f"{name}: {_short(there)} there, {_short(here)} here"
+        values: tuple[Any, Any] = (stored.get(name), wanted.get(name))
+        if values[0] == values[1]:
+            continue
+        if all(isinstance(each, list) for each in values) and len(values[0]) == len(values[1]):
+            values = next(pair for pair in zip(*values, strict=True) if pair[0] != pair[1])
+        there, here = (textwrap.shorten(json.dumps(each), 160) for each in values)
+        return f"{name}: {there} there, {here} here"
     return ""
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 160 else f"{text[:150]} ..."
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp")
-
-
 @contextmanager
-def _whole(path: Path, unfinished: Path) -> Iterator[IO[bytes]]:
+def _whole(path: Path, unfinished: Path | None = None) -> Iterator[IO[bytes]]:
     """Yield a file to write; at the end of the `with`, flush it to disk and give it its name."""
+    unfinished = unfinished or path.with_name(f"{path.name}.tmp")
     with open(unfinished, "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

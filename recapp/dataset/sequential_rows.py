@@ -32,7 +32,6 @@ from recapp.sparse.batch import MISSING
 COUNTED_ROWS = 65_536
 COUNTED_VALUES = 2**20  # different values whose frequencies are in memory
 ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones
-GROWTH = 1.05  # if distinct ids grow by this factor over the second half, expect many more
 PlainRow = Mapping[str, Any]
 """A row by column name: numbers, text, None, and lists of these."""
 
@@ -160,10 +159,10 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
 
     A table of buckets or of a vocabulary has a row for each id. Others are sized by their ids.
 
-    Count the distinct ids of the first 65,536 rows (or of all rows, if there are fewer). The size
-    is the next power of two of 4 times that count, at least 2 and at most `most`. If the count
-    still grows by 5 % over the second half of those rows, the size is `most`; for a dynamic table
-    the count is then extrapolated linearly to all rows.
+    Count the distinct ids of the first 65,536 rows (or of all rows, if there are fewer), and of the
+    first half of those. Distinct ids grow with a power of the number of rows (Heaps' law), which
+    the two counts tell; so they tell the number of ids in all rows. The size is the next power of
+    two of 4 times that, at least 2 and at most `most`.
 
     Args:
         source: The rows.
@@ -176,11 +175,9 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
     few = _add(seen, source.slice(0, counted // 2), schema)
     many = _add(seen, source.slice(counted // 2, counted), schema)
     for name, before, now in zip(seen, few, many, strict=True):
-        grows = now > before and now >= GROWTH * before
-        if most is not None:
-            exact[name] = most if grows else min(most, rows_for(now))
-        else:
-            exact[name] = rows_for(now * source.rows // counted if grows else now)
+        power = min(math.log2(now / before), 1) if before else 1
+        ids = int(now * (source.rows / max(counted, 1)) ** power)
+        exact[name] = rows_for(ids) if most is None else min(most, rows_for(ids))
     return [exact[name] for name in schema.features]
 
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -21,10 +20,8 @@ import pyarrow.compute as pc
 
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.data_file import DataFile, UnreadableFileError, chunks, facts_of, stamp_of
-from recapp.dataset.file_kinds import kind_of
 from recapp.dataset.files import file_names, given_paths
-from recapp.dataset.formats import format_names, format_of
-from recapp.dataset.parquet import Parquet
+from recapp.dataset.formats import format_names, format_of, kind_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
 
@@ -222,10 +219,9 @@ def _open_file(
         stamp = stamp_of(name)
         types, rows = facts_of(format, name, stamp)
     except (OSError, UnreadableFileError) as error:
-        if isinstance(format, Parquet) and (kind := kind_of(Path(name))):
-            shown = "give it another suffix, and the lines that convert it are shown"
+        if kind := kind_of(name, format):
             raise DataError(
-                f"{setting}: {name} is {kind.name}, not {format.name}: {kind.fix or shown}"
+                f"{setting}: {name} is {kind.name}, not {format.name}: {kind.fix}"
             ) from error
         raise DataError(
             f"{setting}: {name} is not a whole {format.name} file ({error}); write it again or "

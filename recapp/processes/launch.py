@@ -37,7 +37,7 @@ from recapp.processes.launched_ranks import (
     log_of,
     remove_silent,
 )
-from recapp.processes.rank_process import THREAD_VARIABLES, Work
+from recapp.processes.rank_process import Work
 from recapp.processes.start_and_end import redirected
 from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped
 from recapp.settings.values import Timeout, Within
@@ -126,7 +126,6 @@ def launch(
     timeout: float = float("inf"),
     timeout_setting: str = "",
     reloads: bool = False,
-    threads: int | None = None,
 ) -> None:
     """Run a module's `run(settings, job directory)` as `ranks` processes on this machine and wait
     for them.
@@ -145,8 +144,6 @@ def launch(
         timeout: The seconds for which a rank may be stopped (SIGSTOP) before the run fails.
         timeout_setting: The name of the setting with the timeout; empty where there is none.
         reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
-        threads: The compute threads of a rank; None: those of this process's environment, else the
-            cores that the ranks share.
 
     Raises:
         RecappError: A rank raised this error; its notes may hold a traceback.
@@ -160,7 +157,7 @@ def launch(
     with meeting_point(port) as port:
         works = [
             Work(module, config_path, environment)
-            for environment in environments_of_ranks(ranks, port, run, threads)
+            for environment in environments_of_ranks(ranks, port, run)
         ]
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()  # our output comes before the output of the ranks
@@ -224,26 +221,20 @@ def meeting_point(port: int) -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def environments_of_ranks(
-    ranks: int, port: int, run: str, threads: int | None = None
-) -> list[dict[str, str]]:
+def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str]]:
     """Return all variables of each rank: those of this process, and those that torchrun would set.
 
     Args:
         ranks: The number of ranks.
         port: The port at which they meet.
         run: The run id.
-        threads: The compute threads of a rank; None: those of this process's environment, else the
-            cores that the ranks share.
     """
     shared = {
         name: value
         for name, value in os.environ.items()
         if name not in RANK_VARIABLES and not name.startswith(RANK_PREFIXES)
     }
-    if threads:
-        shared |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    elif not shared.get("OMP_NUM_THREADS"):
+    if not shared.get("OMP_NUM_THREADS"):
         shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     if not _resolves(socket.gethostname()):
         shared.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -4,13 +4,14 @@ plain settings, from Hydra or from a file -> checked -> record
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.errors import ConfigError, suggest
 from recapp.inference.export_settings import Export, Quantize
 from recapp.processes.launch import LaunchSettings
+from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.run.task_of_run import build_task
 from recapp.serving.limits import Limits
@@ -185,36 +186,6 @@ class Report(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results(Command):
-    """The settings of `python -m recapp.results`."""
-
-    path: str = "results"
-    page: str | None = None
-    logs: dict[str, str] | None = None
-    models: tuple[str, ...] | None = None
-    seeds: Positive = 3
-    settings: tuple[str, ...] = ()
-    settings_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    histories: dict[str, dict[str, str]] = field(default_factory=dict)
-    columns: Positive = 4
-    lightgbm_python: str | None = None
-    fuxictr_python: str | None = None
-    sizes: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reproduce(Command):
-    """The settings of `python -m recapp.reproduce`."""
-
-    name: str | None = None
-    data: str | None = None
-    path: str | None = None
-    seeds: tuple[int, ...] | None = None
-    devices: Positive = 1
-    settings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Serve(Limits, Command):
     """The settings of `python -m recapp.serve`."""
 
@@ -244,8 +215,6 @@ COMMANDS: dict[str, type[Command]] = {
     "bench_data": BenchData,
     "bench_inference": BenchInference,
     "report": Report,
-    "reproduce": Reproduce,
-    "results": Results,
     "serve": Serve,
 }
 """The settings of each command, by its name; those of a verb of `bench` by both names."""
@@ -257,10 +226,8 @@ VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
     "bench": ("step", "train", "strategies", "data", "inference"),
     "report": ("compare",),
-    "results": ("sizes",),
 }
-"""The verbs of commands: a verb is the first word after the command. `report` and `results` need
-none."""
+"""The verbs of commands: a verb is the first word after the command. `report` needs none."""
 
 
 def read_settings(
@@ -284,13 +251,16 @@ def read_settings(
 
 def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
     """Return the record of settings that are already checked, such as those that a command gives to
-    its ranks.
+    its ranks. From then on this process knows the user's own sharding types.
 
     Raises:
         ConfigError: Two settings conflict.
+        PlanError: A sharding type of the user has the name of a built-in one.
     """
-    made: Command = record(COMMANDS[command], plain)
-    return made
+    settings: Command = record(COMMANDS[command], plain)
+    if isinstance(settings, Recipe) and settings.plan is not None:
+        register_own_types(settings.plan)
+    return settings
 
 
 def checked(

@@ -36,7 +36,7 @@ def _check_split(
 ) -> None:
     """Check the files of one split. Footers that tell of an id that no row has are not believed."""
     from recapp.dataset.files import file_names
-    from recapp.dataset.places_of_ids import first_outside, place_of_id
+    from recapp.dataset.footers import first_outside, place_of_id
     from recapp.dataset.source import open_files
 
     schema = recipe.labelled_schema

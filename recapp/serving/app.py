@@ -9,7 +9,6 @@
 | `GET /v2/models/NAME/example`                    | raw rows to try, as `infer_rows` takes it |
 | `POST /v2/models/NAME[/versions/V]/infer`        | Open Inference, JSON or binary tensors    |
 | `POST .../infer_rows`                            | rows of JSON                              |
-| `POST .../infer_arrow`                           | an Arrow IPC stream                       |
 | `POST /v2/repository/index`                      | the model in service                      |
 | `POST /v2/repository/models/NAME/load`           | loads it anew, from the server's own path |
 
@@ -34,20 +33,16 @@ from starlette.routing import Route
 from recapp.console import readable
 from recapp.errors import suggest
 from recapp.inference.led_ranks import Leader
-from recapp.serving.arrow_route import read_arrow
 from recapp.serving.batching import Batcher, Work
 from recapp.serving.counts import Counts
 from recapp.serving.json_rows import read_rows
-from recapp.serving.json_text import read_object, written
-from recapp.serving.limits import Limits, Refused, bad, busy
+from recapp.serving.limits import Admission, Limits, Refused, bad, busy, read_body
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
-from recapp.serving.question import JSON, Reply
-from recapp.serving.reload import ModelInService
-from recapp.serving.served_model import Served
-from recapp.serving.waiting_room import Admission, read_body
+from recapp.serving.question import JSON, Reply, read_object, written
+from recapp.serving.served_model import ModelInService, Served
 
-READERS = {"infer": read_infer, "infer_rows": read_rows, "infer_arrow": read_arrow}
+READERS = {"infer": read_infer, "infer_rows": read_rows}
 """The function that reads the body of each route, by the last part of the route's path."""
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")

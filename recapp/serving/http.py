@@ -1,14 +1,14 @@
-"""The HTTP server around the application: its socket, its signals, and limits on slow clients.
+"""The HTTP server around the application: its socket, its signals, and the time of a head.
 
     SIGTERM, SIGINT   stop accepting, answer the open requests, and exit with 0
     a rank is lost    the same, but exit with an error
     SIGHUP            reload the model
 
-uvicorn speaks HTTP through h11. h11 bounds the head of a request, which the faster parser does not;
-the difference in time is less than recapp's own part of a request (docs/lab_log.md). The server
-closes the connection of a client that takes longer than `timeout_s` for a head, or for the rest of
-a body after the answer. After a signal each answer closes its connection, and an idle connection
-stays open for LINGER_SECONDS, because a request may be on its way.
+uvicorn speaks HTTP through h11; it bounds the bytes of a head, and answers connections above
+`max_connections` with 503. It has no limit on the time of a head, nor of the rest of a body after
+the answer: `TimedProtocol` closes such a connection after `timeout_s`. After a signal each answer
+closes its connection, and an idle connection stays open for LINGER_SECONDS, because a request may
+be on its way.
 """
 
 import asyncio
@@ -16,38 +16,27 @@ import errno
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.serving.app import Server
-from recapp.serving.json_text import written
-from recapp.serving.limits import RETRY_AFTER_SECONDS, Limits, Refused
-from recapp.serving.question import JSON
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from recapp.serving.limits import Limits, Refused
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 KEEP_ALIVE_SECONDS = 75  # load balancers wait 60 s and must close first
 LINGER_SECONDS = 1.0  # for which an idle connection stays open after a signal
-LOOK_SECONDS = 0.2  # between two checks of the ranks
 LISTENS = 1024  # connections that wait to be accepted
 ACCEPTS = 16  # connections accepted above the limit before the server closes them
+REFUSED_AT_ONCE = 64  # connections above the limit that are answered with 503, not just closed
 OWN_FILES = 64  # open files beside connections: those of the model and of a reload
 HEAD_BYTES = 2**16
-NO_HTTP = (
-    "this is no HTTP/1.1, its head is longer than 64 KB, or it has both Content-Length and "
-    "Transfer-Encoding"
-)
-LENGTHS = {b"content-length", b"transfer-encoding"}
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -60,15 +49,13 @@ def bound_socket(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: The port is taken or not allowed, or the host does not exist.
     """
+    fix = "host=127.0.0.1 is this machine alone, host=0.0.0.0 all its networks"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise ConfigError(
-            f"host={host}: there is no such host ({error.strerror}); host=127.0.0.1 is this "
-            "machine alone, host=0.0.0.0 all its networks"
-        ) from None
+        raise ConfigError(f"host={host}: there is no such host ({error.strerror}); {fix}") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,8 +65,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
             raise ConfigError(
-                f"host={host}: this machine has no such address ({error.strerror}); "
-                "host=127.0.0.1 is this machine alone, host=0.0.0.0 all its networks"
+                f"host={host}: this machine has no such address ({error.strerror}); {fix}"
             ) from None
         raise ConfigError(
             f"port={port}: cannot listen at {host}:{port} ({error.strerror}); choose another "
@@ -104,76 +90,80 @@ def serve(server: Server, listener: socket.socket, started: Callable[[], None]) 
         listener: The socket on which the server listens.
         started: A callback; called when the server accepts requests.
     """
-    asyncio.run(_serve(server, listener, started))
-
-
-async def _serve(server: Server, listener: socket.socket, started: Callable[[], None]) -> None:
-    door = Door(server)
+    limits = server.limits
+    allow_open_files(limits)
+    most = limits.max_connections + REFUSED_AT_ONCE
     config = uvicorn.Config(
-        door,
-        http=protocol_with_limits(server.limits, most_connections(server.limits)),
+        closing_at_the_end(server),
+        http=type("Protocol", (TimedProtocol,), {"seconds": limits.timeout_s, "most": most}),
         ws="none",
         log_config=None,
-        log_level="error",  # no log line for each invalid request
+        log_level="critical",  # no log line for each invalid request
         access_log=False,
         backlog=ACCEPTS,
         server_header=False,
         proxy_headers=False,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        limit_concurrency=limits.max_connections + 1,  # uvicorn refuses the one that reaches it
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(server.limits.timeout_s) + 1,
+        timeout_graceful_shutdown=int(limits.timeout_s) + 1,
     )
-    http = _Http(config)
-    door.connections = http.server_state.connections
-    with _signals(http, server):
-        serving = asyncio.ensure_future(http.serve(sockets=[listener]))
-        while not (http.started or serving.done()):
-            await asyncio.sleep(0.01)
-        if http.started:
+    asyncio.run(HttpServer(config, server, started).serve([listener]))
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server, which ends without raising its signal again, and when a rank is lost.
+
+    Args:
+        config: The settings of uvicorn.
+        server: The routes.
+        started: A callback; called when the server accepts requests.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._server = server
+        self._say_started = started
+        self._reloads: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections."""
+        await super().startup(sockets)
+        for listener in sockets or ():
             listener.listen(LISTENS)  # asyncio has one number for LISTENS and ACCEPTS
-            started()
-        while not serving.done():
-            if server.is_lost:
-                _stop(http, server)
-            await asyncio.wait([serving], timeout=LOOK_SECONDS)
-        await serving
+        self._say_started()
 
-
-class _Http(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which would end the process by a signal."""
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end; uvicorn asks ten times a second."""
+        if self._server.is_lost:
+            self._end()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield
+        """Handle signals inside the `with`."""
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGHUP)}
+        for number in STOPS:
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
+    def _end(self) -> None:
+        if not self._server.ends:
+            note("no new connections; pending requests are answered")
+        self._server.ends = True
+        self.should_exit = True
 
-@contextmanager
-def _signals(http: uvicorn.Server, server: Server) -> Iterator[None]:
-    """Install the signal handlers inside the `with`."""
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[Any]] = set()
-
-    def reload() -> None:
-        task = loop.create_task(_reload(server))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGHUP)}
-    for number in STOPS:
-        loop.add_signal_handler(number, _stop, http, server)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-
-def _stop(http: uvicorn.Server, server: Server) -> None:
-    if not server.ends:
-        note("no new connections; pending requests are answered")
-    server.ends = True
-    http.should_exit = True
+    def _reload(self) -> None:
+        task = asyncio.get_running_loop().create_task(_reload(self._server))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
 
 
 async def _reload(server: Server) -> None:
@@ -184,102 +174,46 @@ async def _reload(server: Server) -> None:
             note(refused.text)
 
 
-class Door:
-    """ASGI middleware of all requests: it limits the connections, and closes them on shutdown.
+def closing_at_the_end(server: Server) -> ASGIApp:
+    """Return the routes as an application whose answers close their connections once the server
+    ends: a client must not send another request there.
 
     Args:
         server: The routes.
     """
+    routes = server.application()
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._app = server.application()
-        self.connections: Sized = ()
-        """The open connections; uvicorn's own set."""
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request; the arguments are those of ASGI."""
-
-        async def sent(message: Message) -> None:
-            if self._server.ends and message["type"] == "http.response.start":
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if server.ends and message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"connection", b"close")]
             await send(message)
 
-        most = self._server.limits.max_connections
-        if scope["type"] == "http" and len(self.connections) > most:
-            await _answer(
-                send,
-                503,
-                f"{len(self.connections)} connections are open, max_connections={most}: try again "
-                "later",
-                (b"retry-after", str(RETRY_AFTER_SECONDS).encode()),
-            )
-        else:
-            await self._app(scope, receive, sent)
+        await routes(scope, receive, send_closing)
+
+    return answer
 
 
-def _error(text: str) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """Return the body and the headers of an error that ends its connection."""
-    body = written({"error": text})
-    headers = [
-        (b"content-type", JSON.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    return body, headers
-
-
-async def _answer(send: Send, status: int, text: str, *more: tuple[bytes, bytes]) -> None:
-    body, headers = _error(text)
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
-    await send({"type": "http.response.body", "body": body})
-
-
-def most_connections(limits: Limits) -> int:
-    """Return the number of connections that may be open, with those that are answered with 503.
-
-    Each connection is an open file, so this raises the process's limit of open files where the
-    system allows that. At the limit, asyncio logs an error thousands of times a second.
+def allow_open_files(limits: Limits) -> None:
+    """Raise the limit of open files of this process where the connections need that.
 
     Raises:
-        ConfigError: The process may not open the files that `max_connections` needs.
+        ConfigError: The process may not open so many files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = limits.max_connections + OWN_FILES
-    wanted = needed + limits.max_connections
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return wanted - OWN_FILES
-    if soft <= needed:
+    needed = limits.max_connections + REFUSED_AT_ONCE + OWN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
-            f"max_connections={limits.max_connections}: this process may open {soft} files, and "
-            f"needs more than {needed}: raise that limit (ulimit -n), or choose a smaller "
-            "max_connections"
+            f"max_connections={limits.max_connections}: this process may open {hard} files, and "
+            f"needs {needed}: raise that limit (ulimit -n), or choose a smaller max_connections"
         )
-    return min(soft, wanted) - OWN_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class OneLength(h11.Connection):
-    """A connection that takes no request with two lengths: a proxy in front that believes the other
-    one would take what follows for a part of somebody else's request.
-    """
-
-    def next_event(self) -> Any:
-        """Return the next event.
-
-        Raises:
-            RemoteProtocolError: A request has both lengths.
-        """
-        event = super().next_event()
-        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= LENGTHS:
-            raise h11.RemoteProtocolError(NO_HTTP)
-        return event
-
-
-class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol with limits on slow clients and on the number of connections."""
+class TimedProtocol(H11Protocol):
+    """uvicorn's protocol with a limit on the time of a head, and a last limit on connections."""
 
     seconds = 0.0
     """Seconds for the head of a request, or for the rest of a body after the answer."""
@@ -287,11 +221,7 @@ class LimitedProtocol(H11Protocol):
     most = 0
     """The most open connections; a further connection is closed at once."""
 
-    _late: asyncio.TimerHandle | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.conn = OneLength(h11.SERVER, HEAD_BYTES)
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of a connection, or close a connection above the limit."""
@@ -318,57 +248,35 @@ class LimitedProtocol(H11Protocol):
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP with 400, unless it is the rest of a body that already has its
-        answer.
-        """
+        """Answer invalid HTTP, unless it is the rest of a body that already has its answer."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body, headers = _error(NO_HTTP)
-            for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event))
+            super().send_400_response(msg)
         self.transport.close()
 
     def shutdown(self) -> None:
         """Close the connection after the answer to its open request; without one, after
         LINGER_SECONDS.
         """
-        if not self._answered():
+        if not self._is_answered():
             self.cycle.keep_alive = False
         self.loop.call_later(LINGER_SECONDS, self._leave)
 
     def _leave(self) -> None:
-        if self._answered():
+        if self._is_answered():
             self.transport.close()
 
-    def _answered(self) -> bool:
+    def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
-        their_state = self.conn.their_state
-        if their_state is h11.IDLE or (their_state is h11.SEND_BODY and self._answered()):
-            if self._late is None:
-                self._late = self.loop.call_later(self.seconds, self._too_late)
+        state = self.conn.their_state
+        if state is h11.IDLE or (state is h11.SEND_BODY and self._is_answered()):
+            if self._timer is None:
+                self._timer = self.loop.call_later(self.seconds, self.transport.abort)
         else:
             self._unwatch()
 
     def _unwatch(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def _too_late(self) -> None:
-        self._late = None
-        self.transport.abort()
-
-
-def protocol_with_limits(limits: Limits, most: int) -> type[LimitedProtocol]:
-    """Return the protocol of a server.
-
-    Args:
-        limits: The limits of the server; only `timeout_s` is used.
-        most: The most open connections.
-    """
-    return type("Protocol", (LimitedProtocol,), {"seconds": limits.timeout_s, "most": most})
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

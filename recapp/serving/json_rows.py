@@ -21,9 +21,8 @@ from torch import Tensor
 
 from recapp.dataset.schema import TextIds
 from recapp.serving.feature_columns import check_columns
-from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad, check_rows
-from recapp.serving.question import Question, Reply
+from recapp.serving.question import Question, Reply, read_object, written
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import column_of, scalars_of
 from recapp.tasks.task import one_or_all

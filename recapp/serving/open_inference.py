@@ -16,9 +16,8 @@ from torch import Tensor
 
 from recapp.errors import suggest
 from recapp.serving.feature_columns import table_of
-from recapp.serving.json_text import read_object, written
 from recapp.serving.limits import Limits, bad
-from recapp.serving.question import Question, Reply
+from recapp.serving.question import Question, Reply, read_object, written
 from recapp.serving.served_model import Served
 from recapp.serving.tensors import BINARY_SIZE, BinaryData, InputTensor, binary_of, read_tensor
 

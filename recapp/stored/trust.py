@@ -174,22 +174,6 @@ def check_trust(trust: Sequence[str]) -> None:
         raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
 
 
-def packages_of_user(settings: Any) -> list[str]:
-    """Return the packages of the user that settings name, for `trust` of a checkpoint that has the
-    same settings.
-
-    Args:
-        settings: Plain settings that are trusted: no checkpoint has brought them.
-    """
-    found: dict[str, None] = {}
-    for key, _, part in _inner(settings, "") if isinstance(settings, Mapping | list) else ():
-        if key == TARGET:
-            found[part.partition(".")[0]] = None
-        else:
-            found |= dict.fromkeys(packages_of_user(part))
-    return [name for name in found if _may_be_the_users(name)]
-
-
 def _may_be_the_users(package: str) -> bool:
     return package not in sys.stdlib_module_names and package not in NOT_THE_USERS
 

@@ -23,7 +23,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import note, short_path
-from recapp.dataset.click_rows import ClickRows, open_rows
+from recapp.dataset.click_rows import ClickRows, open_rows, rows_of, rows_read
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.derived_columns import SETTINGS
 from recapp.dataset.fingerprint import (
@@ -34,14 +34,13 @@ from recapp.dataset.fingerprint import (
     file_facts,
     resumed_files,
 )
+from recapp.dataset.footers import place_of_bag, place_of_id
 from recapp.dataset.odd_values import note_remarks
-from recapp.dataset.places_of_ids import place_of_bag, place_of_id
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
     open_input,
 )
-from recapp.dataset.rows_read import rows_of, rows_read
 from recapp.dataset.schema import Schema, Values
 from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows
 from recapp.dataset.source import Source
@@ -328,7 +327,7 @@ class ClickData(LightningDataModule):
         return self._rows.train.rows, self._rows.val.rows
 
     def rows_read(self) -> dict[str, Any]:
-        """Return what training reads (`recapp/dataset/rows_read.py`). Known after `setup`; rank 0
+        """Return what training reads (`recapp/dataset/click_rows.py`). Known after `setup`; rank 0
         asks before the first step, and files may change later.
         """
         if self._read is None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from recapp.dataset.data_settings import SCORE
 from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
-    Joined,
+    Measured,
     ScoreParts,
     Scores,
     check_output,
@@ -62,7 +62,7 @@ class ScoreWriter(Callback):
         self.output = Path(output).absolute()
         self.overwrite = overwrite
         self.model = model
-        self.joined: Joined | None = None
+        self.joined: Measured | None = None
         self.rows = 0
         self.seconds = 0.0
         self._since = 0.0
@@ -162,7 +162,7 @@ class ScoreWriter(Callback):
         data = _data_of(trainer)
         trainer.strategy.barrier()  # all parts are written
 
-        def join() -> Joined:
+        def join() -> Measured:
             joined = parts.join(data.prediction_input)
             self._lock.close()
             parts.remove()
@@ -170,7 +170,7 @@ class ScoreWriter(Callback):
 
         self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
         loader = trainer.predict_dataloaders
-        self.rows = loader.rows if isinstance(loader, RankInput) else self.joined.rows
+        self.rows = loader.rows if isinstance(loader, RankInput) else data.prediction_input.rows
         self.seconds = time.perf_counter() - self._since
 
     def on_exception(

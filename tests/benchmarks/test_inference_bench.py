@@ -7,12 +7,12 @@ import torch
 from bench_cases import SHORT
 from trainer.runs import compose, fit, make_logs
 
+from recapp import inference_bench
 from recapp.bench import MEASURES
 from recapp.benchmarks import session
 from recapp.benchmarks.timing import Measured
-from recapp.cli import inference_bench
-from recapp.cli.inference_bench import cpp_program, latency, stored_models
 from recapp.errors import ConfigError
+from recapp.inference_bench import cpp_program, latency, stored_models
 from recapp.run.commands import BenchInference
 from recapp.settings.records import to_plain
 

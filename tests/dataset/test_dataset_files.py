@@ -1,14 +1,9 @@
-"""Logs as people keep them: partitions, text that is converted first, paths that are no
-directories.
-"""
+"""Logs as people keep them: partitions, text, paths that are no directories."""
 
-import gzip
 import os
-import shlex
 
 import pytest
-from dataset_files import numbered_table, one_batch, row_numbers, write_columns, write_numbered
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from dataset_files import one_batch, row_numbers, write_numbered
 
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema, criteo_schema
@@ -77,7 +72,7 @@ def test_files_beside_partitions_are_refused_because_one_of_both_would_be_left_o
 
 def test_a_hive_directory_without_files_has_no_data(tmp_path):
     (tmp_path / "dt=1").mkdir()
-    with pytest.raises(DataError, match=r"no Parquet files .*; the directory has dt=1"):
+    with pytest.raises(DataError, match=r"no Parquet or CSV files .*; the directory has dt=1"):
         file_names(str(tmp_path))
 
 
@@ -108,171 +103,8 @@ def test_a_file_uri_is_refused_with_the_path_that_it_means():
         file_names("file:///data/x")
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path_factory, monkeypatch):
-    """Lines that an error shows write into the working directory."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("working"))
-
-
-def converted(path, setting="dataset.path", mixed=False):
-    """Run the very lines that the error shows, as a user would; return the path that it names."""
-    with pytest.raises(DataError) as error:
-        file_names(str(path), setting=setting)
-    text = str(error.value)
-    lines = error.value.__notes__
-    assert "\n" not in text and text.startswith(f"{setting}={path}: ")
-    assert not any("\n" in line for line in lines)
-    shown = [line for line in lines if not line.startswith(("for ", "    below", "folder"))]
-    assert max(map(len, shown)) <= 80  # but for lines with paths
-    exec("\n".join(lines), {})
-    assert text.endswith("; or move it elsewhere, away from the Parquet files") == mixed
-    _, says, typed = text.partition("then set ")
-    if not says:  # a list of files
-        return None
-    (word,) = shlex.split(typed.partition(";")[0])  # as a shell does
-    return OverridesParser.create().parse_override(word).value()
-
-
 def rows_of(path, schema=ROW):
     return row_numbers(one_batch(path, schema, dense_transform="none"))
-
-
-CSV = "label,row,one\n0,1,a\n1,2,7\n"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["logs.csv", "logs.tsv", "logs.csv.gz", "logs.tsv.gz", "day_0.gz", "logs.inter", "day_0"],
-)
-def test_the_lines_convert_a_file_whatever_its_delimiter_and_compression(tmp_path, name):
-    text = CSV.replace(",", "\t") if "csv" not in name else CSV
-    (tmp_path / name).write_bytes(
-        gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
-    )
-    assert rows_of(converted(tmp_path / name)) == [1, 2]
-
-
-def test_the_lines_write_where_the_error_says_and_nothing_beside_the_text(tmp_path):
-    for name in ("train", "other/train", "lone"):
-        csv_file(tmp_path / "logs" / name / "a.csv")
-    before = sorted((tmp_path / "logs").rglob("*"))
-    assert converted(tmp_path / "logs" / "train") == "data/train"
-    assert converted(tmp_path / "logs" / "other" / "train") == "data/train_2"
-    assert converted(tmp_path / "logs" / "lone" / "a.csv") == "data/a"
-    assert sorted((tmp_path / "logs").rglob("*")) == before
-    for path in ("data/train", "data/train_2", "data/a"):
-        assert rows_of(path) == [7]
-
-
-def test_the_lines_say_where_they_write(tmp_path):
-    csv_file(tmp_path / "logs" / "a.csv")
-    with pytest.raises(DataError) as error:
-        file_names(str(tmp_path / "logs"))
-    assert "folder = Path('data/logs')  # where the Parquet files are written" in (
-        error.value.__notes__
-    )
-    assert str(error.value).endswith(
-        "run the lines of Python above, then set dataset.path=data/logs"
-    )
-
-
-@pytest.mark.parametrize("kinds", ["csv tsv", "csv parquet"])
-def test_what_belongs_to_files_that_stay_is_converted_beside_them(tmp_path, kinds):
-    write_numbered(tmp_path, [[2]])
-    if "parquet" not in kinds:
-        (tmp_path / "part-0.parquet").unlink()
-        (tmp_path / "b.tsv").write_text(CSV.replace(",", "\t"))
-    csv_file(tmp_path / "a.csv")
-    assert converted(tmp_path, mixed="parquet" in kinds) == str(tmp_path)
-    assert (tmp_path / "a.parquet").exists()
-
-
-@pytest.mark.parametrize("given", ["", "*.csv", "day_*"])
-def test_the_lines_convert_a_directory_and_a_glob(tmp_path, given):
-    for day in (1, 2):
-        (tmp_path / f"day_{day}.csv").write_text(CSV.replace(",1,", f",{day}0,"))
-    if not given:
-        (tmp_path / "README.md").write_text("no data")
-    assert rows_of(converted(tmp_path / given, "dataset.test_path")) == [10, 2, 20, 2]
-
-
-def test_text_without_a_suffix_is_recognised_by_its_bytes(tmp_path):
-    for day in (1, 2):
-        (tmp_path / f"day_{day}").write_text(CSV.replace(",1,", f",{day}0,").replace(",", "|"))
-    assert rows_of(converted(tmp_path / "day_?")) == [10, 2, 20, 2]
-
-
-def test_a_directory_of_text_says_that_it_can_be_converted(tmp_path):
-    (tmp_path / "clicks.inter").write_text(CSV)
-    with pytest.raises(DataError, match=r"the directory has clicks.inter; name the text that is"):
-        file_names(str(tmp_path))
-
-
-def test_raw_criteo_text_without_a_header_is_converted_and_read_by_position(tmp_path):
-    lines = [
-        "\t".join([str(label), *map(str, range(13)), *(f"{label:02x}{n:06x}" for n in range(26))])
-        for label in (0, 1, 1)
-    ]
-    lines[1] = lines[1].replace("\t3\t", "\t\t")
-    (tmp_path / "day_0.tsv").write_text("\n".join(lines) + "\n")
-    batch = one_batch(converted(tmp_path / "day_0.tsv"), criteo_schema(), dense_transform="none")
-    assert batch.labels_B.tolist() == [0, 1, 1]
-    assert batch.dense_BI[:, 3].tolist() == [3, 0, 3]
-    assert batch.sparse["C26"].values().tolist() == [25, 2**24 + 25, 2**24 + 25]
-
-
-@pytest.mark.parametrize(
-    ("header", "named"),
-    [
-        ("label,user,item", True),
-        ("0,1,2", True),
-        (",label,user", True),
-        ('"label","user"', True),
-        ("a;b;c", True),
-        ("1,5,0", False),
-        ("0,1,1", False),
-        ("1,,abc", False),
-        ("3,x,y", False),
-        ("0.5,a", False),
-    ],
-)
-def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
-    (tmp_path / "x.csv").write_text(f"{header}\n")
-    with pytest.raises(DataError) as error:
-        file_names(str(tmp_path / "x.csv"))
-    assert ("autogenerate_column_names" not in "".join(error.value.__notes__)) == named
-
-
-@pytest.mark.parametrize("content", [b"", b"\x1f\x8bno gzip", b"\xff\xfe\x00"])
-def test_text_that_cannot_be_opened_is_refused_as_well(tmp_path, content):
-    (tmp_path / "x.gz").write_bytes(content)
-    with pytest.raises(DataError, match=r"\.gz is read after it is converted"):
-        file_names(str(tmp_path / "x.gz"))
-
-
-def test_parquet_among_text_is_read_and_text_left_alone(tmp_path):
-    table = numbered_table(0, 3)
-    write_columns(
-        tmp_path / "a.parquet",
-        **{name: table[name].combine_chunks() for name in table.column_names},
-    )
-    (tmp_path / "a.csv").write_text(CSV)
-    assert rows_of(tmp_path) == [0, 1, 2]
-
-
-def test_what_is_no_file_and_what_cannot_be_opened_are_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe.parquet")
-    with pytest.raises(DataError, match=r"pipe\.parquet: is neither a file nor a directory"):
-        file_names(str(tmp_path / "pipe.parquet"))
-    with pytest.raises(DataError, match=r"no Parquet files .*; the directory has pipe\.parquet"):
-        file_names(str(tmp_path))
-    with pytest.raises(
-        DataError, match=r"^dataset\.path=x+: cannot be read \(File name too long\)"
-    ):
-        file_names("x" * 5000)
-
-
-# ---- nothing is left out or read twice in silence
 
 
 def refused(path):
@@ -287,6 +119,79 @@ def csv_file(path, row=7):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"label,row,one\n0,{row},a\n")
     return path
+
+
+def file_list(directory, *lines):
+    (directory / "_file_list.txt").write_text("\n".join(lines))
+    return directory / "_file_list.txt"
+
+
+CSV = "label,row,one\n0,1,a\n1,2,7\n"
+
+
+@pytest.mark.parametrize("given", ["", "*.csv", "day_*"])
+def test_text_of_a_directory_and_of_a_glob_is_read(tmp_path, given):
+    for day in (1, 2):
+        (tmp_path / f"day_{day}.csv").write_text(CSV.replace(",1,", f",{day}0,"))
+    if not given:
+        (tmp_path / "README.md").write_text("no data")
+    assert rows_of(tmp_path / given) == [10, 2, 20, 2]
+
+
+def test_text_without_a_suffix_is_recognised_by_its_bytes(tmp_path):
+    for day in (1, 2):
+        (tmp_path / f"day_{day}").write_text(CSV.replace(",1,", f",{day}0,").replace(",", "|"))
+    assert rows_of(tmp_path) == rows_of(tmp_path / "day_?") == [10, 2, 20, 2]
+
+
+def test_a_directory_without_data_says_what_is_there(tmp_path):
+    (tmp_path / "clicks.inter").write_text(CSV)
+    assert refused(tmp_path).endswith(
+        "the directory has clicks.inter; clicks.inter is text with a delimiter between columns: "
+        "give it the suffix .csv"
+    )
+    assert rows_of(tmp_path / "*.inter") == [1, 2]
+
+
+def test_raw_criteo_text_without_a_header_is_read_by_position(tmp_path):
+    lines = [
+        "\t".join([str(label), *map(str, range(13)), *(f"{label:02x}{n:06x}" for n in range(26))])
+        for label in (0, 1, 1)
+    ]
+    lines[1] = lines[1].replace("\t3\t", "\t\t")
+    (tmp_path / "day_0.tsv").write_text("\n".join(lines) + "\n")
+    batch = one_batch(tmp_path / "day_0.tsv", criteo_schema(), dense_transform="none")
+    assert batch.labels_B.tolist() == [0, 1, 1]
+    assert batch.dense_BI[:, 3].tolist() == [3, 0, 3]
+    assert batch.sparse["C26"].values().tolist() == [25, 2**24 + 25, 2**24 + 25]
+
+
+@pytest.mark.parametrize("kinds", ["csv parquet", "csv glob"])
+def test_text_and_parquet_are_not_mixed_unless_each_is_named(tmp_path, kinds):
+    write_numbered(tmp_path, [[2]])
+    csv_file(tmp_path / "a.csv")
+    assert "holds a.csv and part-0.parquet, files of several formats: name those that are " in (
+        refused(tmp_path / ("*" if "glob" in kinds else ""))
+    )
+    listing = file_list(tmp_path, "2", "a.csv", "part-0.parquet")
+    assert rows_of(listing) == [7, 0, 1]
+
+
+def test_what_is_no_file_and_what_cannot_be_opened_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(DataError, match=r"pipe\.parquet: is neither a file nor a directory"):
+        file_names(str(tmp_path / "pipe.parquet"))
+    with pytest.raises(
+        DataError, match=r"no Parquet or CSV files .*; the directory has pipe\.parquet"
+    ):
+        file_names(str(tmp_path))
+    with pytest.raises(
+        DataError, match=r"^dataset\.path=x+: cannot be read \(File name too long\)"
+    ):
+        file_names("x" * 5000)
+
+
+# ---- nothing is left out or read twice in silence
 
 
 @pytest.mark.parametrize("below", ["part", "part/deeper"])
@@ -304,27 +209,6 @@ def test_directories_without_data_may_lie_among_partitions(partitions):
     csv_file(partitions / "dt=2026-1-2" / "notes" / ".kept" / "a.csv")
     csv_file(partitions / "notes" / "README.md")
     assert len(file_names(str(partitions))) == 8
-
-
-@pytest.mark.parametrize("name", ["b.csv", "b.tsv.gz", "B.CSV"])
-@pytest.mark.parametrize("directory", ["", "dt=1"])
-def test_text_beside_parquet_that_was_not_made_of_it_is_refused(tmp_path, directory, name):
-    write_numbered(tmp_path / (directory and "dt=2"), [[1]])
-    csv_file(tmp_path / directory / name)
-    text = refused(tmp_path)
-    assert f"={tmp_path}: {name} is read after it is converted" in text
-    assert text.endswith("; or move it elsewhere, away from the Parquet files")
-
-
-def test_the_lines_for_text_beside_parquet_leave_other_files_as_they_are(tmp_path):
-    write_numbered(tmp_path, [[2]])
-    csv_file(tmp_path / "part-0.csv")
-    for row in (7, 8):
-        csv_file(tmp_path / f"part-{row}.csv", row)
-    with pytest.raises(DataError) as error:
-        file_names(str(tmp_path))
-    exec("\n".join(error.value.__notes__), {})
-    assert rows_of(tmp_path / "*") == rows_of(tmp_path) == [0, 1, 7, 8]
 
 
 def test_text_beside_partitions_is_refused(partitions):
@@ -346,18 +230,10 @@ def test_the_case_of_a_suffix_does_not_matter(tmp_path, name):
 
 
 @pytest.mark.parametrize("given", ["", "dt=*", "dt=*/*/*.csv"])
-def test_the_lines_convert_partitions(tmp_path, given):
+def test_text_in_partitions_is_read(tmp_path, given):
     for day in (1, 2):
         csv_file(tmp_path / f"dt={day}" / "hour=1" / "a.csv", day)
-    assert rows_of(converted(tmp_path / given)) == [1, 2]
-
-
-def test_the_lines_convert_what_lies_in_a_directory_whose_name_looks_like_a_pattern(tmp_path):
-    csv_file(tmp_path / "b[1]" / "a.csv", 1)
-    csv_file(tmp_path / "b1" / "a.csv", 2)
-    assert rows_of(converted(tmp_path / "b[1]")) == [1]
-    csv_file(tmp_path / "b[1]" / "c.csv", 3)
-    assert rows_of(converted(tmp_path / "b[1]" / "c*.csv")) == [3]
+    assert rows_of(tmp_path / given) == [1, 2]
 
 
 @pytest.mark.parametrize("given", ["b[1]", "b[1]/*.parquet", "b[1]/part-[0]*"])
@@ -402,11 +278,6 @@ def test_a_partition_may_be_a_link_to_files_elsewhere(tmp_path):
     assert len(file_names(str(tmp_path / "logs"))) == 2
 
 
-def file_list(directory, *lines):
-    (directory / "_file_list.txt").write_text("\n".join(lines))
-    return directory / "_file_list.txt"
-
-
 def test_lines_of_a_file_list_that_are_one_file_here_are_refused(tmp_path):
     write_numbered(tmp_path, [[1]])
     names = ("/nfs/other/part-0.parquet", "/nfs/other2/part-0.parquet")
@@ -431,22 +302,3 @@ def test_a_file_list_that_names_no_files_is_refused(tmp_path):
 def test_a_file_list_may_begin_with_the_mark_of_an_editor(tmp_path):
     write_numbered(tmp_path, [[1]])
     assert len(file_names(str(file_list(tmp_path, "\ufeff1", "part-0.parquet")))) == 1
-
-
-def test_text_in_a_file_list_is_converted_first(tmp_path):
-    csv_file(tmp_path / "a.csv")
-    write_numbered(tmp_path, [[2]])
-    given = file_list(tmp_path, "2", "a.csv", "part-0.parquet")
-    with pytest.raises(
-        DataError,
-        match=r": a\.csv is read after .*, then name the \.parquet files in /.*list\.txt;",
-    ) as error:
-        file_names(str(given))
-    exec("\n".join(error.value.__notes__), {})
-    assert rows_of(file_list(tmp_path, "2", "a.parquet", "part-0.parquet")) == [7, 0, 1]
-
-
-def test_a_glob_over_text_and_parquet_shows_how_text_is_converted(tmp_path):
-    write_numbered(tmp_path, [[2]])
-    csv_file(tmp_path / "a.csv")
-    assert rows_of(converted(tmp_path / "*", mixed=True)) == [7, 0, 1]

@@ -1,6 +1,4 @@
-"""A path that is no Parquet is told from its first bytes; the lines that an error shows keep every
-row.
-"""
+"""Text with a delimiter is read; what no format reads is told from its first bytes."""
 
 import bz2
 import gzip
@@ -9,16 +7,17 @@ import json
 import pickle
 import sqlite3
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
+from recapp.dataset.data_file import stamp_of
+from recapp.dataset.delimited import DelimitedText
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import open_source
 from recapp.errors import DataError
 
@@ -55,90 +54,56 @@ def zipped(*names):
 
 SCHEMA = Schema("label", ("row",), ("one",))
 TABLE = pa.table(ROWS)
-JSON_ROWS = TABLE.to_pylist()
-JSON_LINES = "".join(json.dumps(row) + "\n" for row in JSON_ROWS)
-BLANKS = text(" ").replace(" \n", " b\n")  # a row's last value cannot be empty
-CONVERTED = {
+JSON_LINES = "".join(json.dumps(row) + "\n" for row in TABLE.to_pylist())
+READ = {
+    "x.csv": text(",").encode(),
+    "x.tsv": text("\t").encode(),
     "tabs": text("\t").encode(),
-    "semicolons": text(";").encode(),
+    "semicolons.csv": text(";").encode(),
     "bars, no header": text("|", header=False).encode(),
-    "colons": text("::").encode(),
-    "colons, no header": text("::", header=False).encode(),
-    "blanks": (" " + BLANKS.replace(" ", "  ")).encode(),
-    "blanks, no header": BLANKS.partition("\n")[2].encode(),
-    "utf-16": text(",").encode("utf-16"),
-    "latin-1": text(",").replace(",a", ",é").encode("latin-1"),
-    "bz2": bz2.compress(text(",").encode()),
-    "zstd": pa.compress(text("\t").encode(), "zstd", asbytes=True),
-    "gz of colons": gzip.compress(text("::").encode()),
-    "JSON lines": JSON_LINES.encode(),
-    "gz of JSON lines": gzip.compress(JSON_LINES.encode()),
-    "JSON array": json.dumps(JSON_ROWS, indent=1).encode(),
-    "gz of a JSON array": gzip.compress(json.dumps(JSON_ROWS).replace("},", "},\n").encode()),
-    "Arrow": arrow(TABLE),
-    "Arrow stream": arrow(TABLE, stream=True),
-    "ORC": written(lambda sink: orc.write_table(TABLE, sink)),
+    "x.inter": text("\t").encode(),
+    "mark.csv": text(",").encode("utf-8-sig"),
+    "latin-1.csv": text(",").replace(",a", ",é").encode("latin-1"),
+    "x.csv.gz": gzip.compress(text(",").encode()),
+    "x.csv.bz2": bz2.compress(text(",").encode()),
+    "x.csv.zst": pa.compress(text("\t").encode(), "zstd", asbytes=True),
+    "gz.any": gzip.compress(text(",").encode()),
 }
 
 
-def lines_for(path):
-    """Return the lines of Python that an error shows for a path."""
-    with pytest.raises(DataError, match="is read after it is converted to Parquet") as error:
-        file_names(str(path))
-    return error.value.__notes__
+@pytest.mark.parametrize("name", READ)
+def test_text_is_read_whatever_its_delimiter_compression_and_suffix(tmp_path, name):
+    (tmp_path / name).write_bytes(READ[name])
+    header = "header" not in name
+    schema = SCHEMA if header else Schema("f0", ("f1",), ("f2",))
+    ((file, _, chunk),) = arrow_chunks(open_source(str(tmp_path / name), schema))
+    rows = [
+        chunk.column(file.columns[one]).to_pylist() for one in (*schema.targets, *schema.inputs)
+    ]
+    wanted = [["é" if "latin" in name and one == "a" else one for one in v] for v in ROWS.values()]
+    assert rows == wanted
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.parametrize("name", CONVERTED)
-def test_the_lines_convert_what_their_file_is_and_keep_every_row(tmp_path, name):
-    file = tmp_path / ("logs.gz" if name == "gz of colons" else "logs.any")
-    file.write_bytes(CONVERTED[name])
-    exec("\n".join(lines_for(file)), {})
-    found = pq.read_table("data/logs/logs.parquet")
-    wanted = TABLE
-    if "header" in name:
-        wanted = wanted.rename_columns(["f0", "f1", "f2"])
-    if "blanks" in name:
-        wanted = wanted.set_column(2, wanted.column_names[2], pa.array(["a", "7", "b"]))
-    if "latin" in name:
-        wanted = wanted.set_column(2, "one", pa.array(["é", "7", ""]))
-    assert found.to_pydict() == wanted.to_pydict()
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv.bz2", "a.csv.zst"])
-def test_a_directory_of_such_files_is_converted(tmp_path, name):
-    kinds = {".jsonl": "JSON lines", ".bz2": "bz2", ".zst": "zstd"}
-    for number in range(2):
-        file = tmp_path / "logs" / f"{number}{name}"
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(CONVERTED[kinds[file.suffix]])
-    exec("\n".join(lines_for(tmp_path / "logs")), {})
-    assert sum(pq.read_table(file).num_rows for file in Path("data/logs").iterdir()) == 6
-
-
-def test_all_text_of_a_directory_is_converted_whatever_its_suffixes(tmp_path):
-    (tmp_path / "logs").mkdir()
-    rows = CONVERTED["JSON lines"]
-    (tmp_path / "logs/a.json").write_bytes(rows)
-    (tmp_path / "logs/b.json.gz").write_bytes(gzip.compress(rows))
-    (tmp_path / "logs/README").write_text("Rows of last week.\nAsk us.\n")
-    exec("\n".join(lines_for(tmp_path / "logs")), {})
-    assert sorted(p.name for p in Path("data/logs").iterdir()) == ["a.parquet", "b.json.parquet"]
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_libsvm_becomes_lists(tmp_path, compress):
-    (tmp_path / "rows.txt").write_bytes(compress(b"1 1:6 5:.5\n0 2:3\n0\n"))
-    exec("\n".join(lines_for(tmp_path / "rows.txt")), {})
-    assert pq.read_table("data/rows/rows.parquet").to_pydict() == {
-        "label": ["1", "0", "0"],
-        "ids": [[1, 5], [2], []],
-        "values": [[6.0, 0.5], [3.0], []],
-    }
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("label,user,item", True),
+        ("0,1,2", True),
+        (",label,user", True),
+        ('"label","user"', True),
+        ("a;b;c", True),
+        ("1,5,0", False),
+        ("0,1,1", False),
+        ("1,,abc", False),
+        ("3,x,y", False),
+        ("0.5,a", False),
+    ],
+)
+def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
+    (tmp_path / "x.csv").write_text(f"{header}\n")
+    path = str(tmp_path / "x.csv")
+    columns, rows = DelimitedText().facts(path, stamp_of(path))
+    assert rows == [0 if named else 1] and (columns.names[:2] == ["f0", "f1"]) != named
 
 
 def sqlite():
@@ -165,9 +130,19 @@ NAMED = {
     "compressed by gzip (an Arrow file)": gzip.compress(arrow(TABLE)),
     "a TFRecord file": len(RECORD).to_bytes(8, "little") + bytes(4) + RECORD + bytes(4),
     "Parquet with an encrypted footer": b"PARE" + bytes(20),
-    "text with ',' between columns, not Parquet: give it another suffix": text(",").encode(),
-    "JSON lines, not Parquet: give it another suffix": JSON_LINES.encode(),
+    "text with a delimiter between columns, not Parquet: give it the suffix .csv": text(
+        ","
+    ).encode(),
+    "text without a delimiter of one sign, not Parquet: put tabs": text("::").encode(),
+    "text in UTF-16, not Parquet: write it in UTF-8": text(",").encode("utf-16"),
+    "JSON lines, not Parquet: polars.read_ndjson": JSON_LINES.encode(),
+    "compressed by gzip (JSON lines), not Parquet: decompress": gzip.compress(JSON_LINES.encode()),
+    "a JSON array, not Parquet: pandas.read_json": json.dumps(TABLE.to_pylist()).encode() + b"\n",
     "a JSON document, not Parquet: pandas.read_json": b'{\n"label": [0, 1]\n}\n',
+    "libsvm, not Parquet: write a column of lists": b"1 1:6 5:.5\n0 2:3\n",
+    "an Arrow file, not Parquet: polars.read_ipc": arrow(TABLE),
+    "an Arrow stream, not Parquet: polars.read_ipc_stream": arrow(TABLE, stream=True),
+    "an ORC file, not Parquet: pandas.read_orc": written(lambda sink: orc.write_table(TABLE, sink)),
 }
 
 
@@ -179,6 +154,24 @@ def test_what_is_no_parquet_is_named_with_what_to_do(tmp_path, said):
         open_source(str(path), SCHEMA)
     assert str(error.value).startswith(f"dataset.path: {path} is {said.partition(':')[0]}")
     assert said.partition(":")[2] in str(error.value)
+
+
+def test_text_with_another_suffix_is_named_with_it_and_so_are_rows_that_do_not_fit(tmp_path):
+    for name, content, problem in (
+        ("x.csv", JSON_LINES, "is JSON lines, not CSV: polars"),
+        ("x.csv", "label,row,one\n0,1\n", r"is not a whole CSV file \(CSV parse error: .* got 2"),
+        ("x.csv.gz", "", r"is not a whole CSV file \(Empty CSV file\)"),
+        ("x.csv", "label::row::one\n0::1::2\n", "no column for label"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataError, match=problem):
+            open_source(str(tmp_path / name), SCHEMA)
+
+
+def test_a_value_that_cannot_be_read_names_its_file(tmp_path):
+    (tmp_path / "x.csv").write_bytes(text(",").encode() * 9000 + b"0,1,\xff\n")
+    with pytest.raises(DataError, match=r"x\.csv: cannot be read \(.* invalid UTF8"):
+        list(arrow_chunks(open_source(str(tmp_path / "x.csv"), SCHEMA)))
 
 
 @pytest.mark.parametrize("content", [b"PAR1 and no more", b"", b"\0\1\2\3" * 9])

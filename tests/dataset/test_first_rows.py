@@ -37,19 +37,17 @@ def counted(tmp_path, monkeypatch, rows=None, most=MOST, cut=None, **columns):
     )
 
 
-def test_columns_of_few_ids_get_small_tables_and_those_that_still_grow_the_largest(
-    tmp_path, monkeypatch
-):
+def test_tables_have_room_for_the_ids_of_all_rows(tmp_path, monkeypatch):
     some = np.arange(1000)
     text = [f"t{n % 3}" for n in some]
     found = counted(tmp_path, monkeypatch, two=some % 2, text=text, all=some, hundred=some % 100)
-    assert found == {"two": 8, "text": 16, "all": MOST, "hundred": 512}
+    assert found == {"two": 8, "text": 16, "all": 4096, "hundred": 512}
 
 
-@pytest.mark.parametrize(("late", "rows"), [(4, 512), (5, MOST)])
-def test_five_per_cent_more_ids_in_the_second_half_are_growth(tmp_path, monkeypatch, late, rows):
-    ids = [*range(100), *([0] * 400), *range(100, 100 + late), *([0] * (500 - late))]
-    assert counted(tmp_path, monkeypatch, ids=ids) == {"ids": rows}
+def test_ten_thousand_ids_of_a_power_law_do_not_get_the_largest_table(tmp_path, monkeypatch):
+    ids = np.minimum(np.random.default_rng(1).zipf(1.2, 400_000), 10_000)
+    found = counted(tmp_path, monkeypatch, ids=ids, few=ids % 10, all=np.arange(len(ids)))
+    assert found == {"ids": 65_536, "few": 64, "all": MOST}
 
 
 def test_a_table_that_grows_expects_as_many_ids_as_all_rows_would_bring(tmp_path, monkeypatch):

@@ -7,12 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_files import write_columns
 
-from recapp.dataset import rows_read as record
-from recapp.dataset.click_rows import open_rows
+from recapp.dataset import click_rows as record
+from recapp.dataset.click_rows import moment, open_rows, rows_read
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.rows_read import moment, rows_read
 from recapp.dataset.schema import Schema
-from recapp.reporting.data_read import entries_of, print_rows_read
+from recapp.reporting.run_record import RowsRead
+from recapp.reporting.summary import entries_of, print_rows_read
+from recapp.settings.records import record as to_record
 
 SCHEMA = Schema(
     ("bought", "liked", "stars"),
@@ -40,7 +41,7 @@ def logs(tmp_path):
                 ts=[100_000 * day + row for row in range(20)],
                 day=["7"] * 20,
             )
-        for name in ("_SUCCESS", ".part-0.parquet.crc", "notes.txt", "part-0.csv"):
+        for name in ("_SUCCESS", ".part-0.parquet.crc", "notes.txt"):
             (folder / name).write_text("x\n")
     (tmp_path / "logs" / "_metadata").touch()
     (tmp_path / "logs" / "empty").mkdir()
@@ -89,8 +90,7 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_names(logs):
     assert found == {
         "hidden": (5, ["_metadata", "dt=1/.part-0.parquet.crc", "dt=1/_SUCCESS"]),
         "directories": (1, ["empty"]),
-        "not Parquet": (2, ["dt=1/notes.txt", "dt=2/notes.txt"]),
-        "converted text": (2, ["dt=1/part-0.csv", "dt=2/part-0.csv"]),
+        "not Parquet or CSV": (2, ["dt=1/notes.txt", "dt=2/notes.txt"]),
     }
     assert read(logs / "dt=*")["left_out"] and not read(logs / "dt=*/*.parquet")["left_out"]
 
@@ -125,11 +125,11 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
     for part in (
         "shares: counted on 40 of the 70 rows to train, spread over all files",
         "times: ts 1970-01-02 03:46:40 to 1970-01-03 07:33:39 UTC, day: files do not tell",
-        "left out: hidden 5 (_metadata, dt=1/.part-0.parquet.crc, dt=1/_SUCCESS, ..); not Parquet",
-        "; converted text 2 (dt=1/part-0.csv, dt=2/part-0.csv); directories 1 (empty)",
+        "left out: hidden 5 (_metadata, dt=1/.part-0.parquet.crc, dt=1/_SUCCESS, ..); directories",
+        "1 (empty); not Parquet or CSV 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said
-    shown = entries_of(plain)
+    shown = entries_of(to_record(RowsRead, plain))
     assert shown["Files"] == (
         "4 files, part-0.parquet to part-1.parquet to train; part-1.parquet to validate"
     )

@@ -13,7 +13,7 @@ from dataset_files import SCHEMA, write_numbered
 from recapp.dataset import score_parts
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.prediction_input import open_input
-from recapp.dataset.score_parts import Joined, ScoreParts, ScoreRange, check_output, identity_of
+from recapp.dataset.score_parts import ScoreParts, check_output, identity_of
 from recapp.errors import ConfigError, DataError
 
 ROWS = 10
@@ -70,8 +70,7 @@ def test_parts_join_to_one_file_in_order_and_leave_nothing_behind(tmp_path, inpu
     assert found.schema.field("score").type == pa.float32()
     assert found["one"].to_pylist() == [10 * n for n in range(ROWS)]
     assert found["score"].to_pylist() == [n / 16 for n in range(ROWS)]
-    assert joined == Joined(ROWS, {"score": ScoreRange(4.5 / 16, 0.0, 9 / 16)})
-    assert joined.measured() == {
+    assert joined == {
         "rows": ROWS,
         "mean_score": 4.5 / 16,
         "least_score": 0.0,
@@ -94,7 +93,7 @@ def test_no_rows_are_a_valid_file_without_rows(tmp_path):
     input = opened(tmp_path)
     parts = parts_of(tmp_path, input)
     write_all(parts, input)
-    assert parts.join(input).scores["score"].mean is None
+    assert parts.join(input)["mean_score"] is None
     found = pq.read_table(tmp_path / "scores.parquet")
     assert found.num_rows == 0 and found.column_names == ["one", "score"]
 
@@ -189,8 +188,8 @@ def test_scores_of_several_outputs_are_columns_by_their_names(tmp_path, input):
     found = pq.read_table(tmp_path / "scores.parquet")
     assert found.column_names == ["one", "click", "buy"]
     assert found["buy"].to_pylist() == [-n / 16 for n in range(ROWS)]
-    assert joined.measured()["mean_click"] == 4.5 / 16
-    assert joined.measured()["least_buy"] == -9 / 16
+    assert joined["mean_click"] == 4.5 / 16
+    assert joined["least_buy"] == -9 / 16
     assert "scores: " in line(ConfigError, parts_of(tmp_path, input).check)
     assert line(ConfigError, identity_of, {}, *what, ["one"]).startswith(
         "columns: one is the column of the scores"
@@ -209,7 +208,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_finished_parts(tmp_path, input, m
     parts = parts_of(tmp_path, input)
     write_all(parts, input, [0])
 
-    def full(path, unfinished):
+    def full(path, unfinished=None):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(score_parts, "_whole", full)
@@ -234,7 +233,7 @@ def test_the_scores_of_a_model_that_is_not_finite_are_not_hidden(tmp_path, input
         made = scored(input, number)
         made[0][1]["score"][0] = np.nan
         parts.write(number, made)
-    assert np.isnan(parts.join(input).scores["score"].mean)
+    assert np.isnan(parts.join(input)["mean_score"])
 
 
 def test_outputs_that_cannot_be_are_refused(tmp_path, input):

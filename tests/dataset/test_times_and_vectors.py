@@ -9,20 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from csv_format import Csv
 
-from recapp.dataset import formats
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_times, decode_vectors
 from recapp.dataset.derive import circle, hours, turns_of_numbers, weekdays
 from recapp.dataset.fit_columns import fitted
+from recapp.dataset.footers import time_range
 from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of, table_rows
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
-from recapp.dataset.time_range import time_range
 from recapp.errors import ConfigError, DataError
 from recapp.serving.feature_columns import table_of as table_of_tensors
 from recapp.serving.json_rows import read_rows
@@ -183,8 +181,7 @@ def test_an_example_row_is_plain_and_read_as_the_row_of_the_log(logs):
     assert found.sparse.values().equal(wanted.sparse.values())
 
 
-def test_times_of_csv_are_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, Csv()))
+def test_times_of_csv_are_text(tmp_path):
     (tmp_path / "rows.csv").write_text(f"label,a,x,t\n0,1,2,{MOMENT}\n1,1,2,\n")
     chosen = {"times": {"t": "s"}, "time_features": ("weekday",)}
     made = fitted(schema(**chosen), open_source(str(tmp_path), schema(**chosen)))

@@ -20,10 +20,10 @@ from trainer.runs import compose as compose_criteo
 from trainer.runs import fit, make_logs
 
 import recapp
-from recapp.cli.model_export import export_model
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import SOURCE, build
 from recapp.inference.export_settings import Export
+from recapp.model_export import export_model
 
 pytestmark = [
     pytest.mark.full,

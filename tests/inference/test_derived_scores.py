@@ -13,9 +13,9 @@ from compilers import needs_program
 from trainer.runs import compose, fit, make_logs
 
 import recapp
-from recapp.cli.model_export import export_model
 from recapp.errors import ArtefactError, DataError
 from recapp.inference.export_settings import Export
+from recapp.model_export import export_model
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
 from recapp.serving.served_model import Served, check_model

@@ -8,8 +8,8 @@ import torch
 from jobs import validation
 
 from recapp import train
-from recapp.cli.model_export import export_model
 from recapp.inference.export_settings import Export
+from recapp.model_export import export_model
 from recapp.run.training import CheckExample
 from recapp.tasks.click import ClickTask
 from recapp.trainer.module import TaskModule

@@ -12,11 +12,11 @@ from ranks import auto_means
 from trainer.runs import fit
 
 import recapp
-from recapp.cli.model_export import export_model
-from recapp.cli.model_loading import load_on
 from recapp.errors import ArtefactError, IdError, RankError, RecappError
 from recapp.inference.export_settings import Export
 from recapp.inference.led_ranks import Leader, Word, follow
+from recapp.model_export import export_model
+from recapp.model_loading import load_on
 
 TRUST = ("inference",)
 WRONG = 99  # no id of table `errors`

@@ -364,7 +364,7 @@ def test_a_server_whose_command_goes_before_there_are_ranks_leaves_nothing_behin
 @pytest.mark.full
 def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path, short_folder):
     moments = random.Random(20261124)
-    for kill in range(20):
+    for kill in range(9):
         folder = tmp_path / str(kill)
         folder.mkdir()
         run = start(
@@ -377,7 +377,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path, 
             fresh=True,
             TMPDIR=str(short_folder),
         )
-        moment = moments.uniform(0.02, 8)
+        moment = moments.uniform(0.02, 6)
         time.sleep(moment)
         run.kill()
         run.wait()

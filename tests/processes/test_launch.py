@@ -132,14 +132,6 @@ def test_nothing_of_an_outer_launcher_reaches_the_ranks_and_nothing_of_them_stay
     assert dict(os.environ) == before
 
 
-def test_a_given_number_of_threads_goes_before_the_environment(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv("MKL_NUM_THREADS", "4")
-    for given, expected in ((1, ("1", "1")), (None, ("8", "4"))):
-        for environment in launching.environments_of_ranks(2, 1234, "run", given):
-            assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == expected
-
-
 def test_signals_have_their_handlers_back_after_a_run(start):
     def ours(*_):
         pass

@@ -16,7 +16,7 @@ from recapp.serving.app import Server
 from recapp.serving.batching import Batcher
 from recapp.serving.counts import Counts
 from recapp.serving.limits import Limits
-from recapp.serving.reload import ModelInService
+from recapp.serving.served_model import ModelInService
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 

@@ -5,9 +5,8 @@ import json
 import struct
 import time
 
-import pyarrow as pa
 import pytest
-from serving.small_models import ROWS, arrow, asked, running, table
+from serving.small_models import ROWS, asked, running
 from serving.test_protocols import binary, inputs, tensor
 from starlette.requests import Request
 
@@ -272,74 +271,13 @@ def test_an_error_does_not_send_back_all_that_it_names(verb):
     assert said[verb] in refused(bodies[verb], verb)
 
 
-# ---- Arrow
-
-
-VIEW = pa.array(["a", "b"], pa.string_view())
-
-
-def with_column(name, column):
-    rows = table()
-    return rows.set_column(rows.schema.get_field_index(name), name, column)
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (table().drop_columns(["user"]), "no column for user; tried user"),
-        (table().append_column("age", pa.array([1, 2, 3])), "column age (age) is there 2 times"),
-        (with_column("user", pa.array([True] * 3)), "column user (sparse feature user) has type b"),
-        (
-            with_column("seen", pa.DictionaryArray.from_arrays([0, 0, 0], pa.array([[1]]))),
-            "column seen (sparse feature seen) has type dictionary<values=list",
-        ),
-        (with_column("age", pa.array([1, float("nan"), 2])), "column age, row 1 holds nan, which"),
-        (with_column("user", pa.array([1, 2, 50])), "feature user has the id 50, which is outside"),
-        (
-            with_column("item", pa.array(["a", "b", "c"], pa.string_view())),
-            "column item (item) has type string_view: write it as text or list",
-        ),
-        (
-            with_column("item", pa.DictionaryArray.from_arrays([0, 0, 1], VIEW)),
-            "column item (item) has type dictionary<values=string_view",
-        ),
-        (table().slice(0, 0), "the request has no rows"),
-    ],
-)
-def test_a_column_that_does_not_fit_is_named(rows, said):
-    assert said in refused(arrow(rows), "infer_arrow")
-
-
-def test_bytes_that_are_no_stream_are_refused():
-    assert "the body is empty: send an Arrow IPC stream" in refused(b"", "infer_arrow")
-    assert "is no valid Arrow IPC stream" in refused(b"{}", "infer_arrow")
-    assert "is no valid Arrow IPC stream" in refused(arrow(table())[:200], "infer_arrow")
-
-
-@pytest.mark.full
-def test_damaged_streams_are_answered_whatever_is_damaged():
-    body = arrow(table().set_column(3, "item", table()["item"].dictionary_encode()))
-    answers = []
-
-    async def ask():
-        async with running() as client:
-            for place in range(0, len(body), 3):
-                for value in (0, 1, 127, 255):
-                    damaged = body[:place] + bytes([value]) + body[place + 1 :]
-                    answers.append(await client.infer(damaged, "infer_arrow"))
-
-    asyncio.run(ask())
-    assert {answer.status for answer in answers} <= {200, 400, 413}
-    assert all(answer.error for answer in answers if answer.status != 200)
-
-
 # ---- limits
 
 
-@pytest.mark.parametrize("verb", ["infer", "infer_rows", "infer_arrow"])
+@pytest.mark.parametrize("verb", ["infer", "infer_rows"])
 def test_each_limit_is_named_by_its_setting(verb):
     bodies = {"infer": {"inputs": inputs()}, "infer_rows": {"rows": ROWS}}
-    body = bodies.get(verb) or arrow(table())
+    body = bodies[verb]
     for setting, value in (("max_body_bytes", 100), ("max_rows", 2), ("max_ids", 10)):
         said = refused(body, verb, status=413, **{setting: value})
         assert f"above {setting}={value}" in said
@@ -352,36 +290,6 @@ def test_a_body_without_a_length_is_cut_off_where_it_is_too_long():
     assert "max_body_bytes=100" in refused(
         b"x" * 101, headers=headers, status=413, max_body_bytes=100
     )
-
-
-def test_a_stream_that_would_unpack_to_more_than_a_body_is_refused_unread():
-    sink = pa.BufferOutputStream()
-    many = pa.table({name: pa.nulls(40_000, pa.int64()) for name in ROWS[0]})
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, many.schema, options=options) as writer:
-        writer.write_table(many)
-    body = sink.getvalue().to_pybytes()
-    assert len(body) < 10_000
-    said = refused(body, "infer_arrow", status=413, max_body_bytes=100_000, max_rows=10**6)
-    assert "above max_body_bytes=100000" in said
-
-
-def test_a_dictionary_that_would_unpack_to_more_than_a_body_is_refused():
-    words = pa.array(["x" * 5000, *map(str, range(2000))])
-    item = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), words)
-    rows = pa.table(
-        {"item": item} | {n: pa.nulls(1000, pa.int64()) for n in ROWS[0] if n != "item"}
-    )
-    said = refused(arrow(rows), "infer_arrow", status=413, max_body_bytes=200_000)
-    assert "the body has 5,000,000 bytes or more" in said
-
-
-def test_lists_of_nothing_count_as_ids():
-    many = 2**31 - 1
-    bounds = pa.array([0, many, many, many], pa.int64())
-    nothing = pa.Array.from_buffers(pa.null(), many, [None])  # of no bytes
-    huge = pa.LargeListArray.from_arrays(bounds, nothing)
-    assert "above max_ids" in refused(arrow(with_column("seen", huge)), "infer_arrow", status=413)
 
 
 # ---- HTTP

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from serving.small_models import ROWS, SCHEMA, arrow, asked, running, scorer, table
+from serving.small_models import ROWS, SCHEMA, asked, running, scorer, table
 
 from recapp.serving.tensors import binary_of
 
@@ -130,7 +130,7 @@ def test_rows_of_json_are_scored_as_the_model_scores():
     equal(asked({"rows": rows}, "infer_rows").json["scores"])
 
 
-@pytest.mark.parametrize("verb", ["infer_rows", "infer_arrow", "predict"])
+@pytest.mark.parametrize("verb", ["infer_rows", "predict"])
 def test_what_is_no_feature_is_left_out_everywhere(verb):
     extra = {"label": 1, "Price2": "x", "timestamp": None}
     if verb == "infer_rows":
@@ -140,10 +140,7 @@ def test_what_is_no_feature_is_left_out_everywhere(verb):
     rows = table()
     for name, value in extra.items():
         rows = rows.append_column(name, pa.array([value] * 3))
-    if verb == "predict":
-        return equal(scorer().predict(rows).tolist())
-    answer = pa.ipc.open_stream(asked(arrow(rows), verb).body).read_all()
-    return equal(answer["score"].to_pylist())
+    return equal(scorer().predict(rows).tolist())
 
 
 def test_a_row_may_leave_out_a_feature_whatever_other_fields_there_are():
@@ -182,27 +179,6 @@ def test_rows_of_one_request_may_write_ids_and_numbers_in_different_ways():
     assert found == pytest.approx([score for (score,) in alone], rel=1e-6)
 
 
-def test_arrow_is_scored_as_the_model_scores():
-    rows = table().append_column("unused", pa.array(["x", "y", "z"]))
-    answer = asked(arrow(rows), "infer_arrow")
-    assert answer.headers["content-type"] == "application/vnd.apache.arrow.stream"
-    found = pa.ipc.open_stream(answer.body).read_all()
-    assert found.schema.names == ["score"] and found.schema.metadata[b"model_version"] == b"v1"
-    equal(found["score"].to_pylist())
-
-
-@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
-def test_arrow_may_come_in_parts_with_dictionaries_and_compressed(codec):
-    rows = table()
-    rows = rows.set_column(3, "item", rows["item"].dictionary_encode())
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
-        writer.write_table(rows, max_chunksize=2)
-    answer = asked(sink.getvalue().to_pybytes(), "infer_arrow")
-    equal(pa.ipc.open_stream(answer.body).read_all()["score"].to_pylist())
-
-
 def test_random_rows_have_the_same_scores_in_every_protocol():
     random = np.random.default_rng(3)
     rows = [
@@ -230,8 +206,6 @@ def test_random_rows_have_the_same_scores_in_every_protocol():
     body, headers = binary(given)
     equal(asked(body, headers=headers).json["outputs"][0]["data"], expected)
     equal(asked({"rows": rows}, "infer_rows").json["scores"], expected)
-    answer = asked(arrow(table(rows)), "infer_arrow")
-    equal(pa.ipc.open_stream(answer.body).read_all()["score"].to_pylist(), expected)
 
 
 # ---- what it says of itself

@@ -16,7 +16,13 @@ import torch
 from torch import nn
 
 from recapp.benchmarks.timing import ratio
-from recapp.cli.inference_bench import (
+from recapp.cli.stored_recipe import recipe_of_stored
+from recapp.console import note
+from recapp.engine.read_only_store import like, values_of
+from recapp.engine.sharded_collection import embedding_collections
+from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.storage import values
+from recapp.inference_bench import (
     MOST_STEPS,
     StoredModel,
     cpp_program,
@@ -25,13 +31,7 @@ from recapp.cli.inference_bench import (
     started,
     stored_models,
 )
-from recapp.cli.model_loading import load_model
-from recapp.cli.stored_recipe import recipe_of_stored
-from recapp.console import note
-from recapp.engine.read_only_store import like, values_of
-from recapp.engine.sharded_collection import embedding_collections
-from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.storage import values
+from recapp.model_loading import load_model
 from recapp.models.published_dlrm import DLRM
 from recapp.run.model import model_to_shard
 from recapp.run.trained_model import with_columns_of

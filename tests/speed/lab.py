@@ -86,7 +86,7 @@ class Settings:
     compile: bool = False
     quantize: list[str] = field(default_factory=lambda: ["none", "int8"])
     artefact: str | None = None
-    protocol: list[str] = field(default_factory=lambda: ["rows", "json", "binary", "arrow"])
+    protocol: list[str] = field(default_factory=lambda: ["rows", "json", "binary"])
     load: list[float] = field(default_factory=lambda: [0.25, 0.5, 0.75, 1.25])
     cache: list[str] = field(default_factory=lambda: ["warm"])
     torchrec_python: str | None = None

@@ -7,7 +7,6 @@ the server's model, and sends them on a schedule (open loop).
 | `json`   | `infer`        | Open Inference, tensors in JSON                   |
 | `binary` | `infer`        | Open Inference, tensors in binary after the JSON, |
 |          |                | in the answer too                                 |
-| `arrow`  | `infer_arrow`  | an Arrow IPC stream                               |
 
 Numbers are uniform from 0 to 99. Ids are uniform over 32 bits, as hashes are, unless the model
 refuses such ids; then they come from the model's example.
@@ -34,7 +33,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from recapp.serving.open_inference import JSON_LENGTH
 from recapp.serving.tensors import BINARY_SIZE, binary_of
@@ -43,7 +41,6 @@ ROUTES = {
     "rows": "infer_rows",
     "json": "infer",
     "binary": "infer",
-    "arrow": "infer_arrow",
 }
 """The route of each protocol."""
 
@@ -88,8 +85,6 @@ def body_of(protocol: str, columns: Columns) -> Body:
         protocol: A key of ROUTES.
         columns: The rows.
     """
-    if protocol == "arrow":
-        return _arrow(columns), {}
     if protocol == "rows":
         plain = {name: _plain(values) for name, values in columns.items()}
         rows = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
@@ -99,15 +94,6 @@ def body_of(protocol: str, columns: Columns) -> Body:
 
 def _plain(values: npt.NDArray[Any] | list[Any]) -> list[Any]:
     return values if isinstance(values, list) else values.tolist()
-
-
-def _arrow(columns: Columns) -> bytes:
-    table = pa.table({name: pa.array(values) for name, values in columns.items()})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
 
 
 def _tensors(columns: Columns, binary: bool) -> Body:

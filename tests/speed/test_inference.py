@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainer.runs import compose, fit, make_logs
 
-from recapp.cli.inference_bench import stored_models
+from recapp.inference_bench import stored_models
 
 from .inference import no_twin, plain_model, torchrec_spec, write_batches
 from .lab import Settings

@@ -14,8 +14,7 @@ from tables import save, whole
 import recapp
 from recapp.errors import CheckpointError
 from recapp.stored import local_files
-from recapp.stored.artefact_folder import unfinished
-from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.artefact_files import unfinished
 from recapp.stored.checkpoint import (
     link_checkpoint,
     load_table,
@@ -27,6 +26,7 @@ from recapp.stored.directories import find_checkpoints
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.local_files import LOCAL, Files, files_at
 from recapp.stored.manifest import to_json
+from recapp.stored.model_manifests import ArtefactManifest
 from recapp.stored.stored_model import open_artefact, read_stored
 
 ROOM = Path(recapp.__file__).parent / "stored"

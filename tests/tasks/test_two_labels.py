@@ -17,7 +17,7 @@ import torch
 from compilers import needs_program
 from jobs import command, metrics_of, validation
 from serving.processes import ServerProcess
-from serving.small_models import arrow, asked
+from serving.small_models import asked
 from stored import copy
 
 from recapp import load_model
@@ -288,9 +288,6 @@ def test_a_server_answers_every_column_in_every_protocol(shop, artefacts):
     answer = asked({"rows": rows}, "infer_rows", load=lambda: loaded(path)).json
     assert list(answer) == ["model_name", "model_version", "scores"]
     assert answer["scores"] == wanted
-    answer = asked(arrow(table), "infer_arrow", load=lambda: loaded(path))
-    found = pa.ipc.open_stream(answer.body).read_all()
-    assert found.to_pydict() == wanted
     kinds = {"price": "FP32", "user": "INT64", "item": "INT64"}
     inputs = [
         {"name": name, "datatype": kind, "shape": [30], "data": [row[name] for row in rows]}

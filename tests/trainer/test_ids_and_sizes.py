@@ -13,11 +13,11 @@ import yaml
 from jobs import refusal, validation
 
 from recapp import load_model, plan
-from recapp.cli.model_export import export_model
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.export_settings import Export
+from recapp.model_export import export_model
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData
 

@@ -72,7 +72,7 @@ def test_predictions_are_written_with_the_columns_that_are_kept(base, tmp_path, 
     table = pq.read_table(tmp_path / "scores.parquet")
     assert table["C1"].equals(pq.read_table(base / "input")["C1"])
     assert torch.equal(torch.tensor(table["score"].to_numpy()), of_load_model(base))
-    assert writer.joined.rows == writer.rows == ROWS
+    assert writer.joined["rows"] == writer.rows == ROWS
 
 
 class Interrupted(LightningModule):

@@ -30,9 +30,8 @@ from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block
 from recapp.stored import trust
 from recapp.stored.checkpoint import read_manifest, write_checkpoint
-from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.manifest import to_json
-from recapp.stored.trust import packages_of_user
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.transport.communicator import Comm
 
 COMMANDS = {"train": train, "eval": evaluation}
@@ -270,16 +269,6 @@ def planted(tmp_path, monkeypatch):
 
 
 PLACES = 4  # of each target, one of them in the sparse optimizer
-
-
-def test_packages_of_the_user_are_those_of_targets():
-    settings = {
-        "model": {"_target_": "mine.models.Own", "parts": [{"_target_": "yours.Part"}]},
-        "optimizer": {"dense": {"_target_": "torch.optim.Adam"}, "lr": 1.0},
-        "callbacks": {"one": {"_target_": "os.path.join"}, "two": {"_target_": "mine.calls.Two"}},
-    }
-    assert packages_of_user(settings) == ["mine", "yours"]
-    assert packages_of_user(None) == []
 
 
 def test_there_are_enough_hostile_settings():

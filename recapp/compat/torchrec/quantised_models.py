@@ -45,7 +45,7 @@ from recapp.parallel import (
     tables_group,
 )
 from recapp.planner.constraints import Constraints
-from recapp.planner.serving import serving_plan
+from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import embedding_lookups, embedding_tables

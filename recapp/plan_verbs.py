@@ -1,0 +1,375 @@
+"""Verbs of `recapp.plan`: on paper (explain, compare, export, scale, devices), and beside runs
+(check).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any
+
+from recapp import console
+from recapp.cli.job import Job
+from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.stored_recipe import recipe_of_stored
+from recapp.errors import ConfigError, suggest
+from recapp.inference.choose_storage import storage_of
+from recapp.inference.storage import QUANTIZE
+from recapp.planner.constraints import MODES
+from recapp.planner.embedding_planner import fewest_ranks, stored_as
+from recapp.planner.hardware import default_hardware
+from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.problem import PlanningProblem
+from recapp.planner.topology import Topology, hardware_of
+from recapp.reporting.plan_report import explained
+from recapp.reporting.plan_tables import difference, print_difference, print_plan
+from recapp.reporting.prediction_errors import (
+    STEP,
+    compared,
+    compared_by_ranks,
+    order_of_plans,
+    separated_pairs,
+)
+from recapp.reporting.record import PERFORMANCE_FILE, PREDICTED_FILE
+from recapp.reporting.run_record import Performance, PlanReport, read_performance, read_record
+from recapp.reporting.scaling import scaled
+from recapp.run.commands import OnPaper
+from recapp.run.model import meta_model
+from recapp.run.plan_of_run import (
+    best_plan,
+    build_plan,
+    made_for,
+    problem_on_paper,
+)
+from recapp.settings.option_files import Folders, options
+from recapp.settings.other_systems import plan_format
+from recapp.settings.records import to_plain
+from recapp.settings.values import shown
+from recapp.sharding.plan_file import plan_to_yaml
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import SHARDING_TYPES
+from recapp.stored.stored_model import open_artefact
+from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.lookups import TableLookup
+
+BEST = "best"
+"""The name of the planner's own plan."""
+
+MANY_RANKS = 2000  # whose plan takes so long that a line says so
+Settings = dict[str, Any]
+DEVICE_COLUMNS = (
+    console.Column("quantize", "tables\nstored as"),
+    console.Column("bytes", "all tables,\nMB", ",.1f", 1e6),
+    console.Column("devices", "fewest\ndevices"),
+    console.Column("largest", "fullest\ndevice, MB", ",.1f", 1e6),
+    console.Column("types", "how they are cut"),
+)
+
+
+def explain(recipe: OnPaper, job: Job) -> None:
+    """Print a plan: the shards of each rank and their costs.
+
+    `out` also draws the plan. `as=hugectr` prints it as HugeCTR's notebook does.
+    """
+    problem = problem_on_paper(recipe)
+    plan, bound = chosen_plan(recipe, problem)
+    report = explained(plan, problem, lower_bound_seconds=bound)
+    if recipe.as_ == "hugectr":
+        groups, text = plan_format("hugectr").shown_plan(plan, problem.tables, problem.lookups)
+        if recipe.format == "json":
+            console.emit_document({"plan": groups})
+        else:
+            print(text, end="")
+    elif recipe.format == "json":
+        console.emit_document(to_plain(report))
+    else:
+        print_plan(report)
+    if recipe.out:
+        from recapp.reporting.plan_figures import draw_plan
+        from recapp.reporting.plan_tables import plan_page
+
+        folder = Path(recipe.out)
+        for path in [*draw_plan(report, folder), plan_page(report, folder / "plan.html")]:
+            console.note(f"written {console.short_path(path)}")
+
+
+def compare(recipe: OnPaper, job: Job) -> None:
+    """Print two plans side by side."""
+    problem = problem_on_paper(recipe)
+    plans = (
+        chosen_plan(with_named_plan(recipe, name, job.folders), problem)[0]
+        for name in (recipe.a, recipe.b)
+    )
+    a, b = (explained(plan, problem, alternatives=False) for plan in plans)
+    if recipe.format == "json":
+        console.emit(difference(a, b), "json")
+    else:
+        print_difference(a, b)
+
+
+def export(recipe: OnPaper, job: Job) -> None:
+    """Print the plan as a file, or write it to `path`."""
+    for_hugectr = recipe.as_ == "hugectr"
+    if recipe.indent is not None and not for_hugectr:
+        raise ConfigError(
+            f"indent={recipe.indent}: is for JSON, as=hugectr; leave it out for a plan in YAML"
+        )
+    problem = problem_on_paper(recipe)
+    plan, _ = chosen_plan(recipe, problem)
+    plan = replace(plan, made_for=made_for(plan, problem))
+    text = (
+        plan_format("hugectr").written_plan(plan, problem.tables, problem.lookups, recipe.indent)
+        if for_hugectr
+        else plan_to_yaml(plan)
+    )
+    if recipe.path is None:
+        print(text.rstrip("\n"))
+        return
+    path = Path(recipe.path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"path={path}: cannot be written ({error.strerror})") from error
+    console.note(f"written {console.short_path(path)}")
+
+
+def with_named_plan(recipe: OnPaper, name: str | None, folders: Folders = ()) -> OnPaper:
+    """Return the recipe with another plan.
+
+    Args:
+        recipe: The recipe of `recapp.plan`.
+        name: An option of the group `plan`, a file, or `best`, the planner's own.
+        folders: Directories with further options, besides recapp's own.
+
+    Raises:
+        ConfigError: The name is missing, or none of these.
+    """
+    if name is None:
+        raise ConfigError(
+            "a and b must be given: names of plans, files, or best: a=mixed b=row_wise"
+        )
+    if name == BEST:
+        return replace(recipe, plan=None)
+    if Path(name).suffix in (".yaml", ".yml", ".json"):
+        return replace(recipe, plan=PlanSettings(path=str(Path(name).absolute())))
+    known = [option for option in options("plan", folders) if option != "file"]
+    if name not in known:
+        raise ConfigError(
+            f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}"
+        )
+    return replace(recipe, plan=recipe_under("plan", [f"+plan={name}"]).plan)
+
+
+def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
+    """Return the plan that the settings ask for, and the planner's lower bound of a step in
+    seconds, or None.
+    """
+    plan = recipe.plan
+    if plan is not None and (plan.path is not None or plan.rules is not None):
+        return build_plan(recipe, problem), None
+    if problem.topology.world_size >= MANY_RANKS:
+        console.note(f"planning for {problem.topology.world_size:,} ranks takes a minute or more")
+    with console.progress(
+        f"planning {len(problem.tables):,} tables on {problem.topology.world_size:,} ranks", 1
+    ) as advance:
+        outcome = best_plan(recipe, problem)
+        advance(1)
+    return outcome.plan, outcome.lower_bound_seconds
+
+
+# ---- growth, and runs
+
+
+def check(recipe: OnPaper, job: Job) -> None:
+    """Print predictions for runs next to their measurements."""
+    if recipe.path is None:
+        raise ConfigError(
+            "path must be given: a run or a sweep of recapp.train, path=outputs/first"
+        )
+    rows = compared(measured_runs(recipe.path))
+    tau = order_of_plans(rows)
+    steps = [row for row in rows if row.what == STEP]
+    repeated = any(row.runs > 1 for row in rows)
+    apart, right = separated_pairs(rows)
+    if recipe.format == "json":
+        console.emit_document(
+            {
+                "rows": [*map(vars, rows)],
+                "kendall_tau": tau,
+                "pairs_told_apart": apart,
+                "pairs_in_order": right,
+            }
+        )
+        return
+    spread = [console.Column("least", "least", ",.3f"), console.Column("most", "most", ",.3f")]
+    columns = [
+        console.Column("run", "run"),
+        console.Column("plan", "plan"),
+        console.Column("what", "what"),
+        console.Column("predicted", "predicted", ",.3f"),
+        console.Column("measured", "measured", ",.3f"),
+        *(spread if repeated else []),
+        console.Column("error", "error", "+.1%"),
+    ]
+    console.print_table([*map(vars, rows)], columns, title="Predicted and measured")
+    if tau is not None:
+        print(
+            f"\nKendall's tau of {len(steps)} plans' step times: {tau:.2f} (1: the order of plans "
+            "is right, -1: it is reversed)"
+        )
+        if repeated:
+            pairs = len(steps) * (len(steps) - 1) // 2
+            print(
+                f"Pairs of plans whose runs do not overlap: {apart} of {pairs}; in the predicted "
+                f"order: {right}"
+            )
+
+
+def measured_runs(path: str) -> list[tuple[str, PlanReport, Performance]]:
+    """Return name, prediction and measurement of every run below a directory.
+
+    Raises:
+        ConfigError: The directory does not exist, or no run has both.
+    """
+    if not Path(path).is_dir():
+        raise ConfigError(f"path={path}: there is no such directory")
+    found = [
+        (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
+        for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
+        if (prediction := read_record(PlanReport, d / PREDICTED_FILE)) is not None
+        and (measured := read_performance(d)) is not None
+    ]
+    if not found:
+        raise ConfigError(
+            f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run "
+            "or a sweep of python -m recapp.train"
+        )
+    return found
+
+
+def scale(recipe: OnPaper, job: Job) -> None:
+    """Print step time, memory and bytes for growing numbers of ranks."""
+    known = [BEST, *SHARDING_TYPES]
+    if not recipe.ranks:
+        raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")
+    chosen = [recipe.plans] if isinstance(recipe.plans, str) else list(recipe.plans)
+    for name in chosen:
+        if name not in known:
+            said = shown(to_plain(recipe.plans))
+            raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
+    checked = compared_by_ranks(measured_runs(recipe.path)) if recipe.path is not None else []
+    hardware = hardware_of(recipe.topology.hardware) or default_hardware("cpu")
+    sizes = 2 * len(MODES) * len(recipe.ranks) * len(chosen)
+    with console.progress("planning, sizes", sizes) as advance:
+        rows = scaled(
+            sorted(recipe.ranks),
+            chosen,
+            hardware,
+            recipe.rules,
+            recipe.weak_batch,
+            advance,
+        )
+    if recipe.format == "json":
+        console.emit_document({"rows": rows, "checked": checked})
+        return
+    columns = [
+        console.Column("growth", "growth"),
+        console.Column("plan", "plan"),
+        console.Column("mode", "mode"),
+        console.Column("ranks", "ranks"),
+        console.Column("step_ms", "step\nms", ",.2f"),
+        console.Column("efficiency", "effi-\nciency", ".0%"),
+        console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9),
+        console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
+        console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6),
+    ]
+    console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
+    _print_checked(checked, hardware.name)
+
+
+def _print_checked(rows: list[Settings], hardware: str) -> None:
+    if not rows:
+        print("\nNot checked: recapp.train -m trainer.devices=1,2,4, then path=SWEEP here")
+        return
+    columns = [
+        console.Column("plan", "plan"),
+        console.Column("ranks", "ranks"),
+        console.Column("batch_per_rank", "batch a\nrank", ","),
+        console.Column("step_ms", "step\nms", ",.2f"),
+        console.Column("predicted_step_ms", "pre-\ndicted", ",.2f"),
+        console.Column("step_error", "error", "+.0%"),
+        console.Column("sent_per_rank", "MB sent\na rank", ",.3f", 1e6),
+        console.Column("predicted_sent_per_rank", "pre-\ndicted", ",.3f", 1e6),
+        console.Column("sent_error", "error", "+.1%"),
+    ]
+    print()
+    console.print_table(rows, columns, title="Checked against runs: measured and predicted")
+    others = sorted({r["hardware"] for r in rows} - {hardware})
+    if others:
+        print(
+            fill(
+                f"The runs were predicted for the hardware {', '.join(others)}, the table for "
+                f"{hardware}. Train with topology.hardware=FILE to predict both for one hardware.",
+                get_terminal_size((80, 24)).columns,
+            )
+        )
+
+
+# ---- serving
+
+
+def devices(recipe: OnPaper, job: Job) -> None:
+    """Print the fewest devices on which the tables fit, for each width or, with `path`, as an
+    artefact stores them.
+    """
+    problem = problem_on_paper(recipe)
+    topology = problem.topology
+    if recipe.path is None:
+        ways = {q: {t.name: str(storage_of(t, q)) for t in problem.tables} for q in QUANTIZE}
+        tables = list(problem.tables)
+        lookups = list(problem.lookups)
+    else:
+        tables, lookups = _tables_of(recipe.path)
+        ways = {"stored": {}}
+    rows = [_devices_row(name, tables, lookups, topology, ways[name]) for name in ways]
+    memory = topology.memory_bytes
+    if recipe.format == "json":
+        console.emit_document({"rows": rows, "memory_bytes": memory and memory[0]})
+        return
+    assert memory is not None
+    free = (memory[0] - topology.reserve_bytes) / 1e6
+    title = f"Tables that are only read, on devices with {free:,.1f} MB for them"
+    console.print_table(rows, DEVICE_COLUMNS, title=title)
+
+
+def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
+    """Return the tables of an artefact and their lookups. Dynamic tables have their stored rows."""
+    artefact = open_artefact(path).manifest
+    model = meta_model(artefact, recipe_of_stored(artefact))
+    count = {t.name: max(t.rows, 1) for t in artefact.tables}
+    tables = {
+        t.name: t if t.dynamic is None else replace(t, num_embeddings=count[t.name], dynamic=None)
+        for t in embedding_tables(model)
+    }
+    read = [replace(x, table=tables[x.table.name]) for x in embedding_lookups(model)]
+    return list(tables.values()), read
+
+
+def _devices_row(
+    name: str,
+    tables: list[EmbeddingConfig],
+    lookups: list[TableLookup],
+    topology: Topology,
+    data_types: dict[str, str],
+) -> dict[str, Any]:
+    fit = fewest_ranks(*stored_as(tables, lookups, data_types), topology)
+    types = [s.sharding_type for s in fit.plan.tables.values()]
+    return {
+        "quantize": name,
+        "bytes": fit.bytes,
+        "devices": fit.ranks,
+        "largest": fit.largest,
+        "types": ", ".join(f"{types.count(t)} {t}" for t in dict.fromkeys(types)),
+    }

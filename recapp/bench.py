@@ -127,11 +127,9 @@ def measure(settings: Bench, job: Job) -> None:
     plain = to_plain(settings)
     plain |= {"command": f"bench_{job.verb}", "measure": MEASURES[job.verb]}
     ranks = 1
-    threads = None
     if isinstance(settings, BenchOnRanks):
         plain["rules"] = rules_of(settings.plans)
         ranks = settings.ranks
-        threads = settings.threads
     elif external_rank() is not None:
         raise ConfigError(
             f"bench {job.verb} measures one process: start it without torchrun or srun"
@@ -148,7 +146,6 @@ def measure(settings: Bench, job: Job) -> None:
         settings.launch,
         to_stderr=settings.format == "json",
         preload=f"torch {WORKER}",
-        threads=threads,
     )
     if metrics:  # empty on ranks other than 0
         rows = metrics["rows"]

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from recapp.benchmarks.timing import MOST_STEPS, Contender, Measured, interleave
@@ -197,6 +198,8 @@ def run(plain: dict[str, Any], job_dir: Path) -> None:
     settings = recipe_of(plain, more["command"])
     if getattr(settings, "engine", settings).keep_freed_memory:
         keep_freed_memory()  # as the worker of training does
+    if isinstance(threads := getattr(settings, "threads", None), int):
+        torch.set_num_threads(threads)
     here = rank_info()
     if here is not None and here.world > 1:
         dist.init_process_group("gloo")

@@ -5,6 +5,7 @@ measured becomes a hardware file.
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import dense_of
 from recapp.planner.topology import Topology
+from recapp.reporting.phases import PHASES
 from recapp.settings.records import to_plain
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
@@ -276,17 +278,18 @@ def test_a_steps_overhead_is_what_a_run_takes_beside_what_its_file_explains(tmp_
     write_hardware(
         replace(read_hardware("cpu_2core"), source=source, step_overhead_us=1000.0), path
     )
-    measured = {"steps": 9, "batch_per_rank": 64, "phases_ms": [{"dense": 7.0}, {"dense": 9.0}]}
-    row = calibration.with_overhead(
-        path, measured, {"ranks": [{"dense_ms": 5.0}, {"dense_ms": 6.0}]}
+    phases = dict.fromkeys(PHASES, 0.0)
+    measured = SimpleNamespace(
+        steps=9, batch_per_rank=64, mean_phases=lambda: phases | {"dense": 8.0}
     )
+    row = calibration.with_overhead(path, measured, SimpleNamespace(mean_ms=lambda phase: 5.5))
     hardware = read_hardware(path)
     assert hardware.step_overhead_us == row["us"] == 3500.0 and row["name"] == "step overhead"
     assert (
         "9 steps of recapp.train on 64 samples" in hardware.source
         and "assumed" not in hardware.source
     )
-    calibration.with_overhead(path, measured, {"ranks": [{"dense_ms": 50.0}]})
+    calibration.with_overhead(path, measured, SimpleNamespace(mean_ms=lambda phase: 50.0))
     assert read_hardware(path).step_overhead_us == 0.0
 
 

@@ -30,7 +30,7 @@ from recapp import (
     rowwise_adagrad,
     shard_model,
 )
-from recapp.compat.hugectr.plan_lists import plan_from_values
+from recapp.compat.hugectr.plans import plan_from_values
 from recapp.reporting.drawing import QUIET, Picture, sheet
 from recapp.transport.choose_transport import make_comm
 

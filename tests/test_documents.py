@@ -49,7 +49,7 @@ from recapp.sharding.plan_file import read_plan
 from recapp.tables.config import EmbeddingBagConfig
 
 LANGUAGES = {"bash", "sh", "python", "yaml", "text"}
-README_LINES = 149
+README_LINES = 150
 COLUMNS = 100
 LINK = re.compile(r"!?\[[^]]*\]\(([^)]+)\)", re.DOTALL)
 COMMANDS = sorted(

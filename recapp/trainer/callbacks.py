@@ -20,7 +20,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
-from recapp.processes.process_status import command_age, process_age
+from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_report import plan_rows, rank_rows, table_uses

@@ -20,7 +20,7 @@ from recapp.console import progress
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
-from recapp.planner.plan_rules import plan_by_rules, read_rule
+from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.topology import Topology
 from recapp.processes.process_memory import keep_freed_memory
@@ -72,15 +72,12 @@ def make_plan(
         batches: This rank's batches.
         lookups: The lookups of the tables; None takes the lookups that the tables declare.
     """
-    rules = [
-        read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings.rules or ())
-    ]
     widest = max(t.embedding_dim for t in tables)
     make = partial(
         plan_by_rules,
         tables,
         Topology(comm.world),
-        rules,
+        plan_settings.rules or (),
         name=name,
         mode=plan_settings.mode or "auto",
         column_width=min(plan_settings.column_width or COLUMN_WIDTH, -(-widest // comm.world)),

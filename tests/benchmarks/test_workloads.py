@@ -9,11 +9,11 @@ from bench_cases import BAGS, TINY
 from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
 from recapp.benchmarks.session import make_plan
 from recapp.benchmarks.workloads import MLPERF_BAGS, MODELS, WORKLOADS, Workload
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.tables.config import PoolingType
 from recapp.transport.communicator import Comm
 
-WHOLE = PlanSettings(rules=({"type": "table_wise"},))
+WHOLE = PlanSettings(rules=(PlanRule("table_wise"),))
 
 
 def test_the_workloads_are_those_that_were_agreed_on():

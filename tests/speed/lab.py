@@ -17,7 +17,7 @@ from recapp.benchmarks.timing import MOST_STEPS
 from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.engine.sharded_collection import shard_bags
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.records import record, to_plain
@@ -27,7 +27,7 @@ from recapp.transport.communicator import Comm, leave_process_group
 
 from .rivals import Rival, rivals
 
-WHOLE = PlanSettings(rules=({"type": "table_wise"},))  # cuts no table
+WHOLE = PlanSettings(rules=(PlanRule("table_wise"),))  # cuts no table
 PLANS = {  # beside those of conf/plan
     # HugeCTR's notebook: small tables on every rank, the others whole, each on one rank
     "hugectr_mixed": [{"type": "data_parallel", "rows_at_most": 6000}, {"type": "table_wise"}],

@@ -26,13 +26,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
-from recapp.cli.stored_recipe import still_known, stored_settings
+from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.lock import new_directory
 from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.task_of_run import build_task
 from recapp.settings import option_files
-from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
+from recapp.settings.check_settings import may_be_set, names_of, override_names
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import TARGET, constructor
@@ -354,15 +354,11 @@ def compose_over(
     OmegaConf.set_struct(config, False)
     named = {override.key_or_group: override.value() for override in groups}
     chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
-    found = config.get("trust") or []
-    trust: Any = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+    packages = config.get("trust") or []
+    trust: Any = OmegaConf.to_container(packages) if OmegaConf.is_config(packages) else packages
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    plain, dropped = still_known(plain, primary)
-    for name in dropped:
-        if any(override.key_or_group == name for override in parsed):
-            raise ConfigError(unknown(name, names_of(COMMANDS[primary])))
     return checked(plain, primary, overrides) | {"choices": chosen}
 
 

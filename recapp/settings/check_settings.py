@@ -84,12 +84,6 @@ def checked(
     return checker.group(dict(config), kind, "")
 
 
-def known_part(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[str]]:
-    """Return the checkpoint's settings that still exist, and the dotted names of the others."""
-    dropped: list[str] = []
-    return _known(dict(stored), kind, "", dropped), dropped
-
-
 def names_of(kind: type) -> list[str]:
     """Return the dotted names of a record's settings and groups, but not of a `_target_`'s
     arguments.
@@ -372,21 +366,3 @@ def _names(kind: type, prefix: str) -> Iterable[str]:
         for part in parts_of(annotation):
             if dataclasses.is_dataclass(part) and str not in parts_of(annotation):  # no file's
                 yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
-
-
-def _known(stored: dict[str, Any], kind: type, prefix: str, dropped: list[str]) -> dict[str, Any]:
-    fields = fields_of(kind)
-    kept = {}
-    for key, value in stored.items():
-        if key not in fields and not hasattr(kind, "others"):
-            dropped.append(f"{prefix}{key}")
-            continue
-        groups = (
-            [part for part in parts_of(fields[key][0]) if dataclasses.is_dataclass(part)]
-            if key in fields
-            else []
-        )
-        if groups and isinstance(value, dict):
-            value = _known(value, closest(value, groups), f"{prefix}{key}.", dropped)
-        kept[key] = value
-    return kept

@@ -209,8 +209,8 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(holder, dict) and key in holder:
             value = holder[key]
             of_tables = group == "tables" and isinstance(value, dict)
-            made = {t: absolute(p) for t, p in value.items()} if of_tables else absolute(value)
-            holder = {**holder, key: made}
+            paths = {t: absolute(p) for t, p in value.items()} if of_tables else absolute(value)
+            holder = {**holder, key: paths}
             changed = holder if group is None else {**changed, group: holder}
     return changed
 
@@ -253,9 +253,9 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         OmegaConfBaseException,
     ):
         return []
-    own = override_names(overrides)
+    names_typed = override_names(overrides)
     names = override_names(chosen)
-    return [choice for name, choice in zip(names, chosen, strict=True) if name not in own]
+    return [choice for name, choice in zip(names, chosen, strict=True) if name not in names_typed]
 
 
 def overrides_that_choose(
@@ -297,8 +297,8 @@ def _default_groups(primary: str) -> set[str]:
 def _defaults_of(file: Path) -> list[Any]:
     """Return the entries of a file's defaults list."""
     content = read_yaml(file)
-    found: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
-    return found
+    entries: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
+    return entries
 
 
 def compose_over(

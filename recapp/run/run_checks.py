@@ -492,9 +492,9 @@ def _check_table(manifest: Manifest, table: EmbeddingConfig, rows: int | None) -
             f"table {table.name} {kinds[not stored.dynamic]} in the {kind.name}, but "
             f"{kinds[stored.dynamic]} by the settings: {AS_BEFORE}"
         )
-    wanted = (stored.rows if stored.dynamic or rows is None else rows, table.embedding_dim)
-    if stored[:2] != wanted:
+    shape = (stored.rows if stored.dynamic or rows is None else rows, table.embedding_dim)
+    if stored[:2] != shape:
         raise kind.error(
-            f"table {table.name} is {by(stored[:2])} in the {kind.name}, but {by(wanted)} by the "
+            f"table {table.name} is {by(stored[:2])} in the {kind.name}, but {by(shape)} by the "
             f"settings: {AS_BEFORE}"
         )

@@ -181,7 +181,7 @@ MISTAKES = {
     ),
     "a rule that knows no such condition": Mistake(
         "ConfigError",
-        ("plan.rules[0]", "unknown condition rows_abov; did you mean rows_above"),
+        ("plan.rules[0].rows_abov: did you mean", "rows_above"),
         ("+plan=mixed", "plan.rules=[{type: row_wise, rows_abov: 3}]"),
     ),
     "strips of no columns": Mistake(

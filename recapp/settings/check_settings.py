@@ -187,7 +187,8 @@ class _Checker:
         groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
         if groups and isinstance(value, dict):
             return self.group(value, closest(value, groups), name)
-        if groups and not (value is None and type(None) in parts_of(annotation)):
+        others = {*parts_of(annotation)} - {*groups, type(None)}
+        if groups and not others and not (value is None and type(None) in parts_of(annotation)):
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
         if made := made_of(annotation):
             return (
@@ -211,7 +212,7 @@ class _Checker:
             return [
                 self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
             ]
-        return None if groups else read(value, annotation, name)
+        return None if groups and not others else read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
         """Check the settings of a dataclass and return them, with its defaults for missing ones."""
@@ -369,7 +370,7 @@ def _names(kind: type, prefix: str) -> Iterable[str]:
     for key, (annotation, _) in fields_of(kind).items():
         yield f"{prefix}{key}"
         for part in parts_of(annotation):
-            if dataclasses.is_dataclass(part):
+            if dataclasses.is_dataclass(part) and str not in parts_of(annotation):  # no file's
                 yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ from recapp.stored.artefact_manifest import DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.checkpoint import open_checkpoint
 from recapp.stored.derived_values import DERIVED_FILE, written_values
 from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import files_at
+from recapp.stored.files import files_at, write_file
 from recapp.stored.manifest import to_json
 from recapp.stored.snapshot import Artefact, Checkpoint
 from recapp.stored.stored_model import every_file
@@ -291,7 +291,7 @@ class _Exporter:
         return {DERIVED: lines}
 
     def _written(self, file: str, content: bytes) -> Mapping[str, Any]:
-        return files_at(self.folder).write(self.folder / file, content)
+        return write_file(self.folder / file, content)
 
     def _example(self) -> RawTable:
         schema = self.recipe.schema

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from recapp.errors import ArtefactError, ConfigError
 from recapp.stored.directories import is_artefact
-from recapp.stored.kinds import ARTEFACT
-from recapp.stored.local_files import beside, files_at
+from recapp.stored.files import entry_of, files_at
+from recapp.stored.local_files import beside
 
 UNFINISHED = "recapp-export"
 
@@ -37,7 +37,6 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
     files = files_at(output)
     folder = beside(output, UNFINISHED)
     try:
-        files.recover(output, ARTEFACT.old)
         _check_name(output, overwrite)
         with files.locked(folder) as alone:
             if not alone:
@@ -47,7 +46,7 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
             try:
                 _check_name(output, overwrite)  # another export may have ended since
                 yield folder
-                files.commit(folder, output, ARTEFACT.old)
+                files.publish(folder, output)
             except BaseException:
                 files.remove(folder)
                 raise
@@ -62,7 +61,7 @@ def _check_name(output: Path, overwrite: bool) -> None:
     Raises:
         ConfigError: The name is taken.
     """
-    if not files_at(output).taken(output):
+    if entry_of(output) is None:
         return
     if not is_artefact(output):
         raise ConfigError(f"output={output}: exists and is no artefact: choose another name")

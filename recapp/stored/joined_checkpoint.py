@@ -29,7 +29,8 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.checkpoint_manifest import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_VALUES
-from recapp.stored.local_files import TMP, beside, files_at
+from recapp.stored.files import files_at
+from recapp.stored.local_files import TMP, beside
 from recapp.stored.rectangles import DTYPES, StoredBlock
 from recapp.stored.snapshot import Checkpoint
 from recapp.stored.stored_model import every_file, open_as

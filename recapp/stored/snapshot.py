@@ -22,7 +22,7 @@ from recapp.stored.block_files import check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_FILE, Values, read_values, values_in
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, Kind
-from recapp.stored.local_files import Pinned, crc32_of, files_at
+from recapp.stored.files import Pinned, crc32_of
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import read_meta
 from recapp.stored.rectangles import check_tiling
@@ -82,10 +82,10 @@ class Snapshot(ABC, Generic[M]):
             RecappError: The model is incomplete, or a file cannot be read.
         """
         folder = manifest.folder
-        return cls(folder, files_at(folder).pin(folder), manifest, manifest.files)
+        return cls(folder, Pinned(folder), manifest, manifest.files)
 
     def _check_size(self, pinned: Pinned, file: str, wanted: int) -> None:
-        found = pinned.size(file)
+        found = pinned.folder.size(file)
         if found != wanted:
             state = "is missing" if found is None else f"has {found:,} of {wanted:,} bytes"
             raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")

@@ -18,7 +18,7 @@ from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_artefact, why_none
 from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import files_at
+from recapp.stored.files import Pinned, entry_of, files_at
 from recapp.stored.snapshot import Artefact, Checkpoint
 from recapp.transport.communicator import Comm, raise_together
 
@@ -95,10 +95,10 @@ def open_as(
     path = Path(path)
     if comm is not None:
         return _open_together(kind, path, comm, wanted)
-    files = files_at(path)
 
     def version() -> tuple[int, ...]:
-        return files.version(files.current(path, kind.kind.old))
+        entry = entry_of(files_at(path).current(path))
+        return entry.version if entry else ()
 
     attempts = ATTEMPTS
     while True:
@@ -121,9 +121,9 @@ def _open_now(kind: type[S], path: Path, wanted: Wanted) -> S:
         FileNotFoundError: The directory has no manifest, so it is not a stored model.
         RecappError: The model is incomplete, damaged or of a later version.
     """
-    folder = files_at(path).current(path, kind.kind.old)
+    folder = files_at(path).current(path)
     try:
-        pinned = files_at(path).pin(folder)
+        pinned = Pinned(folder)
     except OSError as error:
         raise FileNotFoundError(path) from error
     with ExitStack() as undo:

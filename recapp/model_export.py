@@ -64,8 +64,8 @@ from recapp.stored.artefact_folder import unfinished
 from recapp.stored.artefact_manifest import DENSE, EXAMPLE, ArtefactManifest
 from recapp.stored.checkpoint import open_checkpoint
 from recapp.stored.derived_values import DERIVED_FILE, written_values
-from recapp.stored.kinds import MANIFEST
 from recapp.stored.files import files_at, write_file
+from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import to_json
 from recapp.stored.snapshot import Artefact, Checkpoint
 from recapp.stored.stored_model import every_file

@@ -38,8 +38,8 @@ from recapp.stored.block_files import (
 )
 from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.directories import is_checkpoint
-from recapp.stored.kinds import MANIFEST
 from recapp.stored.files import entry_of, files_at, is_link, links_to, size_of, write_file
+from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import TMP, beside
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
@@ -214,8 +214,7 @@ def finish_save(
 ) -> None:
     """Write the plain part and the manifest, and give the save its final name."""
     files: dict[str, dict[str, Any]] = {
-        file: {"bytes": size_of(unfinished / file)}
-        for file in sorted({s.file for s in stored})
+        file: {"bytes": size_of(unfinished / file)} for file in sorted({s.file for s in stored})
     }
     files[META] = write_meta(unfinished, META, meta)
     whole = CheckpointManifest(unfinished, dict(manifest), files, tuple(stored))

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from recapp.errors import RecappError
 from recapp.stored.kinds import Kind
-from recapp.stored.local_files import LOCAL, TMP, LocalFiles, beside
+from recapp.stored.local_files import LOCAL, LocalFiles, beside
 from recapp.stored.store import Entry, Files, Folder
 
 MOST_LINKS = 40  # that Linux follows
@@ -101,7 +101,9 @@ def clean_up(folder: Path) -> None:
             store.publish(path, path.with_suffix(""))
     needed = {one.identity for one in entries if one.target and one.path.suffix == ".ckpt"}
     for entry in entries:
-        if _LEFT_BEHIND.fullmatch(entry.path.name) and (entry.target or entry.identity not in needed):
+        if _LEFT_BEHIND.fullmatch(entry.path.name) and (
+            entry.target or entry.identity not in needed
+        ):
             store.remove(entry.path)
 
 

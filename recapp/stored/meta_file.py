@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from recapp.errors import CheckpointError
-from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.files import Pinned, bytes_of, crc32_of, files_at, path_of
+from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.plain_types import plain
 
 LEVELS = 64  # of containers inside of one another

@@ -21,8 +21,8 @@ from recapp.stored.artefact_manifest import COMPILED, DENSE, EXAMPLE, ArtefactMa
 from recapp.stored.block_files import check_bytes, fill_blocks, sources_of
 from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_FILE, Values, read_values, values_in
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT, Kind
 from recapp.stored.files import Pinned, crc32_of
+from recapp.stored.kinds import ARTEFACT, CHECKPOINT, Kind
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import read_meta
 from recapp.stored.rectangles import check_tiling

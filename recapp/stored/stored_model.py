@@ -17,8 +17,8 @@ from recapp.errors import RecappError
 from recapp.stored.artefact_manifest import ArtefactManifest
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_artefact, why_none
-from recapp.stored.kinds import MANIFEST
 from recapp.stored.files import Pinned, entry_of, files_at
+from recapp.stored.kinds import MANIFEST
 from recapp.stored.snapshot import Artefact, Checkpoint
 from recapp.transport.communicator import Comm, raise_together
 

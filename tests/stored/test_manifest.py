@@ -29,8 +29,8 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
-from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.files import Pinned
+from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import to_json
 from recapp.stored.rectangles import StoredBlock, check_tiling
 from recapp.stored.stored_model import open_artefact

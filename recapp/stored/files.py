@@ -73,8 +73,8 @@ def write_file(file: Path, content: bytes) -> dict[str, Any]:
 
 def share(file: Path, name: Path) -> bool:
     """Give a file a second name. Return whether that is possible."""
-    store = files_at(file)
-    return isinstance(store, LocalFiles) and store.share(file, name)
+    store = files_at(name)
+    return isinstance(store, LocalFiles) and store is files_at(file) and store.share(file, name)
 
 
 def new_version(path: Path, number: int) -> Path:

@@ -30,7 +30,7 @@ from recapp import (
     rowwise_adagrad,
     shard_model,
 )
-from recapp.compat.hugectr.plan_lists import plan_from_values
+from recapp.compat.hugectr.plans import plan_from_values
 from recapp.reporting.drawing import QUIET, Picture, sheet
 from recapp.transport.choose_transport import make_comm
 
@@ -697,20 +697,13 @@ PICTURES: tuple[Callable[[], Picture], ...] = (
 )
 
 
-def draw(folder: Path, *suffixes: str) -> Iterator[Path]:
-    """Draw all pictures into a folder; yield the files.
-
-    Args:
-        folder: Is made if it is not there.
-        suffixes: The kinds of files, "svg" or "png".
-    """
+def draw(folder: Path) -> Iterator[Path]:
+    """Draw all pictures into a folder, which is made if it does not exist; yield the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for make in PICTURES:
-        yield from make().write(folder, *suffixes)
+        yield make().write(folder)
 
 
 if __name__ == "__main__":
-    for path in draw(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER, *(sys.argv[2:] or ["svg"])
-    ):
+    for path in draw(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER):
         print(path)

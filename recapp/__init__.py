@@ -18,18 +18,16 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.compat.torchrec.eviction_policies import (
+    from recapp.compat.torchrec.managed_collisions import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
         LRU_EvictionPolicy,
-    )
-    from recapp.compat.torchrec.managed_collections import (
-        ManagedCollisionEmbeddingBagCollection,
-        ManagedCollisionEmbeddingCollection,
-    )
-    from recapp.compat.torchrec.managed_collisions import (
         ManagedCollisionCollection,
         MCHManagedCollisionModule,
+    )
+    from recapp.compat.torchrec.wrapped_collections import (
+        ManagedCollisionEmbeddingBagCollection,
+        ManagedCollisionEmbeddingCollection,
     )
     from recapp.dataset.data_settings import DataSettings, ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
@@ -65,7 +63,7 @@ if TYPE_CHECKING:
     from recapp.planner.constraints import ParameterConstraints
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
     from recapp.planner.topology import Topology
-    from recapp.reporting.plan_explanation import analyze_plan
+    from recapp.reporting.plan_report import analyze_plan
     from recapp.sharding.plan_file import read_plan, write_plan
     from recapp.sharding.sharding_plan import ShardingPlan
     from recapp.sharding.sharding_types import ShardingType
@@ -104,7 +102,7 @@ _HOMES = {
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
-    "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.eviction_policies",
+    "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
     "EmbOptimType": "recapp.optim.named_rules",
@@ -122,13 +120,13 @@ _HOMES = {
     "JaggedTensor": "recapp.sparse.jagged_tensor",
     "KeyedJaggedTensor": "recapp.sparse.keyed_jagged_tensor",
     "KeyedTensor": "recapp.sparse.keyed_tensor",
-    "LFU_EvictionPolicy": "recapp.compat.torchrec.eviction_policies",
-    "LRU_EvictionPolicy": "recapp.compat.torchrec.eviction_policies",
+    "LFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
+    "LRU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "LogLoss": "recapp.metrics",
     "MCHManagedCollisionModule": "recapp.compat.torchrec.managed_collisions",
     "ManagedCollisionCollection": "recapp.compat.torchrec.managed_collisions",
-    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.torchrec.managed_collections",
-    "ManagedCollisionEmbeddingCollection": "recapp.compat.torchrec.managed_collections",
+    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.torchrec.wrapped_collections",
+    "ManagedCollisionEmbeddingCollection": "recapp.compat.torchrec.wrapped_collections",
     "Measure": "recapp.tasks.measures",
     "NormalizedEntropy": "recapp.metrics",
     "Output": "recapp.tasks.task",
@@ -146,7 +144,7 @@ _HOMES = {
     "Topology": "recapp.planner.topology",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
-    "analyze_plan": "recapp.reporting.plan_explanation",
+    "analyze_plan": "recapp.reporting.plan_report",
     "export_model": "recapp.model_export",
     "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",

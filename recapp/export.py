@@ -4,7 +4,7 @@ artefact, to score and serve it without the trainer.
     DIR (checkpoint) -> tables in fewer bits, dense part, an example with its scores -> DIR
 
 Model and data come from the checkpoint. `recapp.load_model`, `recapp.predict` and `recapp.serve`
-read the artefact. `recapp/stored/artefact_manifest.py` describes its files.
+read the artefact. `recapp/stored/manifest.py` describes its files.
 """
 
 if __name__ == "__main__":

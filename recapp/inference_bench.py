@@ -38,8 +38,7 @@ from recapp.run.run_rows import made_up_rows, validation_source, write_generated
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.values import in_quotes
 from recapp.stored.directories import is_artefact
-from recapp.stored.snapshot import Artefact
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact, open_artefact
 from recapp.tables.collections import embedding_lookups
 
 VALIDATION_SHARE = "7/8"  # of generated rows: batches need many rows, training needs few

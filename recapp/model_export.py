@@ -59,17 +59,15 @@ from recapp.run.run_rows import (
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes
-from recapp.stored.artefact_folder import unfinished
-from recapp.stored.artefact_manifest import DENSE, EXAMPLE, ArtefactManifest
+from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes, unfinished
 from recapp.stored.checkpoint import open_checkpoint
 from recapp.stored.derived_values import DERIVED_FILE, written_values
 from recapp.stored.files import files_at, write_file
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import to_json
-from recapp.stored.snapshot import Artefact, Checkpoint
-from recapp.stored.stored_model import every_file
-from recapp.stored.training_state import state_must_fit
+from recapp.stored.meta_file import state_must_fit
+from recapp.stored.model_manifests import DENSE, EXAMPLE, ArtefactManifest
+from recapp.stored.stored_model import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of

@@ -65,10 +65,8 @@ def answer(recipe: OnPaper, job: Job) -> None:
 
 def types(recipe: OnPaper, job: Job) -> None:
     """Print the use of each sharding type, including the user's own."""
-    from recapp.run.plan_of_run import register_own_types
     from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
 
-    register_own_types(recipe)
     rows = [
         {
             "type": record.name,

@@ -16,12 +16,12 @@ from recapp.errors import ConfigError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
 from recapp.planner.constraints import MODES
+from recapp.planner.embedding_planner import fewest_ranks, stored_as
 from recapp.planner.hardware import default_hardware
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.serving import fewest_ranks, stored_as
 from recapp.planner.topology import Topology, hardware_of
-from recapp.reporting.plan_explanation import explained
+from recapp.reporting.plan_report import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.reporting.prediction_errors import (
     STEP,
@@ -30,12 +30,8 @@ from recapp.reporting.prediction_errors import (
     order_of_plans,
     separated_pairs,
 )
-from recapp.reporting.record import (
-    PERFORMANCE_FILE,
-    PREDICTED_FILE,
-    read_document,
-    read_performance,
-)
+from recapp.reporting.record import PERFORMANCE_FILE, PREDICTED_FILE
+from recapp.reporting.run_record import Performance, PlanReport, read_performance, read_record
 from recapp.reporting.scaling import scaled
 from recapp.run.commands import OnPaper
 from recapp.run.model import meta_model
@@ -44,7 +40,6 @@ from recapp.run.plan_of_run import (
     build_plan,
     made_for,
     problem_on_paper,
-    register_own_types,
 )
 from recapp.settings.option_files import Folders, options
 from recapp.settings.other_systems import plan_format
@@ -87,7 +82,7 @@ def explain(recipe: OnPaper, job: Job) -> None:
         else:
             print(text, end="")
     elif recipe.format == "json":
-        console.emit_document(report)
+        console.emit_document(to_plain(report))
     else:
         print_plan(report)
     if recipe.out:
@@ -107,11 +102,10 @@ def compare(recipe: OnPaper, job: Job) -> None:
         for name in (recipe.a, recipe.b)
     )
     a, b = (explained(plan, problem, alternatives=False) for plan in plans)
-    rows = difference(a, b)
     if recipe.format == "json":
-        console.emit(rows, "json")
+        console.emit(difference(a, b), "json")
     else:
-        print_difference(a, b, rows)
+        print_difference(a, b)
 
 
 def export(recipe: OnPaper, job: Job) -> None:
@@ -196,11 +190,17 @@ def check(recipe: OnPaper, job: Job) -> None:
         )
     rows = compared(measured_runs(recipe.path))
     tau = order_of_plans(rows)
-    steps = [row for row in rows if row["what"] == STEP]
+    steps = [row for row in rows if row.what == STEP]
+    repeated = any(row.runs > 1 for row in rows)
     apart, right = separated_pairs(rows)
     if recipe.format == "json":
         console.emit_document(
-            {"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right}
+            {
+                "rows": [*map(vars, rows)],
+                "kendall_tau": tau,
+                "pairs_told_apart": apart,
+                "pairs_in_order": right,
+            }
         )
         return
     spread = [console.Column("least", "least", ",.3f"), console.Column("most", "most", ",.3f")]
@@ -210,16 +210,16 @@ def check(recipe: OnPaper, job: Job) -> None:
         console.Column("what", "what"),
         console.Column("predicted", "predicted", ",.3f"),
         console.Column("measured", "measured", ",.3f"),
-        *(spread if any(row["runs"] > 1 for row in rows) else []),
+        *(spread if repeated else []),
         console.Column("error", "error", "+.1%"),
     ]
-    console.print_table(rows, columns, title="Predicted and measured")
+    console.print_table([*map(vars, rows)], columns, title="Predicted and measured")
     if tau is not None:
         print(
             f"\nKendall's tau of {len(steps)} plans' step times: {tau:.2f} (1: the order of plans "
             "is right, -1: it is reversed)"
         )
-        if any(row["runs"] > 1 for row in steps):
+        if repeated:
             pairs = len(steps) * (len(steps) - 1) // 2
             print(
                 f"Pairs of plans whose runs do not overlap: {apart} of {pairs}; in the predicted "
@@ -227,7 +227,7 @@ def check(recipe: OnPaper, job: Job) -> None:
             )
 
 
-def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
+def measured_runs(path: str) -> list[tuple[str, PlanReport, Performance]]:
     """Return name, prediction and measurement of every run below a directory.
 
     Raises:
@@ -238,7 +238,7 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     found = [
         (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
         for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
-        if (prediction := read_document(d / PREDICTED_FILE)) is not None
+        if (prediction := read_record(PlanReport, d / PREDICTED_FILE)) is not None
         and (measured := read_performance(d)) is not None
     ]
     if not found:
@@ -251,7 +251,6 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
 
 def scale(recipe: OnPaper, job: Job) -> None:
     """Print step time, memory and bytes for growing numbers of ranks."""
-    register_own_types(recipe)
     known = [BEST, *SHARDING_TYPES]
     if not recipe.ranks:
         raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")
@@ -288,11 +287,6 @@ def scale(recipe: OnPaper, job: Job) -> None:
     ]
     console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
     _print_checked(checked, hardware.name)
-    if recipe.out:
-        from recapp.reporting.scaling import draw_scale
-
-        for path in draw_scale(rows, Path(recipe.out)):
-            console.note(f"written {console.short_path(path)}")
 
 
 def _print_checked(rows: list[Settings], hardware: str) -> None:

@@ -1,7 +1,7 @@
 """`python -m recapp.report path=DIR`: write the report of a sweep, a training run or an evaluation,
 from the files in its directory.
 
-    DIR -> DIR/report.html, DIR/*.png
+    DIR -> DIR/report.html
 
 A sweep of `recapp.train` writes its report at the end. This command writes it again, or writes the
 report of a single run. It measures nothing and starts no rank. The page needs neither network nor
@@ -52,25 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(settings: Report, job: Job) -> None:
-    """Print whether the metrics of two evaluations of the same rows differ by more than noise, and
-    draw that.
+    """Print whether the metrics of two evaluations of the same rows differ by more than noise.
 
     Raises:
         ConfigError: An evaluation is missing or has no bootstrap, or they are of different rows.
     """
     if not settings.a or not settings.b:
         raise ConfigError("a and b must be given: compare a=DIR b=DIR, directories of recapp.eval")
-    from recapp.reporting.paired import differences, picture
+    from recapp.reporting.details import differences
 
-    b = Path(settings.b).expanduser()
-    rows = differences(Path(settings.a).expanduser(), b)
+    rows = differences(Path(settings.a).expanduser(), Path(settings.b).expanduser())
     console.emit(rows, settings.format, DIFFERENCE)
-    if settings.format == "text":
-        try:
-            (file,) = picture(rows).write(b, "png")
-        except OSError as error:
-            raise ConfigError(f"b={b}: cannot be written ({error.strerror})") from error
-        print(f"\npicture     {console.short_path(file)}")
 
 
 def report(settings: Report, job: Job) -> None:
@@ -81,7 +73,7 @@ def report(settings: Report, job: Job) -> None:
     """
     if not settings.path:
         raise ConfigError("path must be given: path=...")
-    from recapp.reporting.sweep_report import write_report
+    from recapp.reporting.run_page import write_report
 
     try:
         rows = write_report(Path(settings.path).expanduser(), default_settings)

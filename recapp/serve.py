@@ -40,7 +40,6 @@ from recapp.processes.stopping import Stopped, listen
 from recapp.run.commands import Serve, recipe_of
 from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
-from recapp.transport.pulse import SILENT_SECONDS
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +143,6 @@ def _serve_on_ranks(settings: Serve) -> None:
                 settings.ranks,
                 module="recapp.serve",
                 grace=settings.timeout_s + SECONDS_TO_ANSWER,
-                timeout=SILENT_SECONDS,
                 reloads=True,
             )
 

@@ -2,20 +2,24 @@ import ast
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from architecture import (
     FLOORS,
+    READS_IN_REPORTS,
     File,
     files_imported_by,
     floors,
     import_cycles,
     long_lines,
     missing_docstrings,
+    missing_names,
     packed_assignments,
     read_by_string,
     read_package,
+    reads_in_reports,
     repeated_names,
     wrong_budgets,
     wrong_layers,
@@ -24,6 +28,7 @@ from architecture import (
     wrong_sizes,
     wrong_third_parties,
 )
+from ranks import early_modules
 
 FILES = read_package(Path(__file__).parents[1] / "recapp")
 DESIGN = Path(__file__).parents[1] / "docs/design.md"
@@ -88,7 +93,7 @@ def test_an_import_upwards_or_sideways_is_found(name, text):
             "from recapp.eval import measure\nfrom recapp.cli.command import main\nimport "
             "recapp.errors",
         ),
-        ("stored.rectangles", "from recapp.sharding.layout import Block"),
+        ("stored.block_files", "from recapp.sharding.layout import Block"),
     ],
 )
 def test_an_import_downwards_or_within_a_room_is_fine(name, text):
@@ -363,7 +368,24 @@ def test_settings_are_read_as_attributes_but_where_they_are_composed():
     assert read_by_string(FILES) == []
 
 
+def test_reports_read_typed_records():
+    assert len(reads_in_reports(FILES)) <= READS_IN_REPORTS
+    read = 'x = row["ms"] + row.get("ms") + row[0]'
+    assert len(reads_in_reports([File("reporting.page", read)])) == 2
+
+
 @pytest.mark.parametrize("read", ["settings['seed']", "self.config['dataset']", "dataset['path']"])
 def test_a_setting_that_is_read_by_a_string_is_found(read):
     assert read_by_string([File("trainer.module", f"x = {read}")])
     assert not read_by_string([File("run.read", f"x = {read}")])
+
+
+def test_modules_that_are_named_in_strings_are_there():
+    assert missing_names(FILES, "recapp") == []
+    names = 'x = "recapp.a recapp.b"\ny = "recapp.a.f"\nz = "recapp.a.g"\n'
+    files = [File("a", "def f(): ..."), File("c", names)]
+    assert missing_names(files, "recapp") == [
+        "c:1: recapp.b is not there",
+        "c:3: recapp.a.g is not there",
+    ]
+    assert [name for name in early_modules() if find_spec(name) is None] == []

@@ -17,8 +17,8 @@ from recapp.cli.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.run.early_checks import check_data
 from recapp.run.stored_checks import check_fits_checkpoint
-from recapp.stored.checkpoint_manifest import CheckpointManifest
-from recapp.stored.rectangles import StoredBlock
+from recapp.stored.block_files import StoredBlock
+from recapp.stored.model_manifests import CheckpointManifest
 
 
 @pytest.fixture
@@ -234,20 +234,6 @@ def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path, monkeypa
     monkeypatch.setattr("recapp.run.stored_checks._check_dense", lambda *_: None)
     check_fits_checkpoint(replace(of, ckpt_path="x.ckpt"), ["tables.dim=16"])
     assert set(seen) == {"meta.pt"}
-
-
-@pytest.mark.parametrize(
-    ("config", "version"),
-    [
-        ({}, 2),
-        ({"tables": {"wide": None, "collections": None}, "ensemble": 1}, 2),
-        ({"tables": {"wide": True}}, 4),
-        ({"tables": {"collections": {"more": {}}}}, 4),
-        ({"ensemble": 2}, 4),
-    ],
-)
-def test_a_reader_that_would_drop_tables_refuses_the_checkpoint(tmp_path, config, version):
-    assert checkpoint(tmp_path, {"user": 64}, config=config).version == version
 
 
 def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):

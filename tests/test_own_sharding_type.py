@@ -3,7 +3,6 @@ and one yaml file: rules, planner, explanations, commands and training take it l
 """
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from jobs import refusal, small, validation
@@ -19,8 +18,9 @@ from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_tables import print_plan
-from recapp.run.plan_of_run import register_own_types
-from recapp.settings.records import Constructor
+from recapp.reporting.run_record import PlanReport
+from recapp.run.constructors import register_own_types
+from recapp.settings.records import Constructor, record
 from recapp.sharding.plan_file import read_plan
 from recapp.sharding.sharding_plan import tile
 from recapp.sharding.sharding_types import (
@@ -116,7 +116,7 @@ def test_a_plan_of_its_own_folder_is_explained_compared_and_listed(folder, capsy
     asked = ("--config-dir", str(folder), "trainer.devices=4", "tables=sample")
     explained = answer(capsys, "explain", *asked, f"+plan={NAME}")
     assert [(row["type"], len(row["ranks"])) for row in explained["rows"]] == [(NAME, 2)] * 3
-    print_plan(explained)
+    print_plan(record(PlanReport, explained))
     assert f"3 x {NAME}: horizontal strips over two ranks." in capsys.readouterr().out
     rows = answer(capsys, "compare", *asked, "a=row_wise", f"b={NAME}")["rows"]
     assert {row["b_type"] for row in rows} == {NAME}
@@ -182,7 +182,7 @@ def test_a_name_that_is_taken_is_refused(own):
             register(ShardingTypeRecord(name, "", "", "", "", cut=own.cut))
     with pytest.raises(ConfigError, match="must make a ShardingTypeRecord"):
         plan_settings = PlanSettings(sharding_types={"x": Constructor("builtins.dict")})
-        register_own_types(SimpleNamespace(plan=plan_settings))
+        register_own_types(plan_settings)
 
 
 @pytest.mark.full

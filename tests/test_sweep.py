@@ -18,7 +18,7 @@ import yaml
 
 from recapp import train
 from recapp.console import print_table
-from recapp.reporting import comparison
+from recapp.reporting import runs
 from recapp.run import commands
 from recapp.settings import option_files
 from recapp.tasks.click import CLICK
@@ -32,7 +32,7 @@ MEASURED = {
     "samples_per_second": 1234567.0,
     "train_seconds": 98.5,
     "ranks": 2,
-    "bytes_per_rank": [3 << 30, 2 << 30],
+    "bytes_per_rank": 3 << 30,
     "bytes_exchanged_per_step": 45 << 20,
     "plan": "table_row_wise",
 }
@@ -150,7 +150,7 @@ def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(base, capfd, mon
     assert "seed=2" not in first  # the table after the first job has that one alone
     assert "Varied: seed (5, 6)." in (base / "sweep/report.html").read_text()
     # what recapp.report shows later
-    assert [job.name for job in comparison.jobs_of(base / "sweep")] == ["0", "1"]
+    assert [job.name for job in runs.jobs_of(base / "sweep")] == ["0", "1"]
 
 
 @pytest.mark.full
@@ -258,8 +258,12 @@ def sweep(tmp_path):
     return tmp_path
 
 
+def lines_of(sweep):
+    return [run.flat() | {"what": run.name} for run in runs.read_runs(sweep)]
+
+
 def test_jobs_are_compared_in_their_order_by_what_was_swept(sweep):
-    rows = comparison.compare(sweep)
+    rows = lines_of(sweep)
     assert [(row["job"], row["status"], row["plan"], row["seed"]) for row in rows] == [
         (0, "ok", "table_row_wise", 1),
         (9, "failed", "b", 1),
@@ -275,7 +279,7 @@ def test_without_a_plan_a_failed_job_is_called_as_a_good_one_would_be(tmp_path):
     job(tmp_path, "0", ["seed=1"], error={"error": "it broke"})
     job(tmp_path, "1", ["seed=1e-3"], metrics=MEASURED | {"plan": "automatic"})
     job(tmp_path, "2", ["seed=nan"])
-    rows = comparison.compare(tmp_path)
+    rows = lines_of(tmp_path)
     assert [row["plan"] for row in rows] == ["automatic"] * 3 and [row["seed"] for row in rows] == [
         1,
         1e-3,
@@ -286,7 +290,7 @@ def test_without_a_plan_a_failed_job_is_called_as_a_good_one_would_be(tmp_path):
 def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
     path = sweep / "comparison.csv"
     path.write_text("old")
-    comparison.write_csv(comparison.compare(sweep), path)
+    runs.write_csv(runs.read_runs(sweep), path)
     header, first, *_ = path.read_text().splitlines()
     assert header == (
         "job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,"
@@ -300,15 +304,15 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
 
 
 def test_the_jobs_of_a_directory_are_those_that_its_table_lists_and_without_one_all(sweep):
-    comparison.write_csv(comparison.compare(sweep)[:2], sweep / "comparison.csv")
-    assert [row["job"] for row in comparison.compare(sweep)] == [0, 9]
+    runs.write_csv(runs.read_runs(sweep)[:2], sweep / "comparison.csv")
+    assert [row["job"] for row in lines_of(sweep)] == [0, 9]
     (sweep / "comparison.csv").write_text("job,status\n77,ok\n")  # of directories that are gone
-    assert [row["job"] for row in comparison.compare(sweep)] == [0, 9, 10]
+    assert [row["job"] for row in lines_of(sweep)] == [0, 9, 10]
 
 
 def test_the_printed_table_fits_80_columns(sweep, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    print_table(comparison.lines_of_table(comparison.compare(sweep)), comparison.columns_of(CLICK))
+    print_table(lines_of(sweep), runs.columns_of(CLICK))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "1,234,567" in lines[2] and "0.75801" in lines[2] and "3,221.2" in lines[2]

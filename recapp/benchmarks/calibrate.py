@@ -63,6 +63,7 @@ from recapp.planner.problem import dense_of
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
+from recapp.reporting.run_record import Performance, PlanReport
 from recapp.run.commands import OnPaper
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -306,9 +307,7 @@ def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) ->
     return dense.flops * more / max(many - few - moving, many / FEWER)
 
 
-def with_overhead(
-    path: Path, measured: Mapping[str, Any], predicted: Mapping[str, Any]
-) -> dict[str, Any]:
+def with_overhead(path: Path, measured: Performance, predicted: PlanReport) -> dict[str, Any]:
     """Write the overhead of a step into a hardware file: the measured dense phase of a run minus
     the dense phase that the file predicts.
 
@@ -321,13 +320,13 @@ def with_overhead(
         The record for the table.
     """
     hardware = read_hardware(path)
-    measured_ms = sum(rank["dense"] for rank in measured["phases_ms"]) / len(measured["phases_ms"])
-    predicted_ms = sum(rank["dense_ms"] for rank in predicted["ranks"]) / len(predicted["ranks"])
+    measured_ms = measured.mean_phases()["dense"]
+    predicted_ms = predicted.mean_ms("dense")
     us = float(f"{max(0.0, (measured_ms - predicted_ms) * 1e3 + hardware.step_overhead_us):.4g}")
     source = hardware.source.removesuffix(_assumed_overhead(hardware.compute_device))
     source += (
-        f"; a step's overhead is what {measured['steps']} steps of recapp.train on "
-        f"{measured['batch_per_rank']} samples a rank took beside"
+        f"; a step's overhead is what {measured.steps} steps of recapp.train on "
+        f"{measured.batch_per_rank} samples a rank took beside"
     )
     write_hardware(replace(hardware, step_overhead_us=us, source=source), path)
     return _row("step overhead", us, None, None)

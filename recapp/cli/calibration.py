@@ -10,7 +10,8 @@ from recapp.cli.job import Job, run_on_ranks, run_recipe
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
-from recapp.reporting.record import PREDICTED_FILE, read_document, read_performance
+from recapp.reporting.record import PREDICTED_FILE
+from recapp.reporting.run_record import PlanReport, read_performance, read_record
 from recapp.run.commands import OnPaper
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
@@ -46,7 +47,7 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
                 "recapp.train",
             )
             measured = read_performance(run)
-            predicted = read_document(run / PREDICTED_FILE)
+            predicted = read_record(PlanReport, run / PREDICTED_FILE)
             assert measured is not None and predicted is not None
             rows.append(with_overhead(path, measured, predicted))
     columns = [

@@ -4,12 +4,10 @@ import sys
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any
 
 from recapp import console
 from recapp.cli.job import Job
-from recapp.reporting import comparison
-from recapp.reporting.record import read_measures
+from recapp.reporting import runs
 
 
 class SweepProgress:
@@ -20,7 +18,7 @@ class SweepProgress:
         self.directory: Path | None = None
         # only jobs of this sweep: an earlier sweep in the same directory may have had more
         self.jobs: list[Path] = []
-        self.compared: list[dict[str, Any]] = []
+        self.compared: list[runs.Run] = []
 
     def job_begins(self, job: Job, format: str) -> None:
         """List a job as running."""
@@ -42,9 +40,9 @@ class SweepProgress:
         if self.format == "text":
             print()
             console.print_table(
-                comparison.lines_of_table(self.compared),
-                comparison.columns_of(read_measures(*comparison.jobs_of(job.sweep))),
-                title=console.short_path(job.sweep / comparison.COMPARISON_FILE),
+                [run.flat() | {"what": run.name} for run in self.compared],
+                runs.columns_of(self.compared[0].measures),
+                title=console.short_path(job.sweep / runs.COMPARISON_FILE),
             )
             sys.stdout.flush()
 
@@ -52,10 +50,10 @@ class SweepProgress:
         """Write the table of the jobs so far into the sweep's directory; if that fails, print
         why.
         """
-        self.compared = comparison.compare(sweep, self.jobs, running=running)
-        path = sweep / comparison.COMPARISON_FILE
+        self.compared = runs.compare(sweep, self.jobs, running=running)
+        path = sweep / runs.COMPARISON_FILE
         try:
-            comparison.write_csv(self.compared, path)
+            runs.write_csv(self.compared, path)
         except OSError as error:
             console.note(f"no {console.short_path(path)}: {error.strerror}")
 
@@ -67,7 +65,7 @@ class SweepProgress:
             return
         if self.format == "text":
             _print_verdicts(self.directory)
-        from recapp.reporting.sweep_report import REPORT_FILE, write_report
+        from recapp.reporting.run_page import REPORT_FILE, write_report
 
         try:
             write_report(self.directory)
@@ -81,15 +79,14 @@ class SweepProgress:
     def emit(self) -> None:
         """Print the records of all jobs if the format is JSON."""
         if self.compared and self.format == "json":
-            console.emit(self.compared, self.format)
+            console.emit([run.flat() for run in self.compared], self.format)
 
 
 def _print_verdicts(sweep: Path) -> None:
     """Print the first sentences of the sweep's report, if there are two runs to compare."""
     from recapp.reporting.sweep_page import verdicts
-    from recapp.reporting.variants import read_runs
 
-    good = [run for run in read_runs(sweep) if run.ended_well]
+    good = [run for run in runs.read_runs(sweep) if run.ended_well]
     if len(good) > 1:
         width = get_terminal_size((80, 24)).columns
         print()

@@ -7,20 +7,19 @@ its modules, which are imported on first use.
 |----------------------------|--------------------------------------------------------------------|
 | module paths               | foreign_paths, torchrec_names, hugectr_names                       |
 | **torchrec**               |                                                                    |
-| models, functions, modules | dlrm, crosses, deepfm, small_helpers                               |
+| models, small functions    | dlrm, deepfm, small_helpers                                        |
 | training                   | train_pipeline                                                     |
-| modules around collections | collection_wrapper, feature_processors                             |
+| modules around collections | wrapped_collections                                                |
 | optimisers                 | keyed_optimizers, warmup_optimizer                                 |
 | plans, sharding by hand    | planning, plans_by_hand                                            |
-| tables that take any ids   | managed_collisions, managed_collections, eviction_policies         |
-| quantised models           | quantised_models, quantised_collections                            |
+| tables that take any ids   | managed_collisions                                                 |
+| quantised models           | quantised                                                          |
 | data                       | example_data                                                       |
 | notebooks about TorchRec   | notebook_helpers                                                   |
 | **hugectr**                |                                                                    |
-| words in recapp's settings | words                                                              |
-| plan files                 | plan_lists, plan_matrix                                            |
-| a program, from the top    | model, program, solver, reader, iteration_lines                    |
+| words, also in settings    | words                                                              |
+| plan files                 | plans                                                              |
+| a program, from the top    | program, solver, reader, iteration_lines                           |
 | its tables                 | collection                                                         |
-| its dense layers           | graph, layers, layer_modules                                       |
-| its arguments              | arguments                                                          |
+| its dense layers           | graph, layers                                                      |
 """

@@ -133,6 +133,7 @@ def batches(rows: int, batch_size: int, training: bool) -> int:
 
 _U64 = np.uint64
 _GOLDEN = _U64(0x9E3779B97F4A7C15)
+_ALL = 2**64 - 1
 Uint64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]
 
@@ -144,10 +145,10 @@ def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64
         stream: Integers that name a stream; different tuples are independent streams.
         counters_N: The counters, [N].
     """
-    state = np.zeros(1, dtype=_U64)
+    state = 0
     for part in stream:
-        state = _mix(state + np.array([part & (2**64 - 1)], dtype=_U64))
-    return _mix(state + counters_N.astype(_U64) * _GOLDEN)
+        state = _mixed(state + part)
+    return _mix(_U64(state) + counters_N.astype(_U64) * _GOLDEN)
 
 
 def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
@@ -167,6 +168,14 @@ def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float6
     )
     numbers: Float64Array = (total / 65536.0 - 2.0 + 2.0 / 65536.0) * 3.0**0.5
     return numbers
+
+
+def _mixed(number: int) -> int:
+    """Return what `_mix` returns for a number; a call of numpy costs as much as all of it."""
+    number = number + 0x9E3779B97F4A7C15 & _ALL
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _ALL
+    return number ^ number >> 31
 
 
 def _mix(values: Uint64Array) -> Uint64Array:

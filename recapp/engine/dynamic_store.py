@@ -43,7 +43,7 @@ from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.sparse.transfer import true_indices
 from recapp.tables.dynamic import keys_of, runs_of
-from recapp.tables.initial import start_hash, start_values
+from recapp.tables.initial import write_start_values
 
 
 class DynamicStore(FloatRows):
@@ -192,15 +192,16 @@ class DynamicStore(FloatRows):
             keys = key_M[of_strip]
             if not len(slots):
                 continue
-            write = self.backend.write_start_values
-            rows = self._weights.rows
-            if write is not None and rows.dtype == torch.float32:
-                hashed = start_hash(strip.table, strip.seed, epoch)
-                write(rows, slots, keys, hashed, strip.cols, strip.table.start_range)
-            else:
-                dtype = rows.dtype
-                values = start_values(keys, strip.table, strip.seed, strip.cols, dtype, epoch)
-                rows[slots] = values.to(dtype)
+            write_start_values(
+                self._weights.rows,
+                slots,
+                keys,
+                strip.table,
+                strip.seed,
+                strip.cols,
+                epoch,
+                self.backend.write_start_values,
+            )
         if self._average is not None:
             self._average.begin(slot_M, self._weights.rows)
         self._begin_state(slot_M)

@@ -482,7 +482,9 @@ class FloatStore(FloatRows):
         here = self.weights[p.base : p.base + len(p.rows)]
         table = layout.tables[strip.table]
         order = layout.orders[strip.table]
-        fill_initial(here, table, seeds[table.name], p.rows, strip.cols, order, epoch)
+        seed = seeds[table.name]
+        compiled = self.backend.write_start_values
+        fill_initial(here, table, seed, p.rows, strip.cols, order, epoch, compiled)
 
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         """Write start values into the pieces of some tables (`RowStore.begin_anew`)."""

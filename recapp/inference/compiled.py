@@ -33,7 +33,7 @@ from recapp.processes.faults import fault_of_compiler
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.stored.snapshot import Artefact
+from recapp.stored.stored_model import Artefact
 from recapp.tables.lookups import TableLookup
 from recapp.tasks.task import Task
 

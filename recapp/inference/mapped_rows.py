@@ -10,8 +10,8 @@ from torch import Tensor
 from recapp.engine.read_only_store import Held
 from recapp.inference.held_tables import HeldTable, HeldTables
 from recapp.inference.storage import held, row_bytes
-from recapp.stored.artefact_manifest import StoredTable
-from recapp.stored.snapshot import Artefact
+from recapp.stored.model_manifests import StoredTable
+from recapp.stored.stored_model import Artefact
 
 
 def mapped_tables(artefact: Artefact) -> HeldTables:

@@ -15,7 +15,7 @@ from torch import nn
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
 from recapp.errors import RecappError
-from recapp.planner.serving import serving_plan
+from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.topology import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding

@@ -16,7 +16,7 @@ from torch import Tensor
 from recapp.engine.dynamic_blocks import KEYS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import WEIGHT, Block
-from recapp.stored.snapshot import Checkpoint
+from recapp.stored.stored_model import Checkpoint
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 

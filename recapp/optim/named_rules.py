@@ -93,8 +93,10 @@ def pick(named: Mapping[str, Picked], table: str) -> Picked | None:
     """
     if table in named:
         return named[table]
-    found = [value for pattern, value in named.items() if fnmatchcase(table, pattern)]
-    return found[-1] if found else None
+    globs = (
+        value for pattern, value in reversed(list(named.items())) if fnmatchcase(table, pattern)
+    )
+    return next(globs, None)
 
 
 def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
@@ -112,17 +114,23 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
             f"{SETTING}={rules}: must be a row rule (recapp.sgd(), ...) or a mapping of table "
             "names or globs to row rules"
         )
-    for pattern in rules if isinstance(rules, Mapping) else ():
+    if rules is None or isinstance(rules, RowRule):
+        return {} if rules is None else dict.fromkeys(tables, rules)
+    names = set(tables)
+    globs = {pattern: rule for pattern, rule in rules.items() if pattern not in names}
+    for pattern in globs:
         # `*` stands for all other tables and may match none
-        if pattern != "*" and not any(fnmatchcase(t, pattern) or t == pattern for t in tables):
+        if pattern != "*" and not any(fnmatchcase(table, pattern) for table in tables):
             raise ConfigError(f"{SETTING}.{pattern}: no such table; {suggest(pattern, tables)}")
-    found = {table: rule_of(rules, table) for table in tables}
-    for table, rule in found.items():
-        if rule is None and rules is not None:
+    rule_of_table = {}
+    for table in tables:
+        rule = rules[table] if table in rules else pick(globs, table)
+        if rule is None:
             raise ConfigError(
                 f"{SETTING}: table {table} has no rule: name it, or give '*' a rule for all others"
             )
-    return {table: rule for table, rule in found.items() if rule is not None}
+        rule_of_table[table] = rule
+    return rule_of_table
 
 
 def with_frozen(rules: Rules, tables: Sequence[str]) -> Rules:

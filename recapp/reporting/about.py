@@ -16,7 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
-from recapp.reporting.data_read import entries_of
+from recapp.reporting.run_record import RunRecord
+from recapp.reporting.summary import entries_of
 from recapp.tables.config import EmbeddingConfig
 
 VERSION = "version_"  # prefix of a package's name
@@ -67,69 +68,61 @@ def about(
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which a run's results depend."""
-    found = {}
+    of_packages = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):  # imported from a directory, not installed
-            found[name] = version(name)
-    return {**found, "python": platform.python_version()}
+            of_packages[name] = version(name)
+    return {**of_packages, "python": platform.python_version()}
 
 
-def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:
+def foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return the facts about some runs as pairs of a name and a text. If the runs differ in a fact,
     the text lists all values.
 
     Args:
-        runs: The entries that `about` returned for each run; empty for a run without entries.
-        seeds: The seed of each run.
+        runs: The results of the runs; those of a run that ended early have no facts.
     """
+    known = [run for run in runs if run.date is not None]
 
-    def each(text_of: Callable[[Mapping[str, Any]], Any]) -> str:
-        found = (text_of(run) for run in runs if run)
-        return "; ".join(dict.fromkeys(str(one) for one in found if one not in (None, "")))
+    def each(text_of: Callable[[RunRecord], Any], between: str = "; ") -> str:
+        return between.join(dict.fromkeys(str(text_of(run)) for run in known)) or "not recorded"
 
-    days = sorted(str(run["date"]) for run in runs if run.get("date"))
-    read = [_entries(run) for run in runs]
-    names = dict.fromkeys(name for found in read for name in found)
-    entries = {
-        "Data": each(lambda run: _path(run.get("dataset"))),
-        "Rows": each(_rows),
-        "Model": each(_model),
-        "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
-        **{n: "; ".join(dict.fromkeys(r[n] for r in read if n in r)) for n in names},
-        "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
-        "Versions": each(_versions),
-        "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
-        "Date": " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:])),
-    }
-    return [(name, text or "not recorded") for name, text in entries.items()]
-
-
-def _entries(run: Mapping[str, Any]) -> dict[str, str]:
-    found = run.get("rows_read")  # runs of earlier versions have none
-    return {name: text for name, text in entries_of(found).items() if text} if found else {}
+    reads = [entries_of(run.rows_read) for run in known if run.rows_read]
+    names = dict.fromkeys(name for read in reads for name, text in read.items() if text)
+    days = sorted(str(run.date) for run in known)
+    dates = " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:]))
+    ranks = dict.fromkeys(str(run.ranks) for run in runs if run.ranks)
+    return [
+        ("Data", each(lambda run: _path(run.dataset))),
+        ("Rows", each(lambda r: f"{r.rows_train:,} to train on, {r.rows_val:,} to validate on")),
+        ("Model", each(_model)),
+        ("Plan", ", ".join(dict.fromkeys(run.plan for run in runs if run.plan)) or "not recorded"),
+        ("Ranks", ", ".join(ranks) or "not recorded"),
+        ("Batch", each(lambda run: f"{run.batch_size:,} samples, all ranks together")),
+        *((n, "; ".join(dict.fromkeys(r[n] for r in reads if r.get(n)))) for n in names),
+        ("Seed", each(lambda run: run.seed, ", ")),
+        ("Versions", each(_versions)),
+        ("Host", each(lambda run: f"{', '.join(run.hosts)} ({run.device})")),
+        ("Date", dates or "not recorded"),
+    ]
 
 
-def _path(given: Any) -> str:
-    return ", ".join(map(str, given)) if isinstance(given, list) else str(given)
+def _path(path: Any) -> str:
+    return ", ".join(map(str, path)) if isinstance(path, list) else str(path)
 
 
-def _rows(run: Mapping[str, Any]) -> str:
-    return f"{run['rows_train']:,} to train on, {run['rows_val']:,} to validate on"
+def _model(run: RunRecord) -> str:
+    s = "" if run.tables == 1 else "s"
+    tables = f"{run.tables:,} table{s} of {run.table_rows:,} rows"
+    return f"{run.model}, {tables}, {run.precision}"
 
 
-def _model(run: Mapping[str, Any]) -> str:
-    tables = (
-        f"{run['tables']:,} table{'s' if run['tables'] != 1 else ''} of {run['table_rows']:,} rows"
-    )
-    return f"{run['model']}, {tables}, {run['precision']}"
-
-
-def _versions(run: Mapping[str, Any]) -> str:
-    found = {k.removeprefix(VERSION): v for k, v in run.items() if k.startswith(VERSION)}
-    return ", ".join(f"{name} {text}" for name, text in found.items())
+def _versions(run: RunRecord) -> str:
+    versions = {k.removeprefix(VERSION): v for k, v in run.more.items() if k.startswith(VERSION)}
+    return ", ".join(f"{name} {text}" for name, text in versions.items())
 
 
 def _minute(date: str) -> str:
     """Return an ISO date without its seconds: `2026-11-22 10:15 +00:00`."""
-    found = datetime.fromisoformat(date)
-    return f"{found:%Y-%m-%d %H:%M} {found:%Z}".replace("UTC+", "+").strip()
+    moment = datetime.fromisoformat(date)
+    return f"{moment:%Y-%m-%d %H:%M} {moment:%Z}".replace("UTC+", "+").strip()

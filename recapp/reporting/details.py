@@ -1,5 +1,5 @@
 """The details of validations in a run's directory, `details.json`: metrics by slice, calibration by
-bucket, values of a bootstrap.
+bucket, values of a bootstrap; and whether two evaluations differ by more than noise.
 
     {"validations": [{"step": 400, "by C1": [{"value": "a1", "rows": 120, "auc": .71, ...}, ...],
                       "buckets": [{"rows": ..., "predicted": .03, "clicks": .02}, ...],
@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from recapp.console import Column, note, print_table
-from recapp.reporting.record import DETAILS_FILE, read_document, write_whole
+from recapp.errors import ConfigError
+from recapp.reporting import page
+from recapp.reporting.record import DETAILS_FILE, read_document, read_measures, write_whole
+from recapp.reporting.run_record import RunRecord, read_run
 
 KEPT = 50  # validations of a run
 WORST = 10  # slices of a column that are shown
@@ -22,6 +25,11 @@ ORDERS = {
     "auc": 1,
     "rmse": -1,
 }  # the first metric that slices have orders them: 1 if larger is better
+BUCKETS = [
+    Column("rows", "rows", ","),
+    Column("predicted", "mean\nprediction", ".5f"),
+    Column("clicks", "share of\nclicks", ".5f"),
+]
 TITLES = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE"}
 
 
@@ -38,8 +46,8 @@ def write_details(
     """
     earlier = [one for one in _validations(directory) if one.get("step") != step]
     of_best = [one for one in earlier[: 1 - KEPT] if best is not None and one.get("step") == best]
-    found = [*of_best, *earlier[1 - KEPT :], {"step": step, **_finite(details)}]
-    text = json.dumps({"validations": found}, allow_nan=False)
+    validations = [*of_best, *earlier[1 - KEPT :], {"step": step, **_finite(details)}]
+    text = json.dumps({"validations": validations}, allow_nan=False)
     write_whole(directory / DETAILS_FILE, f"{text}\n")
 
 
@@ -56,15 +64,16 @@ def read_details(directory: Path, step: object = None) -> dict[str, Any]:
     """Return the details of the validation after a step; None is the last one. The result is empty
     if there are none.
     """
-    found = _validations(directory)
-    same = [one for one in found if step is None or one.get("step") == step]
+    every = _validations(directory)
+    same = [one for one in every if step is None or one.get("step") == step]
     return dict((same or [{}])[-1])
 
 
 def _validations(directory: Path) -> list[dict[str, Any]]:
-    document = read_document(directory / DETAILS_FILE) or {}
-    found = document.get("validations")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    validations: list[dict[str, Any]] = (read_document(directory / DETAILS_FILE) or {}).get(
+        "validations", []
+    )
+    return validations
 
 
 def slices_of(details: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -134,25 +143,127 @@ def intervals(details: Mapping[str, Any], split: str) -> dict[str, float]:
     """Return the ends of the intervals of a bootstrap, as entries of `metrics.json`: `val_auc_low`
     and `val_auc_high`.
     """
-    found: dict[str, float] = {}
-    for name, values in details.get("bootstrap", {}).get("metrics", {}).items():
+    entries: dict[str, float] = {}
+    for name, values in _samples(details).items():
         if ends := interval(values):
-            found |= {f"{split}_{name}_low": ends[0], f"{split}_{name}_high": ends[1]}
-    return found
+            entries |= {f"{split}_{name}_low": ends[0], f"{split}_{name}_high": ends[1]}
+    return entries
+
+
+def _samples(details: Mapping[str, Any]) -> Mapping[str, list[float]]:
+    """Return the values of a bootstrap by metric; empty without one."""
+    samples: Mapping[str, list[float]] = details.get("bootstrap", {}).get("metrics", {})
+    return samples
 
 
 def note_no_interval(details: Mapping[str, Any]) -> None:
     """Print the metrics of a bootstrap that have no interval."""
-    metrics = details.get("bootstrap", {}).get("metrics", {})
-    if unknown := [name for name, values in metrics.items() if interval(values) is None]:
+    samples = _samples(details)
+    if unknown := [name for name, values in samples.items() if interval(values) is None]:
         note(
             f"{', '.join(unknown)}: no interval, as it cannot be computed on some of the samples "
             "of the rows, such as those of one class only: measure more rows"
         )
 
 
-def with_interval(metrics: Mapping[str, Any], key: str) -> str:
+def with_interval(run: RunRecord, key: str) -> str:
     """Return the interval of a metric in words, ` (.73 to .75)`; empty if there is none."""
-    low = metrics.get(f"{key}_low")
-    high = metrics.get(f"{key}_high")
+    low, high = (run.value(f"{key}_{end}") for end in ("low", "high"))
     return "" if low is None or high is None else f" ({low:.5f} to {high:.5f})"
+
+
+def part_of_page(details: Mapping[str, Any]) -> list[str]:
+    """Return the part of a page about the details of a validation as HTML; empty if there are
+    none.
+    """
+    tables = []
+    if buckets := details.get("buckets"):
+        tables.append(page.table(buckets, BUCKETS, "Calibration by bucket"))
+    for column, slices in slices_of(details):
+        title = f"Worst slices by {column}"
+        tables.append(page.table(slices[:WORST], columns_of_slices(slices, column), title))
+    return [page.heading("Where the model is wrong"), page.columns(tables)] if tables else []
+
+
+# ---- two evaluations
+
+
+def differences(a: Path, b: Path) -> list[dict[str, Any]]:
+    """Return a record for each metric that two evaluations of the same rows have: its `title`, the
+    values `a` and `b`, the `difference` b - a, the ends `low` and `high` of its 95 % interval, and
+    the `verdict`.
+
+    The bootstrap gives a row the same weight in both evaluations (`recapp/tasks/bootstrap.py`), so
+    what makes the rows hard for both models cancels (a paired bootstrap; Efron and Tibshirani 1993,
+    "An Introduction to the Bootstrap").
+
+    Args:
+        a: The directory of an evaluation with `metrics.bootstrap`.
+        b: The directory of the other one.
+
+    Raises:
+        ConfigError: One does not exist or has no bootstrap, or they were measured on different
+            rows.
+    """
+    first = _bootstrap("a", a)
+    second = _bootstrap("b", b)
+    if any(first.get(each) != second.get(each) for each in ("drawn", "rows")):
+        raise ConfigError(
+            f"a={a} b={b}: were measured on other rows or labels, or with another "
+            "metrics.bootstrap: evaluate both on the same data"
+        )
+    measures = read_measures(a, b)
+    rows = []
+    for name, of_a in first["metrics"].items():
+        values = [_value(directory, name) for directory in (a, b)]
+        ends = interval(_changes(of_a, second["metrics"].get(name)))
+        if ends is None or None in values:
+            continue
+        measure = measures.get(name)
+        rows.append(
+            {
+                "title": measure.title if measure else name,
+                "a": values[0],
+                "b": values[1],
+                "difference": values[1] - values[0],
+                "low": ends[0],
+                "high": ends[1],
+                "verdict": _verdict(*ends, measure.better if measure else None),
+            }
+        )
+    if not rows:
+        raise ConfigError(f"a={a} b={b}: have no metric with intervals in common")
+    return rows
+
+
+def _bootstrap(side: str, directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise ConfigError(f"{side}={directory}: no such directory")
+    bootstrap: dict[str, Any] | None = read_details(directory).get("bootstrap")
+    if not bootstrap:
+        raise ConfigError(
+            f"{side}={directory}: has no bootstrap: python -m recapp.eval ckpt_path=... "
+            "metrics.bootstrap=200 hydra.run.dir=DIR writes one"
+        )
+    return bootstrap
+
+
+def _value(directory: Path, name: str) -> Any:
+    """Return a metric of an evaluation."""
+    run = read_run(directory) or RunRecord()
+    return run.value(f"{run.split or 'val'}_{name}")
+
+
+def _changes(of_a: list[Any], of_b: list[Any] | None) -> list[float]:
+    """Return b - a for each sample of the rows; empty if a value is not known."""
+    if of_b is None or None in (*of_a, *of_b):
+        return []
+    return [y - x for x, y in zip(of_a, of_b, strict=True)]
+
+
+def _verdict(low: float, high: float, better: str | None) -> str:
+    if low <= 0 <= high:
+        return "noise"
+    if better is None:
+        return "differs"
+    return "b is better" if (low > 0) == (better == "max") else "a is better"

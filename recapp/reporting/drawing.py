@@ -99,15 +99,14 @@ _STYLE: Any = {
 
 @dataclass
 class Picture:
-    """A finished figure in both formats, with its title and texts.
+    """A finished figure, with its title and texts.
 
     Args:
-        name: The name of the picture's files, without suffix.
+        name: The name of the picture's file, without suffix.
         title: The title above the picture.
         alt: A description with the main numbers, for readers who cannot see the picture.
         caption: An explanation of how to read the picture.
         svg: The SVG as text.
-        png: The bytes of the PNG.
     """
 
     name: str
@@ -115,11 +114,10 @@ class Picture:
     alt: str
     caption: str
     svg: str = field(repr=False)
-    png: bytes = field(repr=False)
 
-    def _repr_png_(self) -> bytes:
-        """Return the PNG, which a notebook shows."""
-        return self.png
+    def _repr_svg_(self) -> str:
+        """Return the SVG, which a notebook shows."""
+        return self.svg
 
     @property
     def least_width(self) -> int:
@@ -130,17 +128,11 @@ class Picture:
         width = re.match(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
         return math.ceil(float(width[1])) if width else 0
 
-    def write(self, folder: Path, *suffixes: str) -> list[Path]:
-        """Write the picture's files and return their paths.
-
-        Args:
-            folder: The directory to write to.
-            suffixes: `png`, `svg` or both.
-        """
-        paths = [folder / f"{self.name}.{suffix}" for suffix in suffixes]
-        for path in paths:
-            path.write_bytes(self.png if path.suffix == ".png" else self.svg.encode())
-        return paths
+    def write(self, folder: Path) -> Path:
+        """Write the picture into a folder as SVG, and return the file."""
+        path = folder / f"{self.name}.svg"
+        path.write_text(self.svg)
+        return path
 
 
 @dataclass
@@ -166,33 +158,18 @@ class Sheet:
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
         """Return the figure as a picture; equal figures give equal bytes.
 
-        Only the PNG contains the title, because it is used without the page.
-
         Args:
-            name: The name of the picture's files, without suffix.
-            title: The title.
+            name: The name of the picture's file, without suffix.
+            title: The title, which stands above the picture.
             alt: A description of the picture, for readers who cannot see it.
             caption: An explanation of how to read the picture.
         """
         svg = io.StringIO()
-        png = io.BytesIO()
         self.figure.savefig(
             svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
-        self.figure.set_layout_engine("none")  # keep the layout of the SVG
-        self.figure.text(
-            0.01,
-            1 + 0.1 / self.figure.get_figheight(),
-            title,
-            fontsize=13,
-            weight="bold",
-            va="bottom",
-        )
-        self.figure.savefig(
-            png, format="png", metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12
-        )
         text = svg.getvalue()
-        return Picture(name, title, alt, caption, text[text.index("<svg") :], png.getvalue())
+        return Picture(name, title, alt, caption, text[text.index("<svg") :])
 
 
 @contextmanager

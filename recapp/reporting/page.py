@@ -11,6 +11,7 @@ shadows and patches.
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -191,55 +192,29 @@ def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
     return path
 
 
+@dataclass
 class Gallery:
-    """Collects the pictures of a report.
+    """The pictures of a report: the titles of those that are shown, and why others are left out."""
 
-    Args:
-        folder: The directory of the report and its pictures.
-    """
+    shown: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.made: list[dict[str, Any]] = []
-        for file in folder.glob("metric_by_*.png"):
-            file.unlink(missing_ok=True)
-
-    def show(self, name: str, title: str, drawn: Picture | str) -> str | None:
-        """Write a picture and return it as HTML.
-
-        Args:
-            name: The name of the picture's file, without suffix.
-            title: The title of the picture.
-            drawn: The picture, or a sentence with the reason why there is none.
-
-        Returns:
-            HTML; None if there is no picture.
-        """
-        if isinstance(drawn, str):
-            (self.folder / f"{name}.png").unlink(missing_ok=True)  # it belongs to an earlier report
-            self.made.append({"what": title, "file": None, "left_out": drawn})
-            return None
-        self.made.append(
-            {"what": title, "file": str(drawn.write(self.folder, "png")[0]), "left_out": None}
-        )
-        return figure(drawn, 3)
-
-    def part(self, title: str, paragraphs: list[str], shown: list[str | None]) -> list[str]:
+    def part(
+        self, title: str, paragraphs: Sequence[str], pictures: Mapping[str, Picture | str]
+    ) -> list[str]:
         """Return a part of the page: a heading, paragraphs, and pictures side by side.
 
         Args:
             title: The heading.
             paragraphs: The HTML of the paragraphs above the pictures.
-            shown: The results of the last calls of `show`, one for each picture of this part.
+            pictures: The pictures by title, or a sentence with the reason why there is none.
         """
-        drawn = [html for html in shown if html]
-        missing = (
-            [row for row in self.made[len(self.made) - len(shown) :] if row["left_out"]]
-            if shown
-            else []
-        )
-        why = [
-            paragraph(f"Left out: {row['what']} ({row['left_out']}).", "quiet") for row in missing
+        drawn = {name: one for name, one in pictures.items() if isinstance(one, Picture)}
+        missing = {name: why for name, why in pictures.items() if isinstance(why, str)}
+        self.shown += drawn
+        self.left_out |= missing
+        reasons = [
+            paragraph(f"Left out: {name} ({why}).", "quiet") for name, why in missing.items()
         ]
-        pictures = [columns(drawn)] if drawn else []
-        return [heading(title), *paragraphs, *pictures, *why]
+        figures = [columns([figure(one, 3) for one in drawn.values()])] if drawn else []
+        return [heading(title), *paragraphs, *figures, *reasons]

@@ -1,14 +1,14 @@
 """Pictures of a plan: its tables and the ranks that hold them, memory and time of each rank, bytes
 between ranks.
 
-    explained plan (plain dict: `rows` by table, `ranks`, `between_ranks`) -> Pictures -> PNG, SVG
+    PlanReport -> Pictures -> SVG
 
 The pictures work for two ranks and for a thousand, for one table and for thousands of tables. If
 there are too many to show each one, they show groups.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,12 +16,10 @@ from recapp.console import byte_unit, size
 from recapp.reporting import drawing
 from recapp.reporting.drawing import INK, QUIET, Picture, sheet
 from recapp.reporting.phases import PHASES
+from recapp.reporting.run_record import PlannedTable, PlanReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Explained = Mapping[str, Any]
-"""A plan with its predicted cost, as `recapp.reporting.plan_explanation` returns it."""
 
 LINEAR_UP_TO = 8  # the scale is linear if the longest side is at most 8 times the shortest
 REPLICATED = "#e6e6e6"
@@ -56,53 +54,48 @@ NAMED = Cells(16, 0.55, 0.8, 0.42, 0.0, 0.15)
 GROUPED = Cells(50, 0.17, 0.42, 0.14, 0.38, 1.75)
 
 
-def draw_plan(explained: Explained, folder: Path) -> list[Path]:
-    """Draw a plan into a directory, each picture as PNG and SVG.
-
-    Args:
-        explained: The plan as `recapp.reporting.plan_explanation.explained` returns it.
-        folder: The directory; made if it does not exist.
+def draw_plan(report: PlanReport, folder: Path) -> list[Path]:
+    """Draw a plan into a directory, which is made if it does not exist.
 
     Returns:
-        The files: `plan_tables`, `plan_ranks` and, if ranks send any bytes, `plan_traffic`.
+        The files: `plan_tables.svg`, `plan_ranks.svg` and, if ranks send any bytes,
+        `plan_traffic.svg`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        path for picture in plan_pictures(explained) for path in picture.write(folder, "png", "svg")
-    ]
+    return [picture.write(folder) for picture in plan_pictures(report)]
 
 
-def plan_pictures(explained: Explained) -> list[Picture]:
+def plan_pictures(report: PlanReport) -> list[Picture]:
     """Return the pictures of a plan, in the order in which a page shows them."""
-    drawn = [tables_picture(explained), ranks_picture(explained)]
-    return [*drawn, traffic_picture(explained)] if explained["between_ranks"] else drawn
+    drawn = [tables_picture(report), ranks_picture(report)]
+    return [*drawn, traffic_picture(report)] if report.between_ranks else drawn
 
 
 # ---- tables
 
 
-def tables_picture(explained: Explained) -> Picture:
+def tables_picture(report: PlanReport) -> Picture:
     """Draw every table as a rectangle of rows by columns.
 
     The shards lie inside the rectangle as they lie in the table, in the colours of their ranks.
     """
-    rows = sorted(explained["rows"], key=lambda row: (-row["rows"], -row["dim"], row["table"]))
+    rows = sorted(report.rows, key=lambda row: (-row.rows, -row.dim, row.table))
     longest = rows[0]
     cells = DETAILED if len(rows) <= 60 else NAMED if len(rows) <= 240 else GROUPED
-    high_of, tall = _scale([row["rows"] for row in rows], cells.high)
-    wide_of, broad = _scale([row["dim"] for row in rows], cells.wide)
+    high_of, tall = _scale([row.rows for row in rows], cells.high)
+    wide_of, broad = _scale([row.dim for row in rows], cells.wide)
     shelves = [rows[i : i + cells.columns] for i in range(0, len(rows), cells.columns)]
-    heights = [max(high_of(shelf[0]["rows"]) + cells.text, cells.least) for shelf in shelves]
+    heights = [max(high_of(shelf[0].rows) + cells.text, cells.least) for shelf in shelves]
     head = 0.55
     height = head + sum(heights)
-    colors = drawing.rank_colors(explained["world_size"])
+    colors = drawing.rank_colors(report.world_size)
     step = (WIDTH - cells.left - 0.1) / cells.columns
     few = len(colors) <= FEW_RANKS  # the legend is narrow enough
     width = max(drawing.COLUMN, cells.left + step * len(shelves[0]) + 0.1) if few else WIDTH
     with sheet(width, height, rows=0) as s:
         axes = s.axes[0]
         shards = _Shards(colors)
-        _ranks_legend(axes, colors, explained["hosts"], height - 0.3)
+        _ranks_legend(axes, colors, report.hosts, height - 0.3)
         floor = height - head
         first = 1
         for shelf, high in zip(shelves, heights, strict=True):
@@ -111,13 +104,13 @@ def tables_picture(explained: Explained) -> Picture:
                 box = (
                     cells.left + i * step,
                     floor + cells.text,
-                    wide_of(row["dim"]),
-                    high_of(row["rows"]),
+                    wide_of(row.dim),
+                    high_of(row.rows),
                 )
                 shards.add(row, box)
                 _name(axes, row, cells, box)
             if cells is GROUPED:
-                span = f"{_short(shelf[0]['rows'])} to {_short(shelf[-1]['rows'])} rows"
+                span = f"{_short(shelf[0].rows)} to {_short(shelf[-1].rows)} rows"
                 axes.text(
                     0.1,
                     floor + cells.text - 0.03,
@@ -128,13 +121,13 @@ def tables_picture(explained: Explained) -> Picture:
                 )
             first += len(shelf)
         shards.draw(axes, numbers=cells is DETAILED)
-        counts = _counts(explained)
+        counts = _counts(report)
         order = " Tables stand from most rows to fewest." if cells is GROUPED else ""
         return s.finish(
             "plan_tables",
             "Tables and their shards",
-            f"{len(rows)} tables as rectangles; the longest is {longest['table']} with "
-            f"{longest['rows']:,} rows; {counts}.",
+            f"{len(rows)} tables as rectangles; the longest is {longest.table} with "
+            f"{longest.rows:,} rows; {counts}.",
             f"A rectangle is a table: height is its rows ({tall}), width its columns ({broad}). "
             "Inside, shards lie as they do in the table and with their true shares, coloured by "
             f"the rank that holds them; hatched tables are held by all ranks.{order}",
@@ -165,26 +158,26 @@ class _Shards:
         self.everywhere: list[tuple[float, float, float, float]] = []
         self.frames: list[tuple[float, float, float, float]] = []
 
-    def add(self, row: Mapping[str, Any], box: tuple[float, float, float, float]) -> None:
+    def add(self, row: PlannedTable, box: tuple[float, float, float, float]) -> None:
         """Add the shards of a table; the table's first rows are at the top.
 
         Args:
-            row: The record of the table in the explained plan.
+            row: The record of the table in the report plan.
             box: Left, bottom, width and height of the table's rectangle.
         """
         x, y, wide, high = box
         self.frames.append(box)
-        if row["mode"] == "replicated" and len(row["ranks"]) > 1:
+        if row.mode == "replicated" and len(row.ranks) > 1:
             self.everywhere.append(box)
             return
-        for rank, r0, r1, c0, c1 in row["shards"]:
+        for rank, r0, r1, c0, c1 in row.shards:
             if r1 > r0 and c1 > c0:
                 self.boxes.append(
                     (
-                        x + wide * c0 / row["dim"],
-                        y + high * (1 - r1 / row.get("plan_rows", row["rows"])),
-                        wide * (c1 - c0) / row["dim"],
-                        high * (r1 - r0) / row.get("plan_rows", row["rows"]),
+                        x + wide * c0 / row.dim,
+                        y + high * (1 - r1 / row.plan_rows),
+                        wide * (c1 - c0) / row.dim,
+                        high * (r1 - r0) / row.plan_rows,
                         rank,
                     )
                 )
@@ -248,24 +241,24 @@ def _corners(boxes: Sequence[tuple[float, ...]]) -> list[list[tuple[float, float
 
 
 def _name(
-    axes: "Axes", row: Mapping[str, Any], cells: Cells, box: tuple[float, float, float, float]
+    axes: "Axes", row: PlannedTable, cells: Cells, box: tuple[float, float, float, float]
 ) -> None:
     """Write the name of a table below it and, if there is room, its size and sharding type."""
     x = box[0]
     y = box[1] - 0.05
     if cells is DETAILED:
-        axes.text(x, y, _cut(row["table"], 17), fontsize=8, weight="bold", va="top")
+        axes.text(x, y, _cut(row.table, 17), fontsize=8, weight="bold", va="top")
         axes.text(
             x,
             y - 0.155,
-            f"{_short(row['rows'])} x {row['dim']}\n{row['type']}",
+            f"{_short(row.rows)} x {row.dim}\n{row.type}",
             fontsize=7.5,
             va="top",
             color=INK,
             linespacing=1.3,
         )
     elif cells is NAMED:
-        axes.text(x, y, _cut(row["table"], 12), fontsize=6.5, va="top")
+        axes.text(x, y, _cut(row.table, 12), fontsize=6.5, va="top")
 
 
 def _cut(name: str, length: int) -> str:
@@ -321,11 +314,11 @@ def _ranks_legend(
         axes.text(end + 0.27, y + 0.08, "all ranks", va="center_baseline")
 
 
-def _counts(explained: Explained) -> str:
+def _counts(report: PlanReport) -> str:
     """Return the number of tables of each type, the most frequent first: `12 row_wise, 3
     table_wise`.
     """
-    types = [row["type"] for row in explained["rows"]]
+    types = [row.type for row in report.rows]
     return ", ".join(
         f"{types.count(kind)} {kind}"
         for kind in sorted(set(types), key=lambda kind: (-types.count(kind), kind))
@@ -335,19 +328,20 @@ def _counts(explained: Explained) -> str:
 # ---- ranks
 
 
-def ranks_picture(explained: Explained) -> Picture:
+def ranks_picture(report: PlanReport) -> Picture:
     """Draw memory and predicted time of each rank as stacked bars."""
-    ranks = explained["ranks"]
-    positions = [rank["rank"] for rank in ranks]
+    ranks = report.ranks
+    positions = [rank.rank for rank in ranks]
     with sheet(min(WIDTH, 7.6 + 0.2 * len(ranks)), 6.2, rows=2) as s:
         memory, spent = s.axes
         kinds = {
-            name: [rank[kind] or 0 for rank in ranks] for kind, name in drawing.MEMORY_NAMES.items()
+            name: [getattr(rank, kind) for rank in ranks]
+            for kind, name in drawing.MEMORY_NAMES.items()
         }
         colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
         held = drawing.stacked(memory, positions, kinds, colors)
-        capacity = [rank.get("capacity") for rank in ranks]
-        if None not in capacity:
+        capacity = [rank.capacity for rank in ranks if rank.capacity is not None]
+        if len(capacity) == len(ranks):
             memory.hlines(
                 capacity,
                 [p - 0.45 for p in positions],
@@ -361,15 +355,15 @@ def ranks_picture(explained: Explained) -> Picture:
             title=f"Memory: fullest rank {size(max(held))}, {_over_mean(held)}", ylabel="bytes"
         )
         phases: dict[str, Sequence[float]] = {
-            phase: [rank[f"{phase}_ms"] or 0.0 for rank in ranks] for phase in PHASES
+            phase: [rank.ms(phase) for rank in ranks] for phase in PHASES
         }
         times = drawing.stacked(spent, positions, phases, drawing.PHASE_COLORS)
         spent.axhline(
-            explained["step_ms"], color=INK, linewidth=1, linestyle="--", label="step, predicted"
+            report.step_ms, color=INK, linewidth=1, linestyle="--", label="step, predicted"
         )
-        if explained.get("lower_bound_ms") is not None:
+        if report.lower_bound_ms is not None:
             spent.axhline(
-                explained["lower_bound_ms"],
+                report.lower_bound_ms,
                 color=INK,
                 linewidth=1,
                 linestyle=":",
@@ -377,14 +371,14 @@ def ranks_picture(explained: Explained) -> Picture:
             )
         spent.set(
             title=(
-                f"Predicted time: step {explained['step_ms']:.3g} ms; slowest rank "
+                f"Predicted time: step {report.step_ms:.3g} ms; slowest rank "
                 f"{max(times):.3g} ms, {_over_mean(times)}"
             ),
             xlabel="rank",
             ylabel="ms per step",
         )
         for axes in s.axes:
-            _by_rank(axes, explained["hosts"], len(ranks))
+            _by_rank(axes, report.hosts, len(ranks))
             drawing.legend_beside(axes)
         return s.finish(
             "plan_ranks",
@@ -392,7 +386,7 @@ def ranks_picture(explained: Explained) -> Picture:
             f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, {_over_mean(held)}; "
             f"the slowest is busy for {max(times):.3g} ms of a step, {_over_mean(times)}.",
             "Above, bytes of each rank; below, its milliseconds of a step by phase, "
-            "as predicted." + (" Grey lines part hosts." if len(explained["hosts"]) > 1 else ""),
+            "as predicted." + (" Grey lines part hosts." if len(report.hosts) > 1 else ""),
         )
 
 
@@ -429,7 +423,7 @@ def _whole_numbers(axis: Any, world: int) -> None:
 # ---- traffic
 
 
-def traffic_picture(explained: Explained) -> Picture:
+def traffic_picture(report: PlanReport) -> Picture:
     """Draw the bytes that ranks send each other in a step as a matrix; pairs without traffic are
     white.
     """
@@ -437,11 +431,11 @@ def traffic_picture(explained: Explained) -> Picture:
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import EngFormatter
 
-    world = explained["world_size"]
-    pairs = explained["between_ranks"]
+    world = report.world_size
+    pairs = report.between_ranks
     sent_WW = np.full((world, world), np.nan)
     for pair in pairs:
-        sent_WW[pair["source"], pair["target"]] = pair["bytes"]
+        sent_WW[pair.source, pair.target] = pair.bytes
     least = float(np.nanmin(sent_WW))
     most = float(np.nanmax(sent_WW))
     total = float(np.nansum(sent_WW))
@@ -455,21 +449,19 @@ def traffic_picture(explained: Explained) -> Picture:
         for axis in (axes.xaxis, axes.yaxis):
             _whole_numbers(axis, world)
         for first in (
-            [host[0] - 0.5 for host in explained["hosts"][1:]]
-            if len(explained["hosts"]) <= 40
-            else []
+            [host[0] - 0.5 for host in report.hosts[1:]] if len(report.hosts) <= 40 else []
         ):
             axes.axhline(first, color="white", linewidth=1.5)
             axes.axvline(first, color="white", linewidth=1.5)
         scale, unit = byte_unit(most)
-        spec = drawing.spec_of(pair["bytes"] / scale for pair in pairs)
+        spec = drawing.spec_of(pair.bytes / scale for pair in pairs)
         written = pairs if world <= 10 else []
         for pair in written:
-            shade = image.cmap(image.norm(pair["bytes"]))
+            shade = image.cmap(image.norm(np.array(pair.bytes)))
             axes.text(
-                pair["target"],
-                pair["source"],
-                format(pair["bytes"] / scale, spec),
+                pair.target,
+                pair.source,
+                format(pair.bytes / scale, spec),
                 ha="center",
                 va="center",
                 fontsize=7.5,
@@ -488,5 +480,5 @@ def traffic_picture(explained: Explained) -> Picture:
             f"at most {size(most)} from one to one.",
             "Who sends how many bytes to whom in a step: ids and vectors forward, "
             "gradients backward; white is nothing."
-            + (" White lines part hosts." if len(explained["hosts"]) > 1 else ""),
+            + (" White lines part hosts." if len(report.hosts) > 1 else ""),
         )

@@ -5,153 +5,134 @@ over seeds and plans alternates the plans.) Two plans whose ranges overlap count
 machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 from statistics import median
 from typing import Any
 
-from recapp.planner.cost import PHASES
+from recapp.reporting.phases import PHASES
+from recapp.reporting.run_record import Performance, PlanReport
 
-HELD = ("weights", "state", "buffers")
 STEP = "step, ms"
-Run = tuple[str, Mapping[str, Any], Mapping[str, Any]]  # name, `predicted.json`, `performance.json`
+KINDS = ("weights", "state", "buffers")
+MeasuredRun = tuple[str, PlanReport, Performance]  # with the name of the run
 
 
-def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the records of every plan: medians over its runs, the `least` and the `most` measured
-    value, and the number of `runs`.
-
-    Args:
-        runs: Name, `predicted.json` and `performance.json` of each run.
-    """
-    repeats: dict[Any, list[list[dict[str, Any]]]] = {}
-    for name, predicted, measured in runs:
-        held = tuple(r["weights"] for r in predicted["ranks"])
-        key = predicted["name"], held, measured.get("batch_per_rank"), predicted.get("hardware")
-        repeats.setdefault(key, []).append(_of_run(name, predicted, measured))
-    return [_merged(rows) for plan in repeats.values() for rows in zip(*plan, strict=True)]
-
-
-def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    seen = [r["measured"] for r in rows]
-    merged = _row(
-        ", ".join(r["run"] for r in rows),
-        rows[0]["plan"],
-        rows[0]["what"],
-        median(r["predicted"] for r in rows),
-        median(seen),
-    )
-    return merged | {"least": min(seen), "most": max(seen), "runs": len(rows)}
-
-
-def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return Kendall's tau of the plans' predicted and measured step times.
+@dataclass(frozen=True)
+class Prediction:
+    """A number of a plan: as predicted, and as measured in `runs` runs.
 
     Args:
-        rows: The records that `compared` returns.
+        run: The names of the runs.
+        plan: The name of the plan.
+        what: The number: the step, a phase, or the bytes of the fullest rank.
+        predicted: The median prediction.
+        measured: The median of the measurements.
+        error: The relative error of the prediction; None if nothing was measured.
+        least: The least measurement.
+        most: The greatest measurement.
+        runs: The number of runs.
     """
-    steps = [r for r in rows if r["what"] == STEP]
-    return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
+
+    run: str
+    plan: str
+    what: str
+    predicted: float
+    measured: float
+    error: float | None
+    least: float
+    most: float
+    runs: int
 
 
-def separated_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+def compared(runs: Sequence[MeasuredRun]) -> list[Prediction]:
+    """Return the numbers of every plan."""
+    plans: dict[Any, list[MeasuredRun]] = {}
+    for run in runs:
+        _, report, measured = run
+        weights = tuple(rank.weights for rank in report.ranks)
+        key = report.name, weights, measured.batch_per_rank, report.hardware
+        plans.setdefault(key, []).append(run)
+    return [row for repeats in plans.values() for row in _rows(repeats)]
+
+
+def _rows(repeats: Sequence[MeasuredRun]) -> Iterator[Prediction]:
+    numbers = [dict(_numbers(report, measured)) for _, report, measured in repeats]
+    for what in numbers[0]:
+        predicted = median(of_run[what][0] for of_run in numbers)
+        values = [of_run[what][1] for of_run in numbers]
+        measured = median(values)
+        yield Prediction(
+            run=", ".join(name for name, _, _ in repeats),
+            plan=repeats[0][1].name,
+            what=what,
+            predicted=predicted,
+            measured=measured,
+            error=predicted / measured - 1 if measured else None,
+            least=min(values),
+            most=max(values),
+            runs=len(values),
+        )
+
+
+def _numbers(
+    report: PlanReport, measured: Performance
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield each number of a run, as predicted and as measured: the step, each phase as the mean
+    over the ranks, and the bytes of the fullest rank.
+    """
+    yield STEP, (report.step_ms, measured.step_ms)
+    phases = measured.mean_phases()
+    yield from ((f"{phase}, ms", (report.mean_ms(phase), phases[phase])) for phase in PHASES)
+    for kind in KINDS:
+        both = [max(getattr(rank, kind) for rank in x) for x in (report.ranks, measured.memory)]
+        yield f"{kind}, MB", (both[0] / 1e6, both[1] / 1e6)
+    planned = max(sum(getattr(rank, kind) for kind in KINDS) for rank in report.ranks)
+    yield "tables, MB", (planned / 1e6, max(rank.tables for rank in measured.memory) / 1e6)
+
+
+def order_of_plans(rows: Sequence[Prediction]) -> float | None:
+    """Return Kendall's tau of the plans' predicted and measured step times."""
+    steps = [row for row in rows if row.what == STEP]
+    return kendall_tau([row.predicted for row in steps], [row.measured for row in steps])
+
+
+def separated_pairs(rows: Sequence[Prediction]) -> tuple[int, int]:
     """Return the number of pairs of plans whose measured ranges do not overlap, and the number of
     these pairs that have the predicted order.
     """
-    steps = [r for r in rows if r["what"] == STEP]
-    pairs = [
-        (a, b)
-        for a, b in combinations(sorted(steps, key=lambda r: r["measured"]), 2)
-        if a["most"] < b["least"]
-    ]
-    return len(pairs), sum(a["predicted"] < b["predicted"] for a, b in pairs)
+    steps = sorted((row for row in rows if row.what == STEP), key=lambda row: row.measured)
+    pairs = [(a, b) for a, b in combinations(steps, 2) if a.most < b.least]
+    return len(pairs), sum(a.predicted < b.predicted for a, b in pairs)
 
 
-def _of_run(
-    name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return the records of one run: the step, each phase (as the mean over the ranks) and the
-    bytes of the fullest rank.
-
-    Args:
-        name: The name of the run.
-        predicted: The run's `predicted.json`, an explained plan.
-        measured: The run's `performance.json`.
-    """
-
-    def mean(records: Sequence[Mapping[str, Any]], key: str) -> float:
-        return sum(float(r[key]) for r in records) / len(records)
-
-    rows = [_row(name, predicted["name"], STEP, predicted["step_ms"], measured["step_ms"])]
-    rows += [
-        _row(
-            name,
-            predicted["name"],
-            f"{p}, ms",
-            mean(predicted["ranks"], f"{p}_ms"),
-            mean(measured["phases_ms"], p),
-        )
-        for p in PHASES
-    ]
-    for key in (*HELD, "bytes"):
-        ours = [
-            r["weights"] + r["state"] + r["buffers"] if key == "bytes" else r[key]
-            for r in predicted["ranks"]
-        ]
-        theirs = [sum(r[k] for k in HELD) if key == "bytes" else r[key] for r in measured["memory"]]
-        rows.append(
-            _row(
-                name,
-                predicted["name"],
-                "tables, MB" if key == "bytes" else f"{key}, MB",
-                max(ours) / 1e6,
-                max(theirs) / 1e6,
-            )
-        )
-    return rows
-
-
-def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def compared_by_ranks(runs: Sequence[MeasuredRun]) -> list[dict[str, Any]]:
     """Return the growth of step and traffic with the ranks: a record for each run with plan, batch,
     ranks, and measured and predicted step and bytes sent by a rank.
-
-    Args:
-        runs: Name, `predicted.json` and `performance.json` of each run.
     """
     rows = []
-    for name, predicted, measured in runs:
-        ranks = measured["ranks"]
-        sent = measured["sent_bytes"]
-        predicted_bytes = sum(b["bytes"] for b in predicted["between_ranks"]) / ranks
-        seen = sum(sent) / ranks
+    for name, report, measured in runs:
+        predicted_bytes = report.sent_bytes / measured.ranks
+        sent = sum(measured.sent_bytes) / measured.ranks
         rows.append(
             {
                 "run": name,
-                "plan": predicted["name"],
-                "ranks": ranks,
-                "batch_per_rank": measured["batch_per_rank"],
-                "hardware": predicted["hardware"],
-                "step_ms": measured["step_ms"],
-                "predicted_step_ms": predicted["step_ms"],
-                "step_error": predicted["step_ms"] / measured["step_ms"] - 1,
-                "sent_per_rank": seen,
+                "plan": report.name,
+                "ranks": measured.ranks,
+                "batch_per_rank": measured.batch_per_rank,
+                "hardware": report.hardware,
+                "step_ms": measured.step_ms,
+                "predicted_step_ms": report.step_ms,
+                "step_error": report.step_ms / measured.step_ms - 1,
+                "sent_per_rank": sent,
                 "predicted_sent_per_rank": predicted_bytes,
-                "sent_error": predicted_bytes / seen - 1 if seen else None,
+                "sent_error": predicted_bytes / sent - 1 if sent else None,
             }
         )
-    return sorted(rows, key=lambda r: (r["plan"], r["ranks"], r["batch_per_rank"], r["run"]))
-
-
-def _row(run: str, plan: str, what: str, predicted: float, measured: float) -> dict[str, Any]:
-    return {
-        "run": run,
-        "plan": plan,
-        "what": what,
-        "predicted": predicted,
-        "measured": measured,
-        "error": predicted / measured - 1 if measured else None,
-    }
+    keys = ("plan", "ranks", "batch_per_rank", "run")
+    return sorted(rows, key=lambda row: [row[key] for key in keys])
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
@@ -160,13 +141,13 @@ def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float 
 
     Return None if a list has no order: fewer than two numbers, or all equal.
     """
-    pairs = list(combinations(range(len(predicted)), 2))
+
+    def sign(number: float) -> int:
+        return (number > 0) - (number < 0)
+
     signs = [
-        (_sign(predicted[i] - predicted[j]), _sign(measured[i] - measured[j])) for i, j in pairs
+        (sign(predicted[i] - predicted[j]), sign(measured[i] - measured[j]))
+        for i, j in combinations(range(len(predicted)), 2)
     ]
     ordered = sqrt(sum(a * a for a, _ in signs) * sum(b * b for _, b in signs))
     return sum(a * b for a, b in signs) / ordered if ordered else None
-
-
-def _sign(number: float) -> int:
-    return (number > 0) - (number < 0)

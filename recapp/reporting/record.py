@@ -5,8 +5,7 @@ start keeps the files of an earlier run.
     resolved.yaml       the settings, from the claim on
     task.json           the metrics of the run's task, with their titles (recapp/tasks/measures.py)
     performance.json    time and memory of the run, written at the end
-    predicted.json      the prediction of the planner before the first step: `step_ms` and
-                        `<phase>_ms`, for the step or for each entry of `ranks`
+    predicted.json      the plan with the costs that the planner predicts, before the first step
     details.json        metrics by slice and other details of validations, if there are any
                         (recapp/reporting/details.py)
     metrics.json        the results of the run, written at the end
@@ -17,21 +16,7 @@ A run claims its directory before it writes the first row of a curve or a checkp
 deletes the results of an earlier run, because they would look like results of the new run. Most
 errors come before it, while data, plan and memory are checked, and so lose no earlier results.
 
-The performance record, `performance.json`:
-
-    {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured steps, without the first ones
-     "step_ms": 12.3,                                      median, with the wait for data
-     "phases_ms": [{"input": 1.2, ...}, ...],              per rank: medians of
-                                                           recapp/reporting/phases.py
-     "phases_quartiles_ms": [{"input": [1.1, 1.4], ...}],  per rank: half of the steps lie between
-                                                           them
-     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    per rank: medians of each part; data,
-                                                           counts, ids, vectors and gradients are
-                                                           waits
-     "memory": [{"weights", "state", "buffers",            bytes
-                 "rss", "rss_peak", "allocated",
-                 "reserved", "allocated_peak"}, ...],
-     "sent_bytes": [1234, ...]}                            per rank and step
+`recapp/reporting/run_record.py` has a class for each JSON file.
 """
 
 import csv
@@ -45,7 +30,6 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from recapp.reporting.phases import PHASES
 from recapp.settings import small_files
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measures, measures_from
@@ -61,61 +45,20 @@ TASK_FILE = "task.json"
 UNDEFINED = "undefined"
 
 
-def write_performance(
-    measured: Mapping[str, Any], directory: Path, name: str = PERFORMANCE_FILE
-) -> None:
-    """Write `performance.json`, or the planner's prediction to `predicted.json`. After a crash the
-    file is the old one or the whole new one.
-    """
-    write_document(measured, directory / name)
-
-
-def read_performance(directory: Path) -> dict[str, Any] | None:
-    """Return the performance record of a run; None if there is none."""
-    return read_document(directory / PERFORMANCE_FILE)
-
-
-def measured_phases(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Return the milliseconds of each phase, as the mean over the ranks.
-
-    The mean is right, because a rank that waits in a phase waits for the work of another rank.
-    """
-    ranks = measured["phases_ms"]
-    return {phase: sum(rank[phase] for rank in ranks) / len(ranks) for phase in PHASES}
-
-
-def read_predicted(directory: Path) -> dict[str, float] | None:
-    """Return the predicted milliseconds of a run; None without a prediction.
-
-    Returns:
-        `step_ms`, and each phase under its name, as the mean over the ranks.
-    """
-    found = read_document(directory / PREDICTED_FILE)
-    if not found or "step_ms" not in found:
-        return None
-    ranks = found.get("ranks")
-    entries = ranks if isinstance(ranks, list) and ranks else [found]
-    phases = {
-        phase: sum(entry.get(f"{phase}_ms") or 0.0 for entry in entries) / len(entries)
-        for phase in PHASES
-    }
-    return {"step_ms": float(found["step_ms"]), **phases}
-
-
 def read_document(path: Path) -> dict[str, Any] | None:
     """Return the content of a run's JSON file; None if the file is missing or incomplete."""
     try:
-        found = small_files.read_json(path)
+        content = small_files.read_json(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
-def write_document(found: Mapping[str, Any], path: Path) -> None:
+def write_document(content: Mapping[str, Any], path: Path) -> None:
     """Write a JSON file of a run. After a crash the file is either the old one or the whole new
     one.
     """
-    write_whole(path, json.dumps(found, indent=1) + "\n")
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_yaml(path: Path) -> Any:
@@ -185,18 +128,17 @@ def write_measures(measures: Measures, directory: Path) -> None:
 def read_measures(*directories: Path) -> Measures:
     """Return the metrics of all tasks of some runs, with the best metric of the first run's task.
 
-    If no run has a `task.json`, return the click metrics: early runs wrote no such file and all
-    trained on clicks.
+    Without any, as before the first run claims its directory, return the click metrics.
     """
-    found = []
+    tasks = []
     for directory in directories:
         with suppress(ValueError):
-            found.append(measures_from(read_document(directory / TASK_FILE) or {}))
-    if not found:
+            tasks.append(measures_from(read_document(directory / TASK_FILE) or {}))
+    if not tasks:
         return CLICK
-    metrics = {measure.name: measure for each in found[::-1] for measure in each}
-    names = dict.fromkeys(measure.name for each in found for measure in each)
-    return Measures(tuple(metrics[name] for name in names), found[0].best)
+    by_name = {measure.name: measure for task in tasks[::-1] for measure in task}
+    names = dict.fromkeys(measure.name for task in tasks for measure in task)
+    return Measures(tuple(by_name[name] for name in names), tasks[0].best)
 
 
 def update_settings(settings: Mapping[str, Any], directory: Path) -> None:
@@ -242,8 +184,8 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
 
 def read_metrics(directory: Path) -> dict[str, Any]:
     """Return the content of `metrics.json`."""
-    found: dict[str, Any] = small_files.read_json(directory / METRICS_FILE)
-    return found
+    content: dict[str, Any] = small_files.read_json(directory / METRICS_FILE)
+    return content
 
 
 def written_at(directory: Path, name: str = METRICS_FILE) -> int | None:

@@ -1,15 +1,20 @@
-"""The end of a run: the summary on the terminal, and `metrics.json`. Rank 0 writes them."""
+"""What a run prints at its end, the summary, and the rows that it reads. Rank 0 prints, and writes
+`metrics.json`.
+"""
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
-from recapp.console import note, print_table, short_path
+from recapp.console import Column, note, print_table, readable, short_path
 from recapp.errors import TrainingError
-from recapp.reporting.data_read import files_of, left_out_of
 from recapp.reporting.details import print_slices, read_details, with_interval
 from recapp.reporting.record import METRICS_FILE, write_measures, write_metrics
+from recapp.reporting.run_record import RowsRead, RunRecord, SplitRead
+from recapp.settings.records import record
 from recapp.tasks.measures import Measures
 from recapp.tasks.metric_settings import GAUC
 from recapp.tasks.task import Output, Task
@@ -17,6 +22,9 @@ from recapp.tasks.task import Output, Task
 SPLITS = {"val": "validation", "test": "test"}
 HIDDEN_SHARE = "hidden_share_"
 CALIBRATION = ", predicted over real share: 1 is right"
+WIDTH = 80
+LONGEST_NAME = 26
+USES = {"train": "train", "val": "validate", "test": "test", "input": "score"}
 
 
 def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format: str) -> None:
@@ -32,16 +40,16 @@ def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format:
     Raises:
         TrainingError: A metric that is defined on any rows is not a finite number.
     """
-    split = measured.get("split", "val")
     measures = task.known_measures
+    split = measured.get("split", "val")
     _refuse_nan(measured, split, measures)
     write_measures(measures, directory)
-    metrics = write_metrics(measured, directory)
+    run = record(RunRecord, write_metrics(measured, directory))
     of_task = {f"{split}_{measure.name}" for measure in task.known}
-    undefined = [name for name in metrics.get("undefined", []) if name.startswith(f"{split}_")]
-    if own := [name for name in undefined if name in of_task]:
+    undefined = [name for name in run.undefined if name.startswith(f"{split}_")]
+    if one_class := [name for name in undefined if name in of_task]:
         note(
-            f"{', '.join(own)} cannot be computed: the {SPLITS[split]} rows are of one "
+            f"{', '.join(one_class)} cannot be computed: the {SPLITS[split]} rows are of one "
             "class only; choose others with "
             f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}"
         )
@@ -51,12 +59,11 @@ def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format:
             + (": no group has both classes" if f"{split}_{GAUC}" in added else "")
         )
     if format == "text":
-        behind = metrics.get("checkpoint_step")
-        steps = metrics.get("steps")
-        of = f" (step {behind} of {steps})" if behind != steps else ""
-        result = f"checkpoint  {short_path(metrics['checkpoint'])}{of}"
-        _print(_lines_of_run(metrics, split, measures), result, directory)
-        print_slices(read_details(directory, behind))
+        step = run.checkpoint_step
+        of = f" (step {step} of {run.steps})" if step != run.steps else ""
+        result = f"checkpoint  {short_path(run.checkpoint or '')}{of}"
+        _print(_lines_of_run(run, split, measures), result, directory)
+        print_slices(read_details(directory, step))
 
 
 def report_prediction(
@@ -70,13 +77,13 @@ def report_prediction(
         directory: The directory of the run.
         format: The format of the printed result; `json` prints no summary.
     """
-    metrics = write_metrics(measured, directory)
+    run = record(RunRecord, write_metrics(measured, directory))
     columns = [output.column for output in outputs]
-    if metrics["rows"] and None in [metrics[f"mean_{column}"] for column in columns]:
+    if run.rows and None in [run.value(f"mean_{column}") for column in columns]:
         note("some scores are not finite: the logits of the model are too large for its dtype")
     if format == "text":
-        result = f"scores      {short_path(metrics['output'])}"
-        _print(_lines_of_prediction(metrics, columns), result, directory)
+        result = f"scores      {short_path(run.output or '')}"
+        _print(_lines_of_prediction(run, columns), result, directory)
 
 
 def _refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> None:
@@ -95,60 +102,56 @@ def _refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> N
             )
 
 
-def _lines_of_run(
-    metrics: Mapping[str, Any], split: str, measures: Measures
-) -> Iterator[tuple[str, str]]:
+def _lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tuple[str, str]]:
     for measure in measures:
-        if (key := f"{split}_{measure.name}") in metrics:
-            found = _score(metrics[key]) + with_interval(metrics, key)
-            found += CALIBRATION if measure.name == "calibration" else ""
-            yield f"{SPLITS[split]} {measure.title}", found
-    if better := metrics.get("better_epoch"):
-        yield "better than these joined models", better
-    if "split" in metrics:
-        yield from _rows_read(metrics["rows_read"], rows=True)
+        if (key := f"{split}_{measure.name}") in run.more:
+            text = _score(run.value(key)) + with_interval(run, key)
+            text += CALIBRATION if measure.name == "calibration" else ""
+            yield f"{SPLITS[split]} {measure.title}", text
+    if run.better_epoch:
+        yield "better than these joined models", run.better_epoch
+    if run.split:
+        yield from _rows_read(run.rows_read, rows=True)
     best = measures.get(measures.best)
-    if best and (drawn := metrics.get(f"hidden_model_{best.name}")):
+    if best and (drawn := run.value(f"hidden_model_{best.name}")):
         yield f"{best.title} of the model that drew the labels", _score(drawn)
-    yield "plan", _plan(metrics)
-    if metrics.get("samples_per_second"):
-        yield "samples/s, all ranks", f"{metrics['samples_per_second']:,.0f}"
-        yield "step, median", f"{metrics['step_ms']:.1f} ms"
-    if seconds := metrics.get("train_seconds"):
-        yield "training, with validation", f"{seconds:,.1f} s"
+    yield "plan", _plan(run)
+    if run.samples_per_second:
+        yield "samples/s, all ranks", f"{run.samples_per_second:,.0f}"
+        yield "step, median", f"{run.step_ms:.1f} ms"
+    if run.train_seconds:
+        yield "training, with validation", f"{run.train_seconds:,.1f} s"
     shares = [
         f"{name.removeprefix(HIDDEN_SHARE)} {share:.0%}"
-        for name, share in metrics.items()
+        for name, share in run.more.items()
         if name.startswith(HIDDEN_SHARE)
     ]
     if shares:
         yield "exchange hidden", ", ".join(shares)
-    if reason := metrics.get("stopped"):
-        yield "stopped" if metrics["status"] == "stopped" else "stopped early", reason
+    if run.stopped:
+        yield "stopped" if run.status == "stopped" else "stopped early", run.stopped
 
 
-def _lines_of_prediction(
-    metrics: Mapping[str, Any], columns: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    earlier = metrics["rows"] - metrics["rows_scored"]
-    yield "rows", f"{metrics['rows']:,}" + (f", {earlier:,} of them earlier" if earlier else "")
-    yield from _rows_read(metrics["rows_read"], rows=False)
-    yield "rows a second", f"{metrics['rows_per_second']:,.0f}"
-    yield "seconds", f"{metrics['seconds']:,.1f}"
+def _lines_of_prediction(run: RunRecord, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    earlier = (run.rows or 0) - (run.rows_scored or 0)
+    yield "rows", f"{run.rows:,}" + (f", {earlier:,} of them earlier" if earlier else "")
+    yield from _rows_read(run.rows_read, rows=False)
+    yield "rows a second", f"{run.rows_per_second:,.0f}"
+    yield "seconds", f"{run.seconds:,.1f}"
     for column in columns:
-        least, largest = (_score(metrics[f"{end}_{column}"]) for end in ("least", "largest"))
-        yield f"mean {column}", _score(metrics[f"mean_{column}"])
+        least, largest = (_score(run.value(f"{end}_{column}")) for end in ("least", "largest"))
+        yield f"mean {column}", _score(run.value(f"mean_{column}"))
         yield f"range of {column}", f"{least} to {largest}"
-    yield "plan", _plan(metrics)
+    yield "plan", _plan(run)
 
 
-def _rows_read(record: Mapping[str, Any], *, rows: bool) -> Iterator[tuple[str, str]]:
+def _rows_read(read: RowsRead | None, *, rows: bool) -> Iterator[tuple[str, str]]:
     """Yield the files of an evaluation or a prediction, and what is left out beside them."""
-    for split in record["splits"].values():
+    for split in read.splits.values() if read else ():
         if rows:
-            yield "rows", f"{split['rows']:,}"
+            yield "rows", f"{split.rows:,}"
         yield "files", files_of(split)
-    if out := left_out_of(record):
+    if read and (out := left_out_of(read)):
         yield "left out", out
 
 
@@ -158,9 +161,101 @@ def _print(lines: Iterable[tuple[str, str]], result: str, directory: Path) -> No
     print(f"\n{result}\nmetrics     {short_path(directory / METRICS_FILE)}", flush=True)
 
 
-def _plan(metrics: Mapping[str, Any]) -> str:
-    return f"{metrics['plan']}, {metrics['ranks']} rank{'s' if metrics['ranks'] > 1 else ''}"
+def _plan(run: RunRecord) -> str:
+    return f"{run.plan}, {run.ranks} rank{'' if run.ranks == 1 else 's'}"
 
 
 def _score(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.5f}"
+
+
+# ---- the rows that a run reads
+
+
+def print_rows_read(plain: Mapping[str, Any]) -> None:
+    """Print the files and rows of each split as a table, and lines of labels, times and what is
+    left out below.
+
+    Args:
+        plain: The record of `recapp/dataset/click_rows.py`.
+    """
+    read = record(RowsRead, plain)
+    splits = read.splits
+    files = [path for split in splits.values() for path in (split.first, split.last)]
+    top = os.path.commonpath([Path(path).parent for path in files]) if files else ""
+    rows = [
+        {
+            "what": USES.get(name, name),
+            "files": split.files,
+            "rows": split.rows,
+            **{f"share of {label}": share for label, share in split.positives.items()},
+            "first": _brief(os.path.relpath(split.first, top)),
+            "last": _brief(os.path.relpath(split.last, top)) if split.files > 1 else "",
+        }
+        for name, split in splits.items()
+    ]
+    labels = dict.fromkeys(label for split in splits.values() for label in split.positives)
+    columns = [
+        Column("what", "rows to"),
+        Column("files", "files"),
+        Column("rows", "rows"),
+        *(Column(f"share of {label}", f"share of\n{label}", ".2%") for label in labels),
+        Column("first", "first file"),
+        Column("last", "last file"),
+    ]
+    print_table(rows, columns, title=f"Data in {top}")
+    for name, text in _facts(read):
+        line = f"{name.lower()}: {text}"
+        for part in wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False):
+            print(readable(part))
+
+
+def _brief(name: str) -> str:
+    """Return the begin and the end of a long name, such as those that Spark writes."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:10]}..{name[-14:]}"
+
+
+def entries_of(read: RowsRead) -> dict[str, str]:
+    """Return the record as texts by their name, for the foot of a page."""
+    splits = read.splits
+    files = [f"{files_of(split)} to {USES.get(name, name)}" for name, split in splits.items()]
+    shares = [
+        f"{label} {share:.2%} of the rows to {USES.get(name, name)}"
+        for name, split in splits.items()
+        for label, share in split.positives.items()
+    ]
+    return {"Files": "; ".join(files), "Labels": ", ".join(shares), **dict(_facts(read))}
+
+
+def files_of(split: SplitRead) -> str:
+    """Return the files of a split in words: `3 files, a.parquet to c.parquet`."""
+    first, last = (Path(getattr(split, end)).name for end in ("first", "last"))
+    return f"{split.files:,} files, {first} to {last}" if split.files > 1 else first
+
+
+def _facts(read: RowsRead) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a record that are no table, as a name and a text."""
+    sampled = [
+        f"{split.positives_of:,} of the {split.rows:,} rows to {USES.get(name, name)}"
+        for name, split in read.splits.items()
+        if split.positives and split.positives_of < split.rows
+    ]
+    if sampled:
+        yield "Shares", f"counted on {', '.join(sampled)}, spread over all files"
+    ends = [
+        f"{name} {' to '.join(ends)} UTC" if ends else f"{name}: files do not tell"
+        for name, ends in read.times.items()
+    ]
+    if ends:
+        yield "Times", ", ".join(ends)
+    if out := left_out_of(read):
+        yield "Left out", out
+
+
+def left_out_of(read: RowsRead) -> str:
+    """Return what is left out in words: `hidden 2 (_SUCCESS, _metadata)`; empty for nothing."""
+    return "; ".join(
+        f"{one.why} {one.count:,} "
+        f"({', '.join(one.names)}{', ..' if one.count > len(one.names) else ''})"
+        for one in read.left_out
+    )

@@ -11,6 +11,7 @@ from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.errors import ConfigError, suggest
 from recapp.inference.export_settings import Export, Quantize
 from recapp.processes.launch import LaunchSettings
+from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.run.task_of_run import build_task
 from recapp.serving.limits import Limits
@@ -187,13 +188,16 @@ def read_settings(
 
 def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
     """Return the record of settings that are already checked, such as those that a command gives to
-    its ranks.
+    its ranks. From then on this process knows the user's own sharding types.
 
     Raises:
         ConfigError: Two settings conflict.
+        PlanError: A sharding type of the user has the name of a built-in one.
     """
-    made: Command = record(COMMANDS[command], plain)
-    return made
+    settings: Command = record(COMMANDS[command], plain)
+    if isinstance(settings, Recipe) and settings.plan is not None:
+        register_own_types(settings.plan)
+    return settings
 
 
 def checked(

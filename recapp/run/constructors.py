@@ -1,4 +1,4 @@
-"""Call the constructors that settings name by `_target_`: any of them, and row rules."""
+"""Call the constructors that settings name by `_target_`, for row rules and sharding types, too."""
 
 from contextlib import suppress
 from inspect import signature
@@ -7,8 +7,9 @@ from typing import Any
 from recapp.errors import ConfigError, RecappError
 from recapp.optim.named_rules import RULES, Rules, table_rules
 from recapp.optim.rules import RowRule
+from recapp.planner.planner_settings import PlanSettings
 from recapp.settings.check_settings import find_constructor, told
-from recapp.settings.records import Constructor, constructor
+from recapp.settings.records import TARGET, Constructor, constructor
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
 MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
@@ -91,3 +92,30 @@ def _rule(wanted: Constructor, setting: str) -> RowRule:
             f"recapp.optim.rules do: {', '.join(RULES)}"
         )
     return rule
+
+
+def register_own_types(plan: PlanSettings) -> None:
+    """Register the sharding types of `plan.sharding_types`. Each target is a function that returns
+    a `ShardingTypeRecord`.
+
+    Raises:
+        ConfigError: A target does not exist, fails, returns no record, or returns a record of
+            another name.
+        PlanError: A built-in type has the same name.
+    """
+    for name, own_type in (plan.sharding_types or {}).items():
+        from recapp.sharding.sharding_types import ShardingTypeRecord, register  # imports numpy
+
+        setting = f"plan.sharding_types.{name}"
+        record = make(own_type, setting)
+        if not isinstance(record, ShardingTypeRecord):
+            raise ConfigError(
+                f"{setting}.{TARGET}={own_type.target}: must make a ShardingTypeRecord of "
+                "recapp.sharding.sharding_types"
+            )
+        if record.name != name:
+            raise ConfigError(
+                f"{setting}: its record is named {record.name}: write "
+                f"plan.sharding_types.{record.name}"
+            )
+        register(record)

@@ -23,8 +23,8 @@ from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.records import Constructor
 from recapp.stored.manifest import Manifest
-from recapp.stored.snapshot import Artefact
-from recapp.stored.training_state import state_must_fit
+from recapp.stored.meta_file import state_must_fit
+from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection

@@ -25,14 +25,12 @@ from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import Topology, hardware_of, topology_of
 from recapp.processes.launch import rank_count
 from recapp.run.commands import OnPaper
-from recapp.run.constructors import make
 from recapp.run.model import build_model
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import sized_on_paper, statistics_of
-from recapp.settings.records import TARGET
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
-from recapp.sharding.sharding_types import ShardingTypeRecord, register, sharding_type
+from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.named_collections import of_all_members
@@ -118,7 +116,6 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
     Raises:
         PlanError: The plan names a table or type that does not exist, or does not fit.
     """
-    register_own_types(recipe)
     plan = recipe.plan or PlanSettings()
     topology = problem.topology
     if plan.path is not None:
@@ -153,7 +150,6 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
     Raises:
         PlanError: The constraints cannot be met, or no plan fits.
     """
-    register_own_types(recipe)
     plan = recipe.plan or PlanSettings()
     constraints = build_constraints(
         of_all_members(recipe.planner.constraints or {}, problem.tables),
@@ -240,30 +236,3 @@ def _rules(plan: PlanSettings, tables: Sequence[EmbeddingConfig]) -> list[PlanRu
             "+plan=dp_and_localized with it"
         )
     return rules
-
-
-def register_own_types(recipe: Recipe) -> None:
-    """Register the sharding types of `plan.sharding_types`. Each target is a function that returns
-    a `ShardingTypeRecord`.
-
-    Every process calls this before it plans. Further calls change nothing.
-
-    Raises:
-        ConfigError: A target does not exist, fails, returns no record, or returns a record of
-            another name.
-        PlanError: A built-in type has the same name.
-    """
-    for name, made in ((recipe.plan and recipe.plan.sharding_types) or {}).items():
-        setting = f"plan.sharding_types.{name}"
-        record = make(made, setting)
-        if not isinstance(record, ShardingTypeRecord):
-            raise ConfigError(
-                f"{setting}.{TARGET}={made.target}: must make a ShardingTypeRecord of "
-                "recapp.sharding.sharding_types"
-            )
-        if record.name != name:
-            raise ConfigError(
-                f"{setting}: its record is named {record.name}: write "
-                f"plan.sharding_types.{record.name}"
-            )
-        register(record)

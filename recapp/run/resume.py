@@ -14,8 +14,9 @@ from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.processes.rank_environment import is_first, rank_info
 from recapp.reporting.about import about
-from recapp.reporting.plan_explanation import explained
-from recapp.reporting.record import PREDICTED_FILE, write_performance
+from recapp.reporting.plan_report import explained
+from recapp.reporting.record import PREDICTED_FILE
+from recapp.reporting.run_record import write_record
 from recapp.run.monitors import with_monitor
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
@@ -29,8 +30,8 @@ from recapp.run.training import (
 )
 from recapp.settings.records import constructor, to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import folder_of
 from recapp.trainer.callbacks import (
     ClaimDirectory,
@@ -367,8 +368,8 @@ def write_prediction(
     """Write the planner's prediction for this plan next to the measurements, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.sharded_tables():
         problem = problem_of_run(recipe, strategy.problem, val_rows=val_rows)
-        found = explained(strategy.plan, problem, alternatives=False)
-        write_performance(found, job_dir, PREDICTED_FILE)
+        report = explained(strategy.plan, problem, alternatives=False)
+        write_record(report, job_dir / PREDICTED_FILE)
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:

@@ -154,7 +154,7 @@ def _check_table(manifest: "Manifest", table: "EmbeddingConfig", rows: int | Non
         table: The table.
         rows: The number of rows; None if it is not known yet.
     """
-    from recapp.stored.rectangles import by
+    from recapp.stored.block_files import by
 
     kind = manifest.kind
     shapes = manifest.shapes

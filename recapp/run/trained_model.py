@@ -25,9 +25,8 @@ from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.stored.checkpoint import load_together
-from recapp.stored.snapshot import Artefact, Checkpoint
-from recapp.stored.stored_model import StoredModel, open_stored
-from recapp.stored.training_state import OF_MODEL, check_state, dense_state, state_must_fit
+from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
+from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, open_stored
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.communicator import Comm
 
@@ -38,8 +37,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from recapp.run.recipe import Recipe
-from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.derived_values import DERIVED_FILE
+from recapp.stored.model_manifests import META, CheckpointManifest
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-PLAN_FORMATS = {"hugectr": "recapp.compat.hugectr.plan_lists"}
+PLAN_FORMATS = {"hugectr": "recapp.compat.hugectr.plans"}
 """Modules of plan files, in the order in which they are tried. Each has
 
     takes(values)                                       whether plain values are in its format

@@ -281,8 +281,9 @@ def make_layout(
                 pieces.append(Piece(len(strips) - 1, s.rank, s.rows, base))
                 stored[g][s.rank] += t.rows_in(s.rows)
             keys[g] += t.plan_rows
+    slots = _slots(read, tables, strips, len(kinds))
     groups = tuple(
-        Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]), rule, dynamic)
+        Group(w, mode, dtype, tuple(slots[g]), tuple(stored[g]), rule, dynamic)
         for g, (w, mode, dtype, rule, dynamic) in enumerate(kinds)
     )
     orders = tuple(plan.tables[t.name].order_of(t) for t in tables)
@@ -329,14 +330,14 @@ def _slots(
     lookups: Sequence[TableLookup],
     tables: Sequence[EmbeddingConfig],
     strips: list[Strip],
-    group: int,
-) -> tuple[Slot, ...]:
-    number = {t.name: i for i, t in enumerate(tables)}
-    slots = []
+    groups: int,
+) -> list[list[Slot]]:
+    """Return the slots of each group, in the order of the lookups."""
+    of_table: dict[str, list[tuple[int, Strip]]] = {t.name: [] for t in tables}
+    for k, strip in enumerate(strips):
+        of_table[tables[strip.table].name].append((k, strip))
+    slots: list[list[Slot]] = [[] for _ in range(groups)]
     for i, lookup in enumerate(lookups):
-        slots += [
-            Slot(i, k, s.cols.start)
-            for k, s in enumerate(strips)
-            if s.table == number[lookup.table.name] and s.group == group
-        ]
-    return tuple(slots)
+        for k, strip in of_table[lookup.table.name]:
+            slots[strip.group].append(Slot(i, k, strip.cols.start))
+    return slots

@@ -1,7 +1,18 @@
-"""The small files of an artefact: the dense part as safetensors, the example as an Arrow file."""
+"""The small files of an artefact, and its directory: the dense part as safetensors, the example as
+an Arrow file. Readers never see a part of an artefact, two commands cannot write the same one, and
+no other file is deleted.
+
+    served.recapp-export     while an export writes it, under the kernel's lock (flock)
+    served                   when it is whole, by one rename
+    served.recapp-replaced   the earlier artefact, between two renames; readers look here, too
+
+Users name their own copies served.old, so these suffixes are unlikely names.
+"""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import safetensors.torch
@@ -10,6 +21,10 @@ from torch import Tensor
 
 from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.raw_rows import RawTable
+from recapp.errors import ArtefactError, ConfigError
+from recapp.stored.directories import is_artefact
+from recapp.stored.files import entry_of, files_at
+from recapp.stored.local_files import beside
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096
@@ -89,3 +104,57 @@ def _check_sizes(raw: bytes) -> None:
             raise ValueError(f"it declares {rows:,} rows")
         if values > VALUES_PER_BYTE * len(raw):
             raise ValueError(f"it declares {values:,} values in {len(raw):,} bytes")
+
+
+UNFINISHED = "recapp-export"
+
+
+@contextmanager
+def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield an empty directory; rename it to `output` on success, and remove it after an error.
+
+    Args:
+        output: The name of the artefact's directory.
+        overwrite: Whether to replace an artefact of that name.
+
+    Raises:
+        ConfigError: The name is taken, or another export is writing it.
+        ArtefactError: The directory cannot be written.
+    """
+    if not output.name:
+        raise ConfigError(f"output={output}: is no name of a new directory: choose another name")
+    files = files_at(output)
+    folder = beside(output, UNFINISHED)
+    try:
+        _check_name(output, overwrite)
+        with files.locked(folder) as alone:
+            if not alone:
+                raise ConfigError(
+                    f"output={output}: another export is writing it: wait, or choose another name"
+                )
+            try:
+                _check_name(output, overwrite)  # another export may have ended since
+                yield folder
+                files.publish(folder, output)
+            except BaseException:
+                files.remove(folder)
+                raise
+    except OSError as error:
+        why = error.strerror or " ".join(str(error).split())
+        raise ArtefactError(f"output={output} cannot be written: {why}") from error
+
+
+def _check_name(output: Path, overwrite: bool) -> None:
+    """Check that a name is free, or is the name of an artefact that may be replaced.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+    if entry_of(output) is None:
+        return
+    if not is_artefact(output):
+        raise ConfigError(f"output={output}: exists and is no artefact: choose another name")
+    if not overwrite:
+        raise ConfigError(
+            f"output={output}: there is an artefact: set overwrite=true, or choose another name"
+        )

@@ -12,7 +12,7 @@ plan and on any number of ranks, and loading it runs no code from it.
 
 A save writes `best.ckpt.tmp` and renames it when it is whole; `recapp/stored/local_files.py`
 describes the renames and the names that a killed save leaves. All ranks save together. Each rank
-can load by itself; it opens all files that it needs at once (`recapp/stored/snapshot.py`), and
+can load by itself; it opens all files that it needs at once (`recapp/stored/stored_model.py`), and
 compares each loaded block with its checksum.
 """
 
@@ -32,20 +32,21 @@ from recapp.sharding.layout import OF_WEIGHTS, WEIGHT, Block
 from recapp.stored.block_files import (
     NOT_SAVED,
     STATE_NOT_SAVED,
+    StoredBlock,
+    check_tiling,
     link_blocks,
     sources_of,
     write_blocks,
 )
-from recapp.stored.checkpoint_manifest import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.files import entry_of, files_at, is_link, links_to, size_of, write_file
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import TMP, beside
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
-from recapp.stored.rectangles import StoredBlock, check_tiling
-from recapp.stored.snapshot import Checkpoint
+from recapp.stored.model_manifests import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.stored_model import (
+    Checkpoint,
     Wanted,
     every_file,
     files_in_use,

@@ -1,6 +1,6 @@
 """The manifest of a stored model: `manifest.json`, for people and programs of any language.
 
-    {"format": "recapp", "version": 2, "files": {...},         the size of each file; its checksum
+    {"format": "recapp", "version": 4, "files": {...},         the size of each file; its checksum
     "config": {...}, "plan": {...}, "metrics": {...}, ...      the writer's entries, a line each
     "blocks": [{"table": "C1", "tensor": "weight",             a line per rectangle; an artefact has
                 "rows": [0, 600], ...}, ...]                   "tables", a line each
@@ -26,7 +26,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import typed
 from recapp.stored.kinds import FORMATS, Kind
-from recapp.stored.plain_types import plain
+from recapp.stored.meta_file import plain
 from recapp.tables.config import DataType, EmbeddingConfig
 
 _FOOT = b',\n"checksum": "%08x"\n}\n'
@@ -101,11 +101,6 @@ class Manifest(ABC):
     @abstractmethod
     def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
         """Make a manifest of its entries; any exception of `WRONG` stands for a damaged entry."""
-
-    @property
-    def version(self) -> int:
-        """The version of the manifest's format."""
-        return self.kind.version
 
     @property
     @abstractmethod
@@ -231,7 +226,7 @@ def to_json(manifest: Manifest) -> str:
         CheckpointError: An entry is neither plain nor a single number.
     """
     kind = manifest.kind
-    own = {"format": kind.format, "version": manifest.version, "files": manifest.files}
+    own = {"format": kind.format, "version": kind.version, "files": manifest.files}
     taken = {*own, manifest.parts, "checksum"} & set(manifest.info)
     assert not taken, f"{sorted(taken)}: a name of the format itself"
     entries = {**own, **manifest.info}

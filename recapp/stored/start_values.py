@@ -29,10 +29,10 @@ from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.files import entry_of, size_of
-from recapp.stored.rectangles import by
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import lookups_of

@@ -9,6 +9,7 @@ masks is used.
 """
 
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,8 @@ from recapp.tables.row_order import RowOrder
 # shard.
 CHUNK_ELEMENTS = 1 << 20
 _MASK = 0xFFFFFFFF
+Compiled = Callable[[Tensor, Tensor, Tensor, int, range, float], None]
+"""A backend's `write_start_values`, which writes the same bits of fp32 many times as fast."""
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: neighbouring columns differ in half of their bits
 
 
@@ -45,6 +48,7 @@ def fill_initial(
     cols: range,
     order: RowOrder | None = None,
     epoch: int = 0,
+    compiled: Compiled | None = None,
 ) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
@@ -60,18 +64,49 @@ def fill_initial(
         cols: Columns of the logical table.
         order: The order of the rows; None: by row number.
         epoch: The epoch in which the table begins anew; 0 when it is made.
+        compiled: The kernel of the backend that computes with the rows, if it has one. It fills
+            large rectangles; torch has filled a small one before numba has read the kernel.
     """
-    made = None if table.init_fn is None else _made_by_function(table, seed, epoch)
+    whole = None if table.init_fn is None else _made_by_function(table, seed, epoch)
+    fast = compiled if whole is None and out.numel() >= CHUNK_ELEMENTS else None
     step = max(1, CHUNK_ELEMENTS // max(1, len(cols)))
     for first in range(rows.start, rows.stop, step):
         row_N = torch.arange(first, min(first + step, rows.stop), device=out.device)
         row_N = row_N if order is None else order.rows_at(row_N)
-        at = first - rows.start
-        out[at : at + len(row_N)] = (
-            start_values(row_N, table, seed, cols, out.dtype, epoch)
-            if made is None
-            else made[row_N.cpu(), cols.start : cols.stop]
-        )
+        at_N = torch.arange(len(row_N), device=out.device) + (first - rows.start)
+        if whole is None:
+            write_start_values(out, at_N, row_N, table, seed, cols, epoch, fast)
+        else:
+            out[at_N] = whole[row_N.cpu(), cols.start : cols.stop].to(out)
+
+
+def write_start_values(
+    out: Tensor,
+    at_N: Tensor,
+    row_N: Tensor,
+    table: EmbeddingConfig,
+    seed: int,
+    cols: range,
+    epoch: int,
+    compiled: Compiled | None,
+) -> None:
+    """Write the start values of some rows to places in `out` (see `fill_initial`).
+
+    Args:
+        out: The rows of a store, [R, len(cols)].
+        at_N: The place of each row in `out`.
+        row_N: Rows of the logical table; keys of a dynamic table.
+        table: The table, without `init_fn`.
+        seed: The seed of the run.
+        cols: Columns of the logical table.
+        epoch: The epoch in which the table begins anew; 0 when it is made.
+        compiled: The kernel of the backend, if it has one.
+    """
+    exact = out.dtype == torch.float32 and not table.start_middle and out.is_contiguous()
+    if compiled is not None and exact:
+        compiled(out, at_N, row_N, start_hash(table, seed, epoch), cols, table.start_range)
+    else:
+        out[at_N] = start_values(row_N, table, seed, cols, out.dtype, epoch).to(out)
 
 
 def _made_by_function(table: EmbeddingConfig, seed: int, epoch: int) -> Tensor:

@@ -12,21 +12,33 @@ goes on with the raw weights.
 Lightning's `WeightAveraging` averages a copy of the module: its parameters. Tables are no
 parameters here, and a module may be too large to copy on one rank, so this callback replaces it.
 Updates are those of `torch.optim.swa_utils`.
+
+    training      raw weights                    average += weight * (raw - average), now and then
+    validation    the average, in their place    so metrics and the best checkpoint are its own
+    checkpoint    both: a stored model scores by its average, and a resume trains the raw weights on
+
+Ranks have the same dense weights, and each averages the rows that it holds, so they send nothing.
+The average of the rows is `recapp/engine/row_average.py`, where the rows are.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from recapp.console import note
+from recapp.engine.sharded_collection import sharded_collections, without_tables
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.settings.values import shown
+from recapp.sharding.layout import AVERAGE, RAW
+from recapp.stored.meta_file import check_form, state_must_fit
 from recapp.trainer.batch_callback import BatchCallback, ends_epoch
-from recapp.trainer.strategy import strategy_of
 from recapp.trainer.trainer_settings import AverageSettings
-from recapp.trainer.weight_average import OF_AVERAGE, WeightAverage
 
 
 class AverageWeights(BatchCallback):
@@ -57,12 +69,14 @@ class AverageWeights(BatchCallback):
         """Let the strategy store the average, and plan for it, also where a validation comes before
         the training.
         """
-        strategy_of(trainer).weight_average = self.average
+        strategy: Any = trainer.strategy  # recapp's, which imports this file
+        strategy.weight_average = self.average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""
         self._epoch = 0
-        self.average.keep(pl_module, strategy_of(trainer).sharded_tables())
+        strategy: Any = trainer.strategy
+        self.average.keep(pl_module, strategy.sharded_tables())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kind of the average, the number of its updates and the epoch of the last."""
@@ -142,3 +156,159 @@ class AverageWeights(BatchCallback):
     ) -> None:
         """Put the raw weights back."""
         self.average.hide()
+
+
+OF_AVERAGE = "weight_average"
+"""The entry of a checkpoint's plain part with the raw dense weights, where `state_dict` has their
+average.
+"""
+
+
+class WeightAverage:
+    """The average of the weights of a module, beside the weights that train.
+
+    Args:
+        every: The steps between two updates, infinity if epochs lie between them; None if there is
+            no average.
+
+    Attributes:
+        updates: The number of updates so far; the weights have no average before the first.
+    """
+
+    def __init__(self, every: float | None = None) -> None:
+        self.every = every
+        self.updates = 0
+        self._trained: dict[str, Tensor] = {}
+        self._average: dict[str, Tensor] = {}
+        self._kept = False
+        self._shown = False  # whether the average is in the place of the weights
+        self._raw: dict[str, Tensor] = {}  # the weights meanwhile
+        self._alike: dict[str, str] = {}
+        self._tables: Sequence[ShardedTables] = ()
+
+    def keep(self, module: LightningModule, tables: Sequence[ShardedTables]) -> None:
+        """Make room for an average that begins anew; a checkpoint may fill it.
+
+        Args:
+            module: The module, with its tables sharded.
+            tables: The sharded tables of the module.
+        """
+        self.updates = 0
+        self._kept = True
+        with without_tables(sharded_collections(module)):
+            state = module.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        floats = {name: held for name, held in state.items() if held.is_floating_point()}
+        # layers may share a parameter, which has several names then
+        self._alike = {name: first.setdefault(id(held), name) for name, held in floats.items()}
+        self._trained = {name: floats[name].detach() for name in first.values()}
+        self._average = {
+            name: held.to(torch.promote_types(held.dtype, torch.float32), copy=True)
+            for name, held in self._trained.items()
+        }
+        self._tables = tables
+        for shared in tables:
+            shared.keep_average()
+
+    @property
+    def begun(self) -> bool:
+        """Return whether there is an average, so that it is measured and stored."""
+        return self.updates > 0
+
+    def update(self, weight: float) -> None:
+        """Move the average a share of the way towards the weights. The first update copies them.
+        Every rank calls it between two steps.
+        """
+        share = weight if self.begun else 1.0
+        for name, average in self._average.items():
+            trained = self._trained[name].to(average.dtype)
+            average.copy_(trained) if share == 1 else average.lerp_(trained, share)
+        for shared in self._tables:
+            shared.update_average(share)
+        self.updates = self.updates + 1
+
+    def show(self) -> None:
+        """Put the average in the place of the weights. Every rank calls it between two steps."""
+        if not self.begun or self._shown:
+            return
+        self._shown = True
+        self._raw = {name: held.clone() for name, held in self._trained.items()}
+        self._write(self._average)
+        self._show_rows(True)
+
+    def hide(self) -> None:
+        """Put the raw weights back."""
+        if self._shown:
+            self._shown = False
+            self._write(self._raw)
+            self._raw = {}
+            self._show_rows(False)
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        for name, held in self._trained.items():
+            held.copy_(values[name])
+
+    def _show_rows(self, shown: bool) -> None:
+        for shared in self._tables:
+            shared.show_average(shown)
+
+    # ---- checkpoints
+
+    def averaged(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the dense part's state with the average in the place of the weights."""
+        if not self.begun:
+            return dict(state)
+        average = {
+            name: self._average[first].to(state[name].dtype)
+            for name, first in self._alike.items()
+            if name in state
+        }
+        return {**state, **average}
+
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint's plain part: the raw weights, and averages that are
+        wider than these.
+        """
+        if not self.begun:
+            return {}
+        raw = self._raw or self._trained
+        wide = {n: held for n, held in self._average.items() if held.dtype != raw[n].dtype}
+        return {OF_AVERAGE: {RAW: {n: raw[f] for n, f in self._alike.items()}, AVERAGE: wide}}
+
+    def held(self) -> dict[str, Tensor]:
+        """Return by name the raw weights and the average of a checkpoint, for a check."""
+        if not self.begun:
+            return {}
+        raw = {f"{name}, raw": held for name, held in (self._raw or self._trained).items()}
+        return raw | {f"{name}, average": held for name, held in self._average.items()}
+
+    def loaded(self, meta: Mapping[str, Any], said: bool = False) -> dict[str, Any]:
+        """Take over the average of a checkpoint, if it has one.
+
+        Args:
+            meta: The plain part of the checkpoint.
+            said: Whether to say that this run keeps no average, if that is so.
+
+        Returns:
+            The plain part with the raw dense weights, with which training goes on.
+
+        Raises:
+            CheckpointError: The average belongs to another model.
+        """
+        if OF_AVERAGE not in meta:
+            return dict(meta)
+        if not self._kept and said:
+            note(
+                "the checkpoint has an average of the weights, and trainer.average.kind=none ends "
+                "it: training goes on with the raw weights, and the model will have the last ones"
+            )
+        state = meta["state_dict"]
+        with state_must_fit("the average of weights", "model"):
+            held = meta[OF_AVERAGE]
+            form = {name: self._trained[first] for name, first in self._alike.items()}
+            check_form(held, {RAW: form, AVERAGE: self._average}, OF_AVERAGE)
+            if missing := form.keys() - held[RAW].keys():
+                raise ValueError(f"there is no raw {min(missing)}")
+            for name, average in self._average.items():
+                average.copy_(held[AVERAGE].get(name, state[name]))
+            return {**meta, "state_dict": {**state, **held[RAW]}}

@@ -20,12 +20,13 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
-from recapp.processes.process_status import command_age, process_age
-from recapp.reporting.data_read import print_rows_read
+from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
-from recapp.reporting.plan_explanation import plan_rows, rank_rows, table_uses
-from recapp.reporting.record import claim_directory, write_performance
+from recapp.reporting.plan_report import plan_rows, rank_rows, table_uses
+from recapp.reporting.record import PERFORMANCE_FILE, claim_directory
+from recapp.reporting.run_record import Performance, RankMemory, write_record
+from recapp.reporting.summary import print_rows_read
 from recapp.stored.run_files import remove_earlier
 from recapp.tasks.measures import Measures
 from recapp.trainer.accumulation import check_validations
@@ -486,7 +487,6 @@ class RecordPerformance(BatchCallback):
         if not measured:
             return
         own = {
-            "step_ms": measured["step_ms"],
             "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
             "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
             "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
@@ -496,17 +496,13 @@ class RecordPerformance(BatchCallback):
         measured_W = strategy.comm.all_gather(own)
         if trainer.is_global_zero:
             ranks = strategy.comm.world
-            write_performance(
-                {
-                    "batch_per_rank": self.clock.rows[0] // ranks,
-                    "ranks": ranks,
-                    "steps": len(self.phases.measured(WARM_UP_STEPS)),
-                    "step_ms": own["step_ms"],
-                    **{
-                        name: [rank[name] for rank in measured_W]
-                        for name in own
-                        if name != "step_ms"
-                    },
-                },
-                self.directory,
+            of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in own}
+            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
+            record = Performance(
+                batch_per_rank=self.clock.rows[0] // ranks,
+                ranks=ranks,
+                steps=len(self.phases.measured(WARM_UP_STEPS)),
+                step_ms=measured["step_ms"],
+                **of_ranks,
             )
+            write_record(record, self.directory / PERFORMANCE_FILE)

@@ -22,7 +22,7 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import settings_of_table
 from recapp.optim.optimizer import groups_of_tables
 from recapp.settings.check_settings import find_constructor
-from recapp.stored.training_state import in_words, state_must_fit
+from recapp.stored.meta_file import in_words, state_must_fit
 from recapp.trainer.changed_callbacks import with_changes
 
 Settings = Mapping[str, Any]

@@ -17,8 +17,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp import console
 from recapp.stored.checkpoint import remove_checkpoint
+from recapp.stored.meta_file import check_form, state_must_fit
 from recapp.stored.run_files import KEPT, find_named, folder_of
-from recapp.stored.training_state import check_form, state_must_fit
 from recapp.trainer.strategy import strategy_of
 
 JOINED_FILE = "snapshots.ckpt"

@@ -18,7 +18,7 @@ from recapp.console import short_path
 from recapp.errors import CheckpointError, RecappError
 from recapp.optim.optimizer import HybridOptimizer, groups_of_tables
 from recapp.optim.rules import WITHOUT_RATE
-from recapp.stored.training_state import (
+from recapp.stored.meta_file import (
     WRONG_STATE,
     check_form,
     in_words,

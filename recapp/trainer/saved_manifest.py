@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.checkpoint_manifest import RUN, SAVED_AS
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
+from recapp.stored.model_manifests import RUN, SAVED_AS
 from recapp.stored.run_files import with_paths
 from recapp.trainer.data_protocols import (
     DerivesColumns,

@@ -13,7 +13,7 @@ from recapp.engine.dynamic_blocks import (
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
-from recapp.stored.checkpoint_manifest import CheckpointManifest
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.tables.dynamic import Counter
 
 

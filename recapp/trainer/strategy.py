@@ -57,8 +57,9 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.stored.meta_file import check_state, state_must_fit
 from recapp.stored.run_files import with_absolute_paths
-from recapp.stored.training_state import check_state, state_must_fit
+from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.layer_statistics import running_statistics
@@ -90,7 +91,6 @@ from recapp.trainer.started_ranks import (
 )
 from recapp.trainer.step_of_ranks import StepOfRanks
 from recapp.trainer.stored_tables import StoredTables
-from recapp.trainer.weight_average import WeightAverage
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.dense_gradients import hook_of
 from recapp.transport.waits import mean_hidden

@@ -16,8 +16,8 @@ from torch import Tensor
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.stored.directories import is_checkpoint
+from recapp.stored.meta_file import check_state
 from recapp.stored.run_files import with_absolute_paths
-from recapp.stored.training_state import check_state
 
 
 class WholeCheckpoint(dict[str, Any]):

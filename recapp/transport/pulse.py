@@ -8,11 +8,11 @@ separate thread counts, so the count goes on while a model is loaded, which take
 """
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from recapp.errors import RankError
-from recapp.processes.process_status import SecondsSeen
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -22,6 +22,35 @@ QUIET_SECONDS = (
     5.0  # silent for so long, a rank is an obstacle: longer than a busy machine delays a thread
 )
 SILENT_SECONDS = 30.0  # silent for so long, a rank is lost: three looks of a Kubernetes probe
+
+LONGEST_LOOK_SECONDS = 2.0
+"""The most time that counts between two looks. A longer gap shows that this process itself was
+stopped or too busy, so it cannot blame others for that time."""
+
+
+class SecondsSeen:
+    """For each item, such as a stopped rank, the seconds for which every look has seen the item.
+
+    Time in which this process itself was stopped does not count: a user who stops a whole job may
+    continue it days later.
+    """
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._seconds: dict[int, float] = {}
+
+    def look(self, seen: Iterable[int]) -> Mapping[int, float]:
+        """Return the seconds of each item that is seen now, 0 for a new one.
+
+        Args:
+            seen: The items that are seen now. The seconds of every other item are forgotten.
+        """
+        now = time.monotonic()
+        passed = min(now - self._looked, LONGEST_LOOK_SECONDS)
+        self._looked = now
+        before = self._seconds
+        self._seconds = {one: before[one] + passed if one in before else 0.0 for one in seen}
+        return self._seconds
 
 
 class Pulses:

@@ -37,8 +37,8 @@ def run_ranks(
     Ranks are forks of this process. So the function may be defined anywhere, also in a cell of a
     notebook, and finds all objects of this process as they are at the start of the ranks. Changes
     stay in their rank. Each rank computes on one thread, is in a process group of gloo with the
-    others, and begins with the random state of this process. The output of a rank is printed here,
-    line by line. If one rank fails, or Ctrl-C ends this call, all ranks are ended.
+    others, and begins with the random state of this process. A rank prints where this
+    process prints. If one rank fails, or Ctrl-C ends this call, all ranks are ended.
 
     Args:
         function: The function that every rank calls; `torch.distributed.get_rank()` returns the

@@ -30,8 +30,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from recapp.errors import LaunchError, RankError
 from recapp.processes.faults import timeout_message
-from recapp.processes.process_status import SecondsSeen
 from recapp.transport.communicator import Comm, Span
+from recapp.transport.pulse import SecondsSeen
 from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 
 FILE_NAME = "recapp"  # the name in /proc

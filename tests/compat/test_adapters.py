@@ -8,9 +8,6 @@ import pytest
 import torch
 from engine.engine_cases import batch_of, make_tables
 
-from recapp.compat.torchrec.managed_collections import (
-    ManagedCollisionEmbeddingBagCollectionSharder,
-)
 from recapp.compat.torchrec.planning import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recapp.compat.torchrec.plans_by_hand import (
     ShardingEnv,
@@ -27,6 +24,9 @@ from recapp.compat.torchrec.train_pipeline import (
     LazyGetItemMixin,
     LazyNoWait,
     NoWait,
+)
+from recapp.compat.torchrec.wrapped_collections import (
+    ManagedCollisionEmbeddingBagCollectionSharder,
 )
 from recapp.console import note_once
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection

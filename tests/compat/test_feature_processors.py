@@ -16,14 +16,12 @@ from recapp.distributed.sharding_plan import (
     table_wise,
 )
 from recapp.distributed.types import ShardingEnv
-from recapp.modules.activation import SwishLayerNorm
 from recapp.modules.feature_processor_ import (
     FeatureProcessor,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
 )
 from recapp.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from recapp.modules.regroup import KTRegroupAsDict
 from torch import nn
 
 from recapp.engine.gathered_state import gathered_state_dict
@@ -31,8 +29,6 @@ from recapp.errors import ConfigError, DataError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import DataType
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -241,9 +237,6 @@ REFUSED = {
     r"feature_processors\[f1\]: Unweighted returned a JaggedTensor without weights": lambda: (
         wrapped({"f1": Unweighted(), "f2": Unweighted()})(bags())
     ),
-    "there are 1 groups and 2 keys: name each group once": lambda: KTRegroupAsDict(
-        [["a"]], ["x", "y"]
-    ),
 }
 
 
@@ -265,24 +258,3 @@ def test_a_bag_that_is_longer_than_its_weights_is_one_line():
 def test_other_weights_must_fit_the_values():
     with pytest.raises(DataError, match="3 weights"):
         bags().with_weights(torch.ones(3))
-
-
-def test_keyed_tensors_are_regrouped_by_a_module():
-    tensors = [
-        KeyedTensor(["a", "b"], [1, 2], torch.arange(6.0).view(2, 3)),
-        KeyedTensor(["c"], [1], torch.tensor([[7.0], [8.0]])),
-    ]
-    groups = [["c", "a"], ["b"]]
-    found = KTRegroupAsDict(groups, ["x", "y"])(tensors)
-    wanted = KeyedTensor.regroup_as_dict(tensors, groups, ["x", "y"])
-    assert list(found) == ["x", "y"] and all(torch.equal(found[k], wanted[k]) for k in found)
-    half = KTRegroupAsDict(groups, ["x", "y"], emb_dtype=DataType.FP16)(tensors)
-    assert half["x"].dtype is torch.float16 and half["x"].tolist() == [[7, 0], [8, 3]]
-
-
-def test_swish_with_layer_normalisation():
-    module = SwishLayerNorm([3])
-    x = torch.randn(4, 3)
-    wanted = x * torch.sigmoid(nn.functional.layer_norm(x, [3]))
-    torch.testing.assert_close(module(x), wanted)
-    assert list(module.state_dict()) == ["norm.0.weight", "norm.0.bias"]

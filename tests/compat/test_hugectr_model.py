@@ -12,8 +12,7 @@ from jobs import environment_of_rank
 
 from recapp import hugectr
 from recapp.cli import compose
-from recapp.compat.hugectr.model import NOT_THERE, Model
-from recapp.compat.hugectr.program import Fit, Program, settings_of
+from recapp.compat.hugectr.program import NOT_THERE, Fit, Model, Program, settings_of
 from recapp.compat.hugectr.reader import Columns
 from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import named_folders

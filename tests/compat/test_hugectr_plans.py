@@ -11,7 +11,7 @@ from hashlib import sha256
 import pytest
 from jobs import recipe, small, validation
 
-from recapp.compat.hugectr.plan_lists import (
+from recapp.compat.hugectr.plans import (
     hugectr_lists,
     notebook_lists,
     plan_from_values,

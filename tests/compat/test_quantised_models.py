@@ -7,7 +7,7 @@ import torch
 from engine.test_random_mixtures import Mixture, batch_of
 from torch import nn
 
-from recapp.compat.torchrec.quantised_models import quantize_embeddings, shard_quant_model
+from recapp.compat.torchrec.quantised import quantize_embeddings, shard_quant_model
 from recapp.errors import ConfigError
 from recapp.inference.storage import stored, values
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -6,12 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.compat.torchrec.crosses import (
-    CrossNet,
-    LowRankCrossNet,
-    LowRankMixtureCrossNet,
-    VectorCrossNet,
-)
 from recapp.compat.torchrec.deepfm import (
     DeepFM,
     FactorizationMachine,
@@ -20,9 +14,13 @@ from recapp.compat.torchrec.deepfm import (
 )
 from recapp.compat.torchrec.dlrm import (
     DLRM_DCN,
+    CrossNet,
     DLRM_Projection,
     InteractionDCNArch,
     InteractionProjectionArch,
+    LowRankCrossNet,
+    LowRankMixtureCrossNet,
+    VectorCrossNet,
 )
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

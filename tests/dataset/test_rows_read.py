@@ -11,7 +11,9 @@ from recapp.dataset import click_rows as record
 from recapp.dataset.click_rows import moment, open_rows, rows_read
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
-from recapp.reporting.data_read import entries_of, print_rows_read
+from recapp.reporting.run_record import RowsRead
+from recapp.reporting.summary import entries_of, print_rows_read
+from recapp.settings.records import record as to_record
 
 SCHEMA = Schema(
     ("bought", "liked", "stars"),
@@ -127,7 +129,7 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
         "1 (empty); not Parquet or CSV 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said
-    shown = entries_of(plain)
+    shown = entries_of(to_record(RowsRead, plain))
     assert shown["Files"] == (
         "4 files, part-0.parquet to part-1.parquet to train; part-1.parquet to validate"
     )

@@ -161,7 +161,7 @@ def train(comm, kind, rule_name, weighted, backend, tied=False, dynamic=False):
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "backend"), one_of(5, list(product(KINDS, (1, 2, 4), ("numba", "torch"))))
+    ("kind", "world", "backend"), one_of(13, list(product(KINDS, (1, 2, 4), ("numba", "torch"))))
 )
 def test_dynamic_tables_of_bags_and_sequences_cost_no_collective_more(ranks, kind, world, backend):
     rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]

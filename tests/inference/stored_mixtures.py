@@ -10,8 +10,8 @@ from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.placed_model import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values
-from recapp.stored.artefact_manifest import ArtefactManifest
-from recapp.stored.snapshot import Artefact
+from recapp.stored.model_manifests import ArtefactManifest
+from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import positions_of

@@ -5,6 +5,7 @@ every way of cutting tables.
 import pytest
 import torch
 from parity.cases import KINDS, TOLERANCE, Oracle, loss_of, make_case, rows_held
+from tiers import one_of
 from torch.optim import swa_utils
 
 from recapp.engine.sharded_collection import shard_bags
@@ -47,7 +48,7 @@ def compare_averages(comm, kind, mode, row_order, is_moving):
     return moved
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_of(3, KINDS))
 def test_an_average_of_shards_is_torchs_average_of_whole_tables(ranks, kind):
     number = KINDS.index(kind)
     mode = ("unique", "pooled")[number % 2]

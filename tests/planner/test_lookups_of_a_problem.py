@@ -15,7 +15,7 @@ from recapp.planner.plan_rules import table_facts
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.reporting.plan_explanation import explained
+from recapp.reporting.plan_report import explained
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -129,7 +129,5 @@ def test_a_dynamic_table_has_the_bytes_of_its_expected_rows_whatever_ids_were_me
     grows = replace(ONE, num_embeddings="dynamic", dynamic=DynamicRows(max_rows=640))
     measured = replace(default_statistics(grows), rows=64_000)
     problem = PlanningProblem([grows], statistics={"t": measured}, **SETTINGS)
-    found = explained(plan_of(grows, "row_wise"), problem, alternatives=False)
-    assert [row["bytes"] for row in found["rows"]] == [
-        sum(rank["bytes"] for rank in found["ranks"])
-    ]
+    report = explained(plan_of(grows, "row_wise"), problem, alternatives=False)
+    assert [row.bytes for row in report.rows] == [sum(rank.bytes for rank in report.ranks)]

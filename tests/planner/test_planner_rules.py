@@ -19,7 +19,7 @@ from recapp.planner.plan_rules import (
 )
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology, machine
-from recapp.reporting.plan_explanation import plan_rows, rank_rows
+from recapp.reporting.plan_report import plan_rows, rank_rows
 from recapp.settings.option_files import conf_dir
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics

@@ -12,7 +12,7 @@ from recapp.planner.planner_settings import Machines
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import RESERVE_BYTES, Topology, topology_of
-from recapp.reporting.plan_explanation import explained
+from recapp.reporting.plan_report import explained
 from recapp.tables.config import EmbeddingBagConfig
 
 TABLES = [
@@ -65,9 +65,9 @@ def test_a_plan_says_what_is_left_free_and_is_refused_where_nothing_is_left_to_t
     made = with_reserve(problem())
     assert made.topology.reserve_bytes == sum(made.reserve.values()) > RUNTIME_BYTES
     plan = plan_by_rules(TABLES, made.topology, [PlanRule("row_wise")], name="rows")
-    assert explained(plan, made, alternatives=False)["reserve"] == made.reserve
+    assert explained(plan, made, alternatives=False).reserve == made.reserve
     by_hand = replace(problem("cpu"), topology=Topology(2, reserve_bytes=5))
-    assert explained(plan, by_hand, alternatives=False)["reserve"] == {"set": 5}
+    assert explained(plan, by_hand, alternatives=False).reserve == {"set": 5}
     small = replace(made.topology, memory_bytes=[30_000_000] * 2)
     with pytest.raises(PlanError) as refused:
         check_memory(TABLES, plan, None, small)

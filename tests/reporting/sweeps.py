@@ -3,9 +3,11 @@
 import json
 
 import yaml
+from reporting.records import performance as performance_of
+from reporting.records import plan_report
 
 from recapp.reporting import drawing
-from recapp.reporting.phases import PHASES
+from recapp.reporting.run_record import write_record
 
 ABOUT = {
     "dataset": "/data/clicks",
@@ -38,16 +40,6 @@ ABOUT = {
     "version_python": "3.11.7",
     "date": "2026-11-22T10:06:00+00:00",
 }
-MEMORY = {
-    "weights": 8 << 20,
-    "state": 1 << 20,
-    "buffers": 1 << 18,
-    "rss": 1 << 29,
-    "rss_peak": 1 << 30,
-    "allocated": None,
-    "reserved": None,
-    "allocated_peak": None,
-}
 
 
 def make_run(
@@ -66,7 +58,6 @@ def make_run(
     performance=True,
     predicted=True,
     curves=True,
-    old=False,
     settings=None,
     more=None,
 ):
@@ -80,7 +71,6 @@ def make_run(
         auc: The validation AUC.
         error: Why it failed.
         performance, predicted, curves: Whether those files are there.
-        old: Whether it was made before runs recorded quartiles and what they were made with.
         settings: Entries of `resolved.yaml`, beside the monitored metric.
         more: Entries of `metrics.json`.
     """
@@ -106,37 +96,18 @@ def make_run(
         "bytes_exchanged_per_step": 12345.0 if ranks > 1 else 0.0,
         "status": "ok",
     }
-    if not old:
-        quartiles = [step_ms * (1 - spread), step_ms * (1 + spread)]
-        metrics |= {"step_ms_quartiles": quartiles, **ABOUT, "batch_size": batch}
+    quartiles = [step_ms * (1 - spread), step_ms * (1 + spread)]
+    metrics |= {"step_ms_quartiles": quartiles, **ABOUT, "batch_size": batch}
     (folder / "metrics.json").write_text(json.dumps(metrics | (more or {})))
     if performance:
-        measured = _performance(step_ms, dense_ms, spread, ranks)
-        if old:
-            del measured["phases_quartiles_ms"]
-        (folder / "performance.json").write_text(json.dumps(measured))
+        measured = performance_of(ranks=ranks, step_ms=step_ms, dense_ms=dense_ms, spread=spread)
+        write_record(measured, folder / "performance.json")
     if predicted:
-        phases = {f"{phase}_ms": 1.1 * step_ms / 6 for phase in PHASES}
-        (folder / "predicted.json").write_text(json.dumps({"step_ms": 1.1 * step_ms, **phases}))
+        report = plan_report(plan, ranks=ranks, step_ms=1.1 * step_ms)
+        write_record(report, folder / "predicted.json")
     if curves:
         _write_curves(folder, auc)
     return folder
-
-
-def _performance(step_ms, dense_ms, spread, ranks):
-    dense = step_ms / 2 if dense_ms is None else dense_ms
-    spent = dict.fromkeys(PHASES, step_ms / 10) | {"dense": dense}
-    quartiles = {p: [ms * (1 - spread), ms * (1 + spread)] for p, ms in spent.items()}
-    return {
-        "batch_per_rank": 64,
-        "ranks": ranks,
-        "steps": 30,
-        "step_ms": step_ms,
-        "memory": [MEMORY] * ranks,
-        "sent_bytes": [6000] * ranks,
-        "phases_ms": [spent] * ranks,
-        "phases_quartiles_ms": [quartiles] * ranks,
-    }
 
 
 def _write_curves(folder, auc):
@@ -213,6 +184,6 @@ def leave_pictures_unpainted(monkeypatch):
     """Have pictures made with their texts alone, as tests of texts need no drawing."""
 
     def finish(self, name, title, alt, caption):
-        return drawing.Picture(name, title, alt, caption, "<svg></svg>", b"")
+        return drawing.Picture(name, title, alt, caption, "<svg></svg>")
 
     monkeypatch.setattr(drawing.Sheet, "finish", finish)

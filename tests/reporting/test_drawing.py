@@ -9,9 +9,10 @@ import pytest
 from reporting.sweeps import make_run, make_sweep
 
 from recapp.console import size
-from recapp.reporting import drawing, metric_figures
+from recapp.reporting import drawing, run_figures
 from recapp.reporting.drawing import COLUMN, sheet
-from recapp.reporting.variants import Objective, Run, Variant, learned_variants_of, read_runs
+from recapp.reporting.runs import read_runs
+from recapp.reporting.variants import Objective, Variant, learned_variants_of
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,7 @@ def axes_of(draw, monkeypatch):
 
 
 def one(folder, **options):
-    return (
-        Variant("mixed", (Run(folder, {"status": "ok", "plan": "mixed"}, "mixed"),))
-        if make_run(folder, **options)
-        else None
-    )
+    return Variant("mixed", tuple(read_runs(folder))) if make_run(folder, **options) else None
 
 
 @pytest.mark.parametrize(("steps", "readings"), [(3, 3), (4, 3), (40, 3), (2, 1), (40, 1)])
@@ -72,7 +69,7 @@ def test_an_axis_of_steps_has_no_half_steps(tmp_path, monkeypatch, steps, readin
     rows = [f"{step},0.{60 - step}" for step in range(steps - readings, steps)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,val_auc", *rows]) + "\n")
     variants = [variant] * (1 if readings > 1 else 2)  # one reading of one run is said in words
-    drawn = axes_of(lambda: metric_figures.curves("val_auc", variants, Objective()), monkeypatch)
+    drawn = axes_of(lambda: run_figures.curves("val_auc", variants, Objective()), monkeypatch)
     assert all(tick == int(tick) for tick in drawn.axes[0].get_xticks())
     trained = list(range(steps - readings + 1, steps + 1))  # not the numbers of steps from 0
     assert list(drawn.axes[0].lines[0].get_xdata()) == trained
@@ -92,7 +89,7 @@ def test_the_metric_stands_on_a_log_axis_where_numbers_span_a_decade(
     ]
     runs = read_runs(make_sweep(tmp_path, None, jobs))
     drawn = axes_of(
-        lambda: metric_figures.metric_by("optimizer.dense.lr", runs, Objective()), monkeypatch
+        lambda: run_figures.metric_by("optimizer.dense.lr", runs, Objective()), monkeypatch
     )
     means, dots, best = drawn.axes[0].lines
     assert drawn.axes[0].get_xscale() == scale
@@ -111,7 +108,7 @@ def test_many_words_stand_upright_and_do_not_run_into_each_other(tmp_path, monke
         for n in range(12)
     ]
     runs = read_runs(make_sweep(tmp_path, None, jobs))
-    drawn = axes_of(lambda: metric_figures.metric_by("experiment", runs, Objective()), monkeypatch)
+    drawn = axes_of(lambda: run_figures.metric_by("experiment", runs, Objective()), monkeypatch)
     drawn.figure.draw_without_rendering()
     boxes = [label.get_window_extent() for label in drawn.axes[0].get_xticklabels()]
     assert len(boxes) == 12 and all(one.x1 <= other.x0 for one, other in pairwise(boxes))
@@ -124,7 +121,7 @@ def test_words_stand_on_an_axis_of_their_own(tmp_path, monkeypatch):
         for name, auc in (("dlrm", 0.7), ("dlrm_of_another_kind", 0.71))
     ]
     runs = read_runs(make_sweep(tmp_path, None, jobs))
-    drawn = axes_of(lambda: metric_figures.metric_by("model", runs, Objective()), monkeypatch)
+    drawn = axes_of(lambda: run_figures.metric_by("model", runs, Objective()), monkeypatch)
     assert (
         "".join("".join(t.get_text().split()) for t in drawn.axes[0].get_xticklabels())
         == "dlrmdlrm_of_another_kind"
@@ -159,18 +156,18 @@ def test_a_long_name_is_folded_and_not_cut():
 def test_of_many_runs_the_best_have_colours_and_names_and_the_others_are_grey(
     tmp_path, monkeypatch
 ):
-    jobs = [{"overrides": [f"tables.dim={8 * n}"], "auc": 0.7 + n / 100} for n in range(1, 9)]
+    jobs = [{"overrides": [f"tables.dim={8 * n}"], "auc": 0.7 + n / 100} for n in range(1, 11)]
     variants = learned_variants_of(read_runs(make_sweep(tmp_path, None, jobs)), Objective())
-    drawn = axes_of(lambda: metric_figures.curves("val_auc", variants, Objective()), monkeypatch)
+    drawn = axes_of(lambda: run_figures.curves("val_auc", variants, Objective()), monkeypatch)
     named = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
-    assert named == ["dim=48", "dim=56", "dim=64", "the other runs", "validation", "training"]
+    assert named == ["dim=64", "dim=72", "dim=80", "the other runs", "validation", "training"]
     assert (
         sum(
             line.get_color() == drawing.GRID
             for line in drawn.axes[0].lines
             if len(line.get_xdata())
         )
-        == 2 * 5
+        == 2 * 7
     )
 
 
@@ -181,11 +178,9 @@ def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is
     (tmp_path / "run/csv").mkdir()
     rows = [f"{step},{9.0 if step < 5 else 0.5 - step / 1000}" for step in range(4, 40, 5)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,train_loss", *rows]) + "\n")
-    drawn = axes_of(
-        lambda: metric_figures.curves("val_log_loss", [variant], Objective()), monkeypatch
-    )
+    drawn = axes_of(lambda: run_figures.curves("val_log_loss", [variant], Objective()), monkeypatch)
     assert drawn.axes[0].get_ylim()[1] < 0.6
-    picture = metric_figures.curves("val_log_loss", [variant], Objective())
+    picture = run_figures.curves("val_log_loss", [variant], Objective())
     assert picture.caption.endswith(
         "The first 25% of the steps, between 0.491 and 9, lie partly outside."
     )

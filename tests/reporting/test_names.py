@@ -3,7 +3,7 @@
 import pytest
 from reporting.sweeps import make_sweep
 
-from recapp.reporting.comparison import compare, names_of, short_names, texts_of, varied
+from recapp.reporting.runs import names_of, read_runs, short_names, texts_of, varied
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,21 @@ def test_runs_are_named_by_what_differs_and_by_their_plan_where_nothing_does(tmp
         {"overrides": [f"+plan={plan}", f"a.lr={rate}", "trainer.max_steps=5"], "plan": plan}
         for plan, rate in (("mixed", 0.1), ("mixed", 0.25), ("row_wise", 0.1))
     ]
-    records = compare(make_sweep(tmp_path, None, jobs))
-    assert names_of(records) == ["mixed lr=0.1", "mixed lr=0.25", "row_wise lr=0.1"]
-    assert names_of(records[:2]) == ["lr=0.1", "lr=0.25"] and names_of(records, ["plan"]) == [
+    runs = read_runs(make_sweep(tmp_path, None, jobs))
+    assert names_of(runs) == ["mixed lr=0.1", "mixed lr=0.25", "row_wise lr=0.1"]
+    assert names_of(runs[:2]) == ["lr=0.1", "lr=0.25"] and names_of(runs, ["plan"]) == [
         "lr=0.1",
         "lr=0.25",
         "lr=0.1",
     ]
-    assert names_of(records[:1]) == ["mixed"]
-    assert names_of(records, ["a.lr"]) == ["mixed", "mixed", "row_wise"]
+    assert names_of(runs[:1]) == ["mixed"]
+    assert names_of(runs, ["a.lr"]) == ["mixed", "mixed", "row_wise"]
 
 
 def test_a_job_that_does_not_say_a_setting_has_its_default(tmp_path):
-    records = compare(
+    runs = read_runs(
         make_sweep(
             tmp_path, None, [{"overrides": ["trainer.precision=bf16-mixed"]}, {"overrides": []}]
         )
     )
-    assert names_of(records) == ["precision=bf16-mixed", "defaults"]
+    assert names_of(runs) == ["precision=bf16-mixed", "defaults"]

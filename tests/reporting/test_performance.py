@@ -9,17 +9,14 @@ from pathlib import Path
 import pytest
 from jobs import small
 from lightning.pytorch import Callback
+from reporting.records import performance, plan_report
 from trainer.runs import compose, fit, make_logs
 
+from recapp.errors import ConfigError
 from recapp.reporting import phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
-from recapp.reporting.record import (
-    claim_directory,
-    measured_phases,
-    read_performance,
-    read_predicted,
-    write_performance,
-)
+from recapp.reporting.record import claim_directory
+from recapp.reporting.run_record import PlanReport, read_performance, read_record, write_record
 from recapp.trainer.callbacks import RecordPerformance, StepClock
 
 
@@ -142,15 +139,11 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
         Watch(),
         overrides=["trainer.val_check_interval=6", f"engine.look_ahead={look_ahead}"],
     )
-    found = read_performance(tmp_path)
-    assert (
-        found["ranks"] == 1
-        and found["batch_per_rank"] == 96
-        and found["steps"] == 4
-        and found["sent_bytes"] == [0.0]
-    )
-    (spent,), (parts,), (memory,) = found["phases_ms"], found["parts_ms"], found["memory"]
-    (between,) = found["phases_quartiles_ms"]
+    measured = read_performance(tmp_path)
+    assert (measured.ranks, measured.batch_per_rank, measured.steps) == (1, 96, 4)
+    assert measured.sent_bytes == (0.0,)
+    (spent,), (parts,), (memory,) = measured.phases_ms, measured.parts_ms, measured.memory
+    (between,) = measured.phases_quartiles_ms
     assert tuple(between) == PHASES and all(
         low <= spent[phase] <= high for phase, (low, high) in between.items()
     )
@@ -160,29 +153,19 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
     )
     # whatever a collection marks has its phase
     assert set(parts) <= set(MARKS) and parts["data"] > 0
-    assert sum(spent.values()) < 3 * found["step_ms"]
-    assert memory["weights"] == sum(s.weights.nbytes for s in seen)
-    assert memory["state"] == sum(t.nbytes for s in seen for t in s.state) > 0
-    assert (
-        memory["buffers"] > 0
-        and 0 < memory["rss"] <= memory["rss_peak"]
-        and memory["allocated"] is None
-    )
-    assert measured_phases(found) == spent
+    assert sum(spent.values()) < 3 * measured.step_ms
+    assert memory.weights == sum(s.weights.nbytes for s in seen)
+    assert memory.state == sum(t.nbytes for s in seen for t in s.state) > 0
+    assert memory.buffers > 0 and 0 < memory.rss <= memory.rss_peak and memory.allocated is None
+    assert measured.mean_phases() == spent
 
 
 @pytest.mark.full
 def test_every_rank_tells_its_own(jobs, tmp_path):
     metrics = jobs.train(tmp_path / "run", *small(tmp_path / "logs"), "+plan=row_wise")
     found = read_performance(tmp_path / "run")
-    assert (
-        found["ranks"] == 2
-        and found["batch_per_rank"] == 128
-        and found["step_ms"] == metrics["step_ms"]
-    )
-    assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics[
-        "bytes_by_rank"
-    ]
+    assert found.ranks == 2 and found.batch_per_rank == 128 and found.step_ms == metrics["step_ms"]
+    assert [memory.weights + memory.state for memory in found.memory] == metrics["bytes_by_rank"]
     assert 0 < metrics["samples_per_cpu_second"] < 1e9
     low, high = metrics["step_ms_quartiles"]
     assert low <= metrics["step_ms"] <= high
@@ -193,8 +176,8 @@ def test_every_rank_tells_its_own(jobs, tmp_path):
     )
     assert all(metrics[f"version_{name}"] for name in ("recapp", "torch", "lightning", "python"))
     assert metrics["hosts"] == [socket.gethostname()]
-    assert sum(found["sent_bytes"]) == pytest.approx(metrics["bytes_exchanged_per_step"])
-    for parts, spent in zip(found["parts_ms"], found["phases_ms"], strict=True):
+    assert sum(found.sent_bytes) == pytest.approx(metrics["bytes_exchanged_per_step"])
+    for parts, spent in zip(found.parts_ms, found.phases_ms, strict=True):
         assert set(MARKS) - {"serve"} <= set(parts) <= set(MARKS) and all(
             spent[phase] > 0 for phase in PHASES
         )
@@ -212,13 +195,13 @@ def test_a_run_that_fails_records_nothing(logs, tmp_path):
 
 
 def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
-    write_performance({"step_ms": 1.0}, tmp_path)
+    write_record(performance(), tmp_path / "performance.json")
     claim_directory(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_record_for_which_the_disk_has_no_room_leaves_the_earlier_one(tmp_path, monkeypatch):
-    write_performance({"step_ms": 1.0}, tmp_path)
+    write_record(performance(step_ms=1.0), tmp_path / "performance.json")
 
     def write_text(path, text, **_):
         path.write_bytes(text[:3].encode())
@@ -226,24 +209,25 @@ def test_a_record_for_which_the_disk_has_no_room_leaves_the_earlier_one(tmp_path
 
     monkeypatch.setattr(Path, "write_text", write_text)
     with pytest.raises(OSError, match="No space"):
-        write_performance({"step_ms": 2.0}, tmp_path)
-    assert read_performance(tmp_path) == {"step_ms": 1.0}
+        write_record(performance(step_ms=2.0), tmp_path / "performance.json")
+    assert read_performance(tmp_path) == performance(step_ms=1.0)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_prediction_is_read_of_the_step_or_of_its_ranks(tmp_path):
-    assert read_predicted(tmp_path) is None
-    of_ranks = {
-        "step_ms": 9.0,
-        "ranks": [{"input_ms": 1.0, "dense_ms": 4.0}, {"input_ms": 3.0, "dense_ms": 4.0}],
-    }
-    for predicted in (of_ranks, {"step_ms": 9.0, "input_ms": 2.0, "dense_ms": 4.0}):
-        (tmp_path / "predicted.json").write_text(json.dumps(predicted))
-        assert read_predicted(tmp_path) == {
-            "step_ms": 9.0,
-            **dict.fromkeys(PHASES, 0.0),
-            "input": 2.0,
-            "dense": 4.0,
-        }
-    (tmp_path / "predicted.json").write_text('{"step_ms": ')
-    assert read_predicted(tmp_path) is None
+def test_records_are_read_as_they_were_written_and_others_are_refused(tmp_path):
+    path = tmp_path / "predicted.json"
+    assert read_record(PlanReport, path) is None
+    report = plan_report(tables=4, ranks=3, hosts=1)
+    write_record(report, path)
+    assert read_record(PlanReport, path) == report
+    assert report.mean_ms("input") == 1.0 and report.sent_bytes == 6000
+    content = json.loads(path.read_text())
+    for wrong, words in (
+        ({"step_ms": 9.0}, "has no batch_per_rank"),
+        (content | {"best": 1}, "has unknown best"),
+    ):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ConfigError, match=f"predicted.json: {words}"):
+            read_record(PlanReport, path)
+    path.write_text('{"step_ms": ')
+    assert read_record(PlanReport, path) is None

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from reporting.pages import opened, parts
@@ -11,7 +10,7 @@ from reporting.sweeps import leave_pictures_unpainted, make_run
 from recapp import report
 from recapp.cli.recipe_of_job import default_settings
 from recapp.errors import ConfigError
-from recapp.reporting.sweep_report import write_report
+from recapp.reporting.run_page import write_report
 
 DEFAULTS = {
     "seed": 1,
@@ -65,16 +64,15 @@ def test_its_pictures_go_rank_by_rank(run):
         "Validation log loss over steps",
         "Where a step's time goes",
         "Memory",
-        "Predicted against measured",
     ]
-    assert all(Path(row["file"]).is_file() for row in made)
-    texts = {image["alt"] for image in parts(folder / "report.html").images}
-    assert any("rank 1: input 1 ms" in text for text in texts) and any(
-        "rank 1 9.7 MB, process at most 1.1 GB" in text for text in texts
-    )
-    assert "11.0 ms predicted, 10.0 ms measured (+10%)" in " ".join(texts)
+    assert {row["file"] for row in made} == {str(folder / "report.html")}
+    found = parts(folder / "report.html")
+    texts = {image["alt"] for image in found.images}
+    assert any("rank 1: input 1 ms" in text for text in texts)
+    assert any("rank 1 10.0 MB, process at most 1.1 GB" in text for text in texts)
+    assert "The planner had predicted 11 ms (+10%)." in found.said
     # each rank's phases with their quartiles
-    assert "1.00 (0.80 to 1.20)" in parts(folder / "report.html").said
+    assert "1.00 (0.80 to 1.20)" in found.said
 
 
 def test_settings_that_differ_from_the_defaults_stand_with_both_values(run):
@@ -110,9 +108,9 @@ def test_a_browser_shows_it_in_every_width(run, tmp_path):
             found["wide"] <= width
             and found["faults"] == []
             and found["asked"] == []
-            and len(found["images"]) == 5
+            and len(found["images"]) == 4
         )
-        assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
+        assert found["columns"] == {400: 1, 1280: 2, 1920: 2}[width]
 
 
 def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_path):
@@ -136,12 +134,11 @@ def test_one_reading_is_said_and_not_drawn(unpainted, tmp_path):
     rows = ["19,0.6,0.7,,", "19,,,0.5,0.75"]
     (folder / "csv/metrics.csv").write_text("\n".join([header, *rows]) + "\n")
     made = write_report(folder, lambda chosen: DEFAULTS)
-    assert "curve_of_val_auc" not in " ".join(str(row["file"]) for row in made)
-    said = " ".join(parts(folder / "report.html").said)
-    assert (
+    (why,) = [row["left_out"] for row in made if row["what"] == "Validation AUC over steps"]
+    assert why == (
         "a curve needs two readings (trainer.val_check_interval); there is validation AUC 0.75000 "
-        "after step 20, training auc 0.70000 after step 20"
-    ) in said
+        "after step 20, 0.70000 after step 20"
+    )
 
 
 def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_path):
@@ -169,13 +166,12 @@ def test_a_run_that_has_not_ended_has_a_page(unpainted, tmp_path):
     assert "Training run that was stopped" in parts(folder / "report.html").said
 
 
-def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(unpainted, tmp_path):
-    folder = make_run(tmp_path / "run", old=True, predicted=False, settings=SETTINGS)
+def test_a_run_without_its_settings_has_a_page_of_what_is_known(unpainted, tmp_path):
+    folder = make_run(tmp_path / "run", predicted=False)
     (folder / "resolved.yaml").unlink()
-    made = write_report(folder, lambda chosen: DEFAULTS)
+    write_report(folder, lambda chosen: DEFAULTS)
     said = parts(folder / "report.html").said
-    assert "not recorded" in said and "Its settings were not left (resolved.yaml)." in said
-    assert [row["what"] for row in made if row["left_out"]] == ["Predicted against measured"]
+    assert "Its settings were not left (resolved.yaml)." in said
 
 
 def test_the_command_compares_with_the_defaults_of_training(
@@ -276,10 +272,8 @@ def test_names_of_files_are_whole_on_80_columns_beside_reasons_too(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    make_run(tmp_path / "stopped", predicted=False)
+    make_run(tmp_path / "stopped", performance=False)
     assert report.main(["path=stopped"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80 and any(
-        "stopped/curve_of_val_log_loss.png" in line for line in lines
-    )
-    assert any("left out: no run has a predicted.json" in line for line in lines)
+    assert max(map(len, lines)) <= 80 and any("stopped/report.html" in line for line in lines)
+    assert any("left out: no run has a performance.json" in line for line in lines)

@@ -2,8 +2,8 @@
 
 import json
 
-from recapp.reporting.comparison import columns_of, compare, write_csv
 from recapp.reporting.record import read_measures, write_measures
+from recapp.reporting.runs import columns_of, compare, write_csv
 from recapp.reporting.variants import Objective
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measure, Measures
@@ -33,10 +33,11 @@ def test_a_comparison_has_the_metrics_that_the_tasks_of_its_jobs_show(tmp_path):
         job_of(tmp_path, 0, OTHER, val_recall=0.25, val_auc=0.5),
         job_of(tmp_path, 1, None),  # refused before it began
     ]
-    records = compare(tmp_path, jobs)
-    assert [record["val_recall"] for record in records] == [0.25, None]
-    assert "val_auc" not in records[0] and records[1]["seed"] == 1
-    write_csv(records, tmp_path / "comparison.csv")
+    runs = compare(tmp_path, jobs)
+    lines = [run.flat() for run in runs]
+    assert [line["val_recall"] for line in lines] == [0.25, None]
+    assert "val_auc" not in lines[0] and lines[1]["seed"] == 1
+    write_csv(runs, tmp_path / "comparison.csv")
     header = (tmp_path / "comparison.csv").read_text().splitlines()[0]
     assert ",train_seconds,val_recall,bytes_per_rank," in header and header.endswith(",error")
     titles = [column.title for column in columns_of(read_measures(*jobs))]

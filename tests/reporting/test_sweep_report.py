@@ -5,7 +5,6 @@ what is missing.
 import json
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import yaml
@@ -24,9 +23,9 @@ from recapp import report
 from recapp.errors import ConfigError
 from recapp.reporting import sweep_page
 from recapp.reporting.drawing import COLUMN
-from recapp.reporting.speed_figures import TITLES
-from recapp.reporting.sweep_report import write_report
-from recapp.reporting.variants import read_runs
+from recapp.reporting.run_figures import COSTS
+from recapp.reporting.run_page import write_report
+from recapp.reporting.runs import read_runs
 
 CURVES = ("Validation AUC over steps", "Validation log loss over steps")
 
@@ -136,13 +135,8 @@ def test_a_rate_does_not_change_speed_so_speed_is_not_compared(rates):
     said = " ".join(parts(folder / "report.html").said)
     assert "Fastest" not in said and "Slowest" not in said
     assert "Speed is not compared: the runs do not differ in anything that changes it." in said
-    assert left_out(made) == dict.fromkeys(
-        TITLES.values(), "the runs do not differ in what changes it"
-    )
+    assert left_out(made) == dict.fromkeys(COSTS, "the runs do not differ in what changes it")
     assert shown(made) == ["the page", "Validation AUC by dense.lr", *CURVES]
-    assert (folder / "metric_by_optimizer.dense.lr.png").is_file() and not (
-        folder / "steps.png"
-    ).exists()
 
 
 def test_plans_learn_the_same_and_are_compared_by_speed(plans):
@@ -170,7 +164,7 @@ def test_plans_learn_the_same_and_are_compared_by_speed(plans):
         "the page",
         "Validation AUC by seed",
         *CURVES,
-        *TITLES.values(),
+        *COSTS,
     ] and not left_out(made)
 
 
@@ -182,7 +176,7 @@ def test_latency_and_throughput_stand_in_one_picture_with_the_spread_of_steps(pl
         "Bars: row_wise 10.5 ms (9.8 to 11.2), 95,455 samples/s; table_wise 13.5 ms (12.7 to "
         "14.3), 74,"
     )
-    assert sum("ms (" in alt and "predicted" not in alt for alt in pictures) == 1
+    assert sum("ms (" in alt for alt in pictures) == 1
 
 
 def test_a_failed_job_is_listed_with_its_error_and_has_no_part_in_the_pictures(plans):
@@ -264,13 +258,12 @@ def test_the_first_job_of_a_sweep_without_multirun_yaml_is_named_by_its_plan(tmp
     assert [run.name for run in read_runs(tmp_path)] == ["automatic"]
 
 
-def test_the_report_has_every_figure_as_png_and_in_one_page(plans):
+def test_the_report_is_one_page_with_every_figure(plans):
     folder, made = plans
-    files = [Path(row["file"]) for row in made if row["file"]]
-    assert sorted(file for file in files if file.suffix == ".png") == sorted(folder.glob("*.png"))
     found = parts(folder / "report.html")
-    assert len(found.images) == len(files) - 1
+    assert len(found.images) == len(shown(made)) - 1
     assert [row["what"] for row in made[1:] if row["what"] not in found.said] == []
+    assert not [*folder.glob("*.png"), *folder.glob("*.svg")]
 
 
 @pytest.mark.full
@@ -296,47 +289,15 @@ def test_a_browser_shows_every_figure_and_nothing_reaches_out_of_the_window(any_
         assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 
 
-def test_a_figure_without_its_data_is_left_out_with_the_reason_and_its_old_picture_goes(
-    unpainted, tmp_path
-):
+def test_a_figure_without_its_data_is_left_out_with_the_reason(unpainted, tmp_path):
     folder = plan_sweep(tmp_path / "sweep", performance=False, predicted=False, curves=False)
-    old = [
-        folder / name
-        for name in (
-            "phases.png",
-            "metric_by_seeds.png",
-        )
-    ]
-    for file in old:
-        file.write_bytes(b"old")
     missing = left_out(write_report(folder))
-    assert set(missing) == {*CURVES, *(TITLES[name] for name in ("memory", "phases", "predicted"))}
-    assert (
-        "performance.json" in missing[TITLES["phases"]]
-        and "predicted.json" in missing[TITLES["predicted"]]
-    )
-    assert not any(file.exists() for file in old)
+    assert set(missing) == {*CURVES, "Where a step's time goes", "Memory"}
+    assert "performance.json" in missing["Memory"]
     assert any(
-        "Left out: Predicted against measured (no run has a predicted.json" in text
+        "Left out: Memory (no run has a performance.json" in text
         for text in parts(folder / "report.html").said
     )
-
-
-def test_one_rank_sends_nothing_and_has_no_axis_of_millibytes(optuna):
-    _, made = optuna
-    assert left_out(made) == {TITLES["bytes_exchanged"]: "nothing travels: each run has one rank"}
-
-
-def test_runs_of_an_older_recapp_have_a_report_of_what_is_known(unpainted, tmp_path):
-    folder = plan_sweep(tmp_path / "sweep", old=True)
-    assert not left_out(write_report(folder))
-    found = parts(folder / "report.html")
-    assert "not recorded" in found.said
-    assert (
-        "Fastest: row_wise, 10.5 ms a step. Slowest: table_wise, 13.5 ms, 1.29 times as long."
-        in found.said
-    )
-    assert any("Training: single batches." in text for text in found.said)
 
 
 def test_a_sweep_in_which_every_job_failed_has_a_report_of_its_errors(tmp_path):

@@ -1,7 +1,7 @@
 """What reads a table and trains it, said where that is not the same for all."""
 
 from recapp.optim.rules import adagrad, sgd
-from recapp.reporting.plan_explanation import table_uses
+from recapp.reporting.plan_report import table_uses
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup, lookups_of
 

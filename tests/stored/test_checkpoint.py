@@ -18,7 +18,7 @@ import torch
 from tables import blank, block, edit, save, whole
 
 from recapp.errors import CheckpointError, RankError
-from recapp.stored import checkpoint, meta_file, rectangles
+from recapp.stored import block_files, checkpoint, meta_file
 from recapp.stored.checkpoint import (
     load_blocks,
     load_table,
@@ -28,7 +28,7 @@ from recapp.stored.checkpoint import (
     verify,
 )
 from recapp.stored.directories import find_checkpoints, is_checkpoint
-from recapp.stored.plain_types import plain
+from recapp.stored.meta_file import plain
 from recapp.transport.communicator import Comm
 
 
@@ -489,7 +489,7 @@ def test_a_manifest_takes_single_numbers_of_any_kind_and_no_tensors(tmp_path):
 
 
 def test_a_manifest_can_be_read_line_by_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(rectangles, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(block_files, "BLOCK_BYTES", 8)
     save(tmp_path / "a.ckpt", [[table(1)]], manifest={"plan": {"name": "mixed"}})
     lines = (tmp_path / "a.ckpt" / "manifest.json").read_text().splitlines()
     assert '"plan": {"name": "mixed"},' in lines

@@ -20,6 +20,7 @@ from tables import edit, save, whole
 from recapp.errors import ArtefactError, CheckpointError
 from recapp.sharding.layout import Block
 from recapp.stored import manifest as manifests
+from recapp.stored.block_files import StoredBlock, check_tiling
 from recapp.stored.checkpoint import (
     load_table,
     read_manifest,
@@ -27,12 +28,11 @@ from recapp.stored.checkpoint import (
     verify,
     write_checkpoint,
 )
-from recapp.stored.checkpoint_manifest import CheckpointManifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.files import Pinned
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import to_json
-from recapp.stored.rectangles import StoredBlock, check_tiling
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.stored_model import open_artefact
 from recapp.transport.communicator import Comm
 
@@ -149,21 +149,6 @@ WRONG = [
     ["a", "b"],
     "9" * 100,
 ]
-
-
-@pytest.mark.parametrize(
-    ("config", "version"),
-    [
-        ({"tables": {"dim_rule": None, "wide": None}, "dataset": {"vectors": None}}, 2),
-        ({"tables": {"dim_rule": {"factor": 6}}}, 4),
-        ({"tables": {"wide": True}}, 4),
-        ({"dataset": {"vectors": {"image": 64}}}, 4),
-        ({"dataset": {"vectors": {}}, "ensemble": 3}, 4),
-    ],
-)
-def test_settings_that_earlier_readers_drop_raise_the_version(saved, config, version):
-    edit(saved, config=config)
-    assert read_manifest(saved).version == version
 
 
 @pytest.mark.parametrize("key", ["format", "version", "files", "blocks", *INFO])

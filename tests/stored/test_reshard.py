@@ -16,7 +16,7 @@ from recapp.sharding import layout
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
-from recapp.stored import block_files, rectangles
+from recapp.stored import block_files
 from recapp.stored.checkpoint import load_blocks, load_table, read_manifest, verify
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.row_order import mixed_order
@@ -46,7 +46,7 @@ def test_any_tiling_and_order_of_rows_loads_under_any_other(
     after = data.draw(tilings(rows, cols, ranks_after))
     with (
         TemporaryDirectory() as folder,
-        mock.patch.object(rectangles, "BLOCK_BYTES", block_bytes),
+        mock.patch.object(block_files, "BLOCK_BYTES", block_bytes),
         mock.patch.object(block_files, "READ_BYTES", block_bytes),
         mock.patch.object(layout, "PART_ROWS", max(1, block_bytes // 16)),
     ):
@@ -131,19 +131,13 @@ def test_the_manifest_says_how_rows_are_mixed_for_programs_of_any_language(tmp_p
     )
     plain = json.loads((path / "manifest.json").read_text())
     ((name, order),) = plain["row_orders"].items()
-    assert plain["version"] == 3 and name == "A" and order["order"] == "mixed"
+    assert name == "A" and order["order"] == "mixed"
     (stored,) = [s for s in read_manifest(path).blocks if s.table == "A"]
     raw = bytearray(Path(path, stored.file).read_bytes()[stored.begin : stored.end])
     found = torch.frombuffer(raw, dtype=torch.float32).view(10, 3)
     for row in range(10):
         position = (order["multiplier"] * row + order["shift"]) % 10
         assert found[position].tolist() == table[row].tolist()
-
-
-def test_a_manifest_without_mixed_rows_is_one_of_the_version_before(tmp_path):
-    save(tmp_path / "a.ckpt", [[whole("A", "weight", values(4, 2))]])
-    plain = json.loads((tmp_path / "a.ckpt" / "manifest.json").read_text())
-    assert plain["version"] == 2 and "row_orders" not in plain
 
 
 @pytest.mark.parametrize(
@@ -187,7 +181,7 @@ def test_loading_writes_through_to_the_store_that_a_block_is_a_view_of(tmp_path)
     assert store[:4].abs().sum() + store[7:].abs().sum() == 0
 
 
-@pytest.mark.parametrize("dtype", list(rectangles.DTYPES.values()))
+@pytest.mark.parametrize("dtype", list(block_files.DTYPES.values()))
 def test_every_dtype_comes_back_as_it_was_beside_odd_sizes_of_others(tmp_path, dtype):
     odd = values(3, 1, torch.uint8)
     table = values(3, 5, dtype)
@@ -237,7 +231,7 @@ def test_ranks_and_blocks_without_a_value_leave_no_trace(tmp_path):
 
 
 def test_a_stored_block_has_at_most_the_block_size_or_one_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(rectangles, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(block_files, "BLOCK_BYTES", 40)
     save(
         tmp_path / "a.ckpt",
         [[whole("A", "weight", values(10, 3)), whole("wide", "weight", values(2, 30))]],
@@ -287,7 +281,7 @@ def test_integers_do_not_become_floats_silently(tmp_path):
 
 
 def stored(rows, cols, shape=(4, 2)):
-    return rectangles.StoredBlock(
+    return block_files.StoredBlock(
         "A", "weight", shape, range(*rows), range(*cols), "float32", "f", 0, 0, 0
     )
 
@@ -304,12 +298,12 @@ def stored(rows, cols, shape=(4, 2)):
 )
 def test_rectangles_that_do_not_cover_a_tensor_once_are_refused(rectangles_of, said):
     with pytest.raises(CheckpointError) as error:
-        rectangles.check_tiling([stored(*r) for r in rectangles_of])
+        block_files.check_tiling([stored(*r) for r in rectangles_of])
     assert said in str(error.value)
 
 
 def test_a_pinwheel_of_rectangles_is_a_tiling():
-    rectangles.check_tiling(
+    block_files.check_tiling(
         [
             stored(*r, shape=(3, 3))
             for r in (
@@ -325,7 +319,7 @@ def test_a_pinwheel_of_rectangles_is_a_tiling():
 
 def test_what_ranges_have_in_common_is_empty_or_inside_both():
     common = [
-        list(rectangles.overlap(range(2, 6), other))
+        list(block_files.overlap(range(2, 6), other))
         for other in (range(3), range(4, 9), range(2), range(7, 9), range(3, 4))
     ]
     assert common == [[2], [4, 5], [], [], [3]]
@@ -342,7 +336,7 @@ def test_a_hole_in_what_is_saved_leaves_no_checkpoint(tmp_path):
 def test_a_hole_in_a_manifest_is_found_when_loading(tmp_path):
     table = values(4, 2)
     manifest = tmp_path / "a.ckpt" / "manifest.json"
-    with mock.patch.object(rectangles, "BLOCK_BYTES", 16):
+    with mock.patch.object(block_files, "BLOCK_BYTES", 16):
         save(tmp_path / "a.ckpt", [[whole("A", "weight", table)]])
     kept = [
         entry for entry in json.loads(manifest.read_text())["blocks"] if entry["rows"] != [0, 2]

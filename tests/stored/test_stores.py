@@ -18,8 +18,7 @@ import recapp
 from recapp.errors import CheckpointError
 from recapp.model_export import export_model
 from recapp.run.commands import Export
-from recapp.stored.artefact_folder import unfinished
-from recapp.stored.artefact_manifest import ArtefactManifest
+from recapp.stored.artefact_files import unfinished
 from recapp.stored.checkpoint import (
     link_checkpoint,
     load_table,
@@ -32,6 +31,7 @@ from recapp.stored.files import STORES, Pinned, write_file
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.local_files import LocalFiles
 from recapp.stored.manifest import to_json
+from recapp.stored.model_manifests import ArtefactManifest
 from recapp.stored.store import Files
 from recapp.stored.stored_model import open_artefact, read_stored
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from recapp.compat.torchrec.feature_processors import (
+from recapp.compat.torchrec.wrapped_collections import (
     FeatureProcessedEmbeddingBagCollection,
     PositionWeightedModuleCollection,
 )

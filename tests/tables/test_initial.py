@@ -11,10 +11,12 @@ from engine.engine_cases import make_plan, make_tables, whole_tensors
 
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
+from recapp.kernels.backend import backend
 from recapp.tables import initial
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.initial import fill_initial
+from recapp.tables.row_order import mixed_order
 
 
 def table(rows=1000, dim=24, name="t", **changes):
@@ -49,6 +51,21 @@ def test_chunks_do_not_show(monkeypatch):
     assert torch.equal(values(table()), whole)
     monkeypatch.setattr(initial, "CHUNK_ELEMENTS", 3)  # narrower than a row
     assert torch.equal(values(table()), whole)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"data_type": "bf16"}, {"weight_init_min": 0.0, "weight_init_max": 1.0}]
+)
+def test_the_compiled_kernel_writes_the_same_bits(monkeypatch, options):
+    monkeypatch.setattr(initial, "CHUNK_ELEMENTS", 100)  # from which size on it is used
+    t = table(**options)
+    compiled = backend("numba", torch.device("cpu")).write_start_values
+    filled = torch.empty(300, 20, dtype=t.data_type.dtype)
+    order = mixed_order("t", 1000)
+    fill_initial(filled, t, 1, range(400, 700), range(4, 24), order, 2, compiled)
+    expected = torch.empty_like(filled)
+    fill_initial(expected, t, 1, range(400, 700), range(4, 24), order, 2)
+    assert torch.equal(filled, expected)
 
 
 def test_any_strides_will_do():

@@ -33,7 +33,9 @@ def run(logs, folder, *settings, ckpt_path=None):
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 
 
-@pytest.mark.parametrize("more", [(), CLIPS, GROWS], ids=["plain", "clip", "dynamic"])
+@pytest.mark.parametrize(
+    "more", [CLIPS, pytest.param(GROWS, marks=pytest.mark.full)], ids=["clip", "dynamic"]
+)
 def test_a_step_of_three_batches_is_that_of_a_batch_three_times_as_large(logs, tmp_path, more):
     settings = (*PLAIN, *more, "trainer.max_epochs=2")
     wanted, _, large = run(logs, tmp_path / "large", *settings, *LARGE)

@@ -28,7 +28,7 @@ def test_ids_of_the_logs_are_keys_and_a_missing_one_has_a_row_of_its_own(logs, t
     assert int(keys[0]) == MISSING and int(keys[1]) >= 0 and int(keys[-1]) < SIZES[0]
 
 
-@pytest.mark.parametrize("tables", [GROWS, LIMITED])
+@pytest.mark.parametrize("tables", [pytest.param(GROWS, marks=pytest.mark.full), LIMITED])
 def test_a_run_goes_on_under_another_plan_and_looking_ahead_changes_no_bit(logs, tmp_path, tables):
     _, whole = trained(logs, tmp_path / "whole", tables)
     _, other = trained(logs, tmp_path / "not_ahead", tables, "engine.look_ahead=0")

@@ -70,7 +70,7 @@ LIMITS = {
 )
 def test_every_batch_is_trained_once_and_in_order(logs, tmp_path, limit):
     seen = {}
-    for depth in (0, 1, 3):
+    for depth in (0, 3):
         reads = Reads()
         extra = [reads, *([StopAfter(4)] if limit == "a stop" else [])]
         seen[depth], trainer, _ = fit(
@@ -80,10 +80,8 @@ def test_every_batch_is_trained_once_and_in_order(logs, tmp_path, limit):
         )
         assert reads.ahead == (depth > 0) and reads.left == [0]
     assert len(seen[0].batches) == trainer.global_step
-    for depth in (1, 3):
-        assert seen[depth].batches == seen[0].batches
-        assert seen[depth].losses == seen[0].losses
-        assert seen[depth].validations == seen[0].validations
+    assert seen[3].batches == seen[0].batches and seen[3].losses == seen[0].losses
+    assert seen[3].validations == seen[0].validations
 
 
 def test_a_position_counts_what_was_trained_not_what_was_read(logs, tmp_path):

@@ -24,7 +24,7 @@ from recapp.run.id_checks import check_ids
 from recapp.settings.values import typed
 from recapp.stored import checkpoint
 from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.checkpoint_manifest import META
+from recapp.stored.model_manifests import META
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import LongBag
 from recapp.tables.lookups import TableLookup
@@ -65,7 +65,9 @@ def of_run(folder, module):
     return metrics, {name: p.tolist() for name, p in module.named_parameters()}
 
 
-@pytest.mark.parametrize("hook", ["on_validation_start", "on_validation_batch_end"])
+@pytest.mark.parametrize(
+    "hook", ["on_validation_batch_end", pytest.param("on_validation_start", marks=pytest.mark.full)]
+)
 def test_the_epoch_before_a_failed_validation_is_saved_and_validated_later(
     logs, tmp_path, unbroken, hook
 ):

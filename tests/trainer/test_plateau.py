@@ -25,6 +25,13 @@ def base(tmp_path_factory):
     return tmp_path_factory.mktemp("plateau")
 
 
+@pytest.fixture(scope="module")
+def unbroken(jobs, base):
+    """A run of 26 steps at a stretch."""
+    jobs.train(base / "unbroken", *small(base / "logs"), *PLATEAU, "trainer.max_steps=26")
+    return "unbroken"
+
+
 def last(base, name):
     return Path(base, name, "checkpoints/last.ckpt")
 
@@ -37,22 +44,20 @@ def rates(base, name):
     return {key: [rate / own[0] for rate in own] for key, own in groups.items()}
 
 
-def test_rates_of_tables_and_dense_part_fall_after_validations_without_gain(jobs, base):
-    jobs.train(base / "unbroken", *small(base / "logs"), *PLATEAU, "trainer.max_steps=26")
-    found = rates(base, "unbroken")
+def test_rates_of_tables_and_dense_part_fall_after_validations_without_gain(base, unbroken):
+    found = rates(base, unbroken)
     assert len(found) == 2  # the dense part's and the tables'
     for own in found.values():
         assert set(own) == {1, 0.5, 0.25, 0.125}  # after 12, 18 and 24 steps, not after 6
         assert [own.count(share) for share in (0.5, 0.25)] == [6, 6]
 
 
-@pytest.mark.parametrize("stop", [13, 18])
-def test_a_resumed_run_equals_the_unbroken_one(jobs, base, stop):
-    jobs.train(base / "unbroken", *small(base / "logs"), *PLATEAU, "trainer.max_steps=26")
+@pytest.mark.parametrize("stop", [13, pytest.param(18, marks=pytest.mark.full)])
+def test_a_resumed_run_equals_the_unbroken_one(jobs, base, unbroken, stop):
     jobs.train(base / "stopped", *small(base / "logs"), *PLATEAU, f"trainer.max_steps={stop}")
     jobs.train(base / "on", f"ckpt_path={last(base, 'stopped')}", "trainer.max_steps=26")
-    assert read_manifest(last(base, "on")).metrics == read_manifest(last(base, "unbroken")).metrics
-    states = [read_meta(last(base, name))["lr_schedulers"] for name in ("on", "unbroken")]
+    assert read_manifest(last(base, "on")).metrics == read_manifest(last(base, unbroken)).metrics
+    states = [read_meta(last(base, name))["lr_schedulers"] for name in ("on", unbroken)]
     assert states[0] == states[1] and states[0][0]["num_bad_epochs"] == 0
 
 

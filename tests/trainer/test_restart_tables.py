@@ -70,7 +70,11 @@ def test_without_a_later_epoch_nothing_begins_anew(logs, tmp_path):
     assert same(again[0], plain[0]) and same(again[1], plain[1])
 
 
-@pytest.mark.parametrize("more", [(), ADAM, GROWS], ids=["rowwise_adagrad", "adam", "dynamic"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), marks=pytest.mark.full), ADAM, pytest.param(GROWS, marks=pytest.mark.full)],
+    ids=["rowwise_adagrad", "adam", "dynamic"],
+)
 def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, more):
     rows, dense, _ = run(logs, tmp_path / "whole", 2 * EPOCH + 2, *more)
     for stop in (EPOCH, EPOCH + 2):

@@ -13,10 +13,9 @@ from trainer.runs import compose, fit
 from recapp.errors import CheckpointError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.checkpoint_manifest import META, CheckpointManifest
 from recapp.stored.manifest import to_json
-from recapp.stored.meta_file import write_meta
-from recapp.stored.training_state import check_state
+from recapp.stored.meta_file import check_state, write_meta
+from recapp.stored.model_manifests import META, CheckpointManifest
 from recapp.trainer.keep_snapshots import KeepSnapshots
 from recapp.trainer.progress import NoteFall
 from recapp.trainer.restore import check_groups

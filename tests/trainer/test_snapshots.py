@@ -25,7 +25,7 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.joined_checkpoint import join_checkpoints
-from recapp.stored.training_state import dense_state
+from recapp.stored.meta_file import dense_state
 from recapp.tables.named_collections import member_name
 from recapp.train import with_snapshots
 from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
@@ -230,8 +230,8 @@ def test_an_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(logs, tmp_p
     ("validation", "step"),
     [
         ("trainer.check_val_every_n_epoch=2", EPOCH - 2),
-        ("trainer.limit_val_batches=0", EPOCH - 2),
-        ("trainer.check_val_every_n_epoch=1", EPOCH),
+        pytest.param("trainer.limit_val_batches=0", EPOCH - 2, marks=pytest.mark.full),
+        pytest.param("trainer.check_val_every_n_epoch=1", EPOCH, marks=pytest.mark.full),
     ],
 )
 def test_any_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(

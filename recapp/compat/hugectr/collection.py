@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.compat.hugectr.arguments import CommunicationStrategy, text, whole
-from recapp.compat.hugectr.plan_lists import (
+from recapp.compat.hugectr.plans import (
     Lists,
     hugectr_lists,
     notebook_lists,
@@ -37,10 +36,13 @@ from recapp.compat.hugectr.plan_lists import (
 from recapp.compat.hugectr.solver import OptParams, rules_of_opt_params
 from recapp.compat.hugectr.words import (
     LOOKUP_WORDS,
+    CommunicationStrategy,
     combiner_of,
     rows_of,
     table_name,
+    text,
     under_recapp_names,
+    whole,
 )
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recapp.compat.hugectr.arguments import Layer_t, NamedEnum
 from recapp.compat.hugectr.layers import KINDS, LOSS, Layer, Shape, layer_made
+from recapp.compat.hugectr.words import Layer_t, NamedEnum
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.sparse.batch import Batch

@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from recapp.compat.hugectr.arguments import (
+from recapp.compat.hugectr.words import (
     Check_t,
     DataReaderType_t,
     NamedEnum,

@@ -16,7 +16,7 @@ from functools import partial
 from inspect import signature
 from typing import Any
 
-from recapp.compat.hugectr.arguments import (
+from recapp.compat.hugectr.words import (
     AllReduceAlgo,
     DeviceLayout,
     LrPolicy_t,

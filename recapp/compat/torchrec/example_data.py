@@ -50,9 +50,6 @@ DEFAULT_LABEL_NAME = "label"
 DEFAULT_INT_NAMES = [f"int_{number}" for number in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES = [f"cat_{number}" for number in range(CAT_FEATURE_COUNT)]
 DEFAULT_COLUMN_NAMES = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
-DAYS = 24  # the number of files of the terabyte data set
-TOTAL_TRAINING_SAMPLES = 4_195_197_692  # in all files but the last
-FREQUENCY_THRESHOLD = 3  # rarer values share one id
 
 
 @dataclass
@@ -253,23 +250,13 @@ def named_values(row: list[str]) -> dict[str, Any]:
     return {name: kind(text) for name, kind, text in columns}
 
 
-def movielens_20m(
+def movielens(
     root: str | Path,
     *,
     include_movies_data: bool = False,
     row_mapper: RowMapper | None = named_values,
 ) -> MovieLens:
-    """Return the rows of MovieLens 20M; the arguments are those of `MovieLens`."""
-    return MovieLens(root, include_movies_data, row_mapper)
-
-
-def movielens_25m(
-    root: str | Path,
-    *,
-    include_movies_data: bool = False,
-    row_mapper: RowMapper | None = named_values,
-) -> MovieLens:
-    """Return the rows of MovieLens 25M; the arguments are those of `MovieLens`."""
+    """Return the rows of MovieLens 20M or 25M; the arguments are those of `MovieLens`."""
     return MovieLens(root, include_movies_data, row_mapper)
 
 

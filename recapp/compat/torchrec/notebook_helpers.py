@@ -4,7 +4,7 @@ forward and the memory in use, and draw pictures of plans and measurements. They
 they report quartiles.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,30 @@ from torch import nn
 from recapp.benchmarks.embedding_step import batch_times, forward_alone
 from recapp.benchmarks.resident import peak_bytes, settled_bytes, tensor_bytes
 from recapp.benchmarks.timing import interleave
+from recapp.console import size
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.reporting.drawing import Picture
-from recapp.reporting.plan_explanation import explained
+from recapp.reporting.drawing import (
+    Picture,
+    bars_with_whiskers,
+    byte_axis,
+    horizontal_bars,
+    spec_of,
+)
 from recapp.reporting.plan_figures import ranks_picture, tables_picture
-from recapp.reporting.speed_figures import latency_picture, memory_picture
+from recapp.reporting.plan_report import explained
+from recapp.reporting.run_record import PlanReport
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.transport.communicator import Comm
 
 NAME = "forward"
+TIME = "batch_time_ms"
+QUARTILES = (f"{TIME}_q1", f"{TIME}_q3")
+MEMORY = "memory_gb"
 
 
 @dataclass(frozen=True)
@@ -227,7 +237,22 @@ class TorchRecVisualizer:
         Raises:
             ConfigError: A strategy lacks the entry.
         """
-        return latency_picture(results)
+        times = _entries(results, TIME)
+        spec = spec_of(times)
+        rates = [
+            f", {r['throughput']:,.0f} samples/s" for r in results.values() if "throughput" in r
+        ]
+        rates = rates if len(rates) == len(times) else [""] * len(times)
+        labels = [f"{ms:{spec}} ms{rate}" for ms, rate in zip(times, rates, strict=True)]
+        known = all(key in result for result in results.values() for key in QUARTILES)
+        whiskers = [(r[QUARTILES[0]], r[QUARTILES[1]]) for r in results.values() if known]
+        with horizontal_bars(list(results), labels) as s:
+            bars_with_whiskers(s, times, whiskers)
+            s.chart.set(xlabel="ms a batch (median)", xlim=(0, None))
+            half = "; between the ends of a whisker lies the middle half" if known else ""
+            alt = f"Bars: {_listed(results, labels)}."
+            title = "Latency by sharding strategy"
+            return s.finish("strategy_latency", title, alt, f"Shorter is better{half}.")
 
     def plot_memory(self, results: Mapping[str, Mapping[str, float]]) -> Picture:
         """Draw `memory_gb` of each strategy.
@@ -238,11 +263,19 @@ class TorchRecVisualizer:
         Raises:
             ConfigError: A strategy lacks the entry.
         """
-        return memory_picture(results)
+        values = [gb * 1e9 for gb in _entries(results, MEMORY)]
+        labels = [size(n) for n in values]
+        with horizontal_bars(list(results), labels) as s:
+            bars_with_whiskers(s, values)
+            s.chart.set(xlabel="bytes", xlim=(0, max(values) * 1.04 or 1))
+            byte_axis(s.chart.xaxis)
+            alt = f"Bars: {_listed(results, labels)}."
+            caption = "What a rank holds, or the rank with most where that was taken."
+            return s.finish("strategy_memory", "Memory by sharding strategy", alt, caption)
 
     def _explained(
         self, plan: ShardingPlan, module: nn.Module, batch_size: int = BATCH_SIZE
-    ) -> dict[str, object]:
+    ) -> PlanReport:
         tables = embedding_tables(module)
         plan.check(tables)
         problem = PlanningProblem(
@@ -253,3 +286,19 @@ class TorchRecVisualizer:
             lookups=embedding_lookups(module),
         )
         return explained(plan, problem, alternatives=False)
+
+
+def _entries(results: Mapping[str, Mapping[str, float]], key: str) -> list[float]:
+    """Return the entry of each result under a key."""
+    if not results:
+        raise ConfigError("results={}: give the measured results by strategy")
+    for name, result in results.items():
+        if key not in result:
+            raise ConfigError(
+                f"results[{name!r}] has no {key}: it has {', '.join(sorted(result)) or 'nothing'}"
+            )
+    return [float(result[key]) for result in results.values()]
+
+
+def _listed(results: Mapping[str, Mapping[str, float]], labels: Sequence[str]) -> str:
+    return "; ".join(f"{name} {text}" for name, text in zip(results, labels, strict=True))

@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recapp.compat.torchrec.small_helpers import gb_to_bytes
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import constraints as recapp_constraints
@@ -285,7 +284,7 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> "FixedAbsoluteStorageReservation":
         """Return a reservation in GiB, which TorchRec calls GB."""
-        return cls(gb_to_bytes(hbm_reserved_gb))
+        return cls(int(hbm_reserved_gb * 2**30))
 
     def dense_bytes(self, dense: Dense) -> int:
         """Return the reserved bytes, which do not depend on the dense part of a model."""

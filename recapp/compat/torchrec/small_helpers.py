@@ -1,20 +1,17 @@
-"""Small functions and modules of TorchRec: for jagged tensors, keyed tensors, modules, state dicts,
-names and sizes, and an activation.
+"""Small functions and modules of TorchRec, for jagged tensors, keyed tensors and state dicts.
 
 `recapp.gathered_state_dict(model)` does in one call the work of `state_dict_gather` and
 `state_dict_to_device`.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from recapp.engine.gathered_state import gathered_tables
-from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.table_strips import TableStrips, strips_in
 from recapp.errors import ConfigError, DataError
 from recapp.parallel import (
@@ -26,106 +23,13 @@ from recapp.parallel import (
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import DataType
 from recapp.transport.choose_transport import make_comm
-
-T = TypeVar("T")
-GB = 1024**3
-
-
-def get_device_type() -> str:
-    """Return the type of the device that ranks of this machine use: "cuda" or "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
     """Return the default sharders, by the class that they shard."""
     made = (EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder())
     return {sharder.module_type: sharder for sharder in made}
-
-
-def get_unsharded_module_names(model: nn.Module) -> list[str]:
-    """Return the paths of the largest submodules that contain no sharded collection; an empty list
-    for a model without sharded collections.
-
-    Args:
-        model: The model, sharded or not.
-    """
-    sharded = [path for path, part in model.named_modules() if isinstance(part, ShardedCollection)]
-    above = {
-        ".".join(parts[:count])
-        for parts in (path.split(".") if path else [] for path in sharded)
-        for count in range(len(parts) + 1)
-    }
-    return [
-        path
-        for path, _ in model.named_modules()
-        if path and path not in above and path.rpartition(".")[0] in above - {*sharded}
-    ]
-
-
-def none_throws(optional: T | None, message: str = "Unexpected `None`") -> T:
-    """Return a value that must not be None.
-
-    Raises:
-        AssertionError: The value is None.
-    """
-    if optional is None:
-        raise AssertionError(message)
-    return optional
-
-
-def append_prefix(prefix: str, name: str) -> str:
-    """Return two parts of a module's path with a dot between them, unless one is empty."""
-    return ".".join(part for part in (prefix, name) if part)
-
-
-def filter_state_dict(state_dict: Mapping[str, T], name: str) -> "OrderedDict[str, T]":
-    """Return the entries of a module in a state dict, by their names in the module.
-
-    Args:
-        state_dict: The state dict of a model.
-        name: The path of the module in the model.
-    """
-    start = f"{name}."
-    return OrderedDict(
-        (key.removeprefix(start), value)
-        for key, value in state_dict.items()
-        if key.startswith(start)
-    )
-
-
-def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
-    """Put a text in front of every name of a state dict, in place.
-
-    Args:
-        state_dict: The state dict.
-        prefix: The path of the module with a dot at the end.
-    """
-    for key in list(state_dict):
-        state_dict[f"{prefix}{key}"] = state_dict.pop(key)
-
-
-def bytes_to_gb(num_bytes: int) -> float:
-    """Return bytes as GiB, which TorchRec calls GB."""
-    return num_bytes / GB
-
-
-def gb_to_bytes(gb: float) -> int:
-    """Return GiB, which TorchRec calls GB, as whole bytes."""
-    return int(gb * GB)
-
-
-def data_type_to_dtype(data_type: DataType | str) -> torch.dtype:
-    """Return torch's dtype of a data type; for quantised rows a dtype that only names them.
-
-    Args:
-        data_type: The data type of a table: `DataType.BF16`, or "bf16".
-
-    Raises:
-        ValueError: No data type has this name.
-    """
-    return DataType(data_type).dtype
 
 
 def state_dict_to_device(
@@ -295,62 +199,3 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one, other)
-
-
-class SwishLayerNorm(nn.Module):
-    """x * sigmoid(LayerNorm(x)).
-
-    Args:
-        input_dims: The sizes of the last dimensions, over which to normalise; a number is one size.
-        device: The device of the parameters.
-    """
-
-    def __init__(
-        self,
-        input_dims: int | list[int] | torch.Size,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__()
-        self.norm = nn.Sequential(nn.LayerNorm(input_dims, device=device), nn.Sigmoid())
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the activations in the shape of the input."""
-        gate: Tensor = self.norm(input)
-        return input * gate
-
-
-class KTRegroupAsDict(nn.Module):
-    """Concatenates the vectors of keys in named groups: `KeyedTensor.regroup_as_dict` as a module.
-
-    Args:
-        groups: The keys of each group; a key may be in several.
-        keys: A name for each group.
-        emb_dtype: The type of the results; None keeps the type.
-        multi_device: Ignored, because the module keeps no tensor on a device.
-
-    Raises:
-        ConfigError: The number of names differs from the number of groups.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[Sequence[str]],
-        keys: Sequence[str],
-        emb_dtype: DataType | None = None,
-        multi_device: bool = False,
-    ) -> None:
-        super().__init__()
-        if len(groups) != len(keys):
-            raise ConfigError(
-                f"there are {len(groups)} groups and {len(keys)} keys: name each group once"
-            )
-        self._groups = [list(group) for group in groups]
-        self._keys = list(keys)
-        self._dtype = None if emb_dtype is None else DataType(emb_dtype).dtype
-
-    def forward(self, keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Tensor]:
-        """Return the groups by name, with the errors of `KeyedTensor.regroup_as_dict`."""
-        found = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
-        if self._dtype is None:
-            return found
-        return {key: group.to(self._dtype) for key, group in found.items()}

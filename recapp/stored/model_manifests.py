@@ -1,34 +1,42 @@
-"""The manifest of a checkpoint: its stored rectangles, and the state of the run that saved it.
+"""The manifests of the two kinds of stored models: of checkpoints and of artefacts.
 
-    {"table": "C1", "tensor": "weight", "rows": [0, 600], ...}      a line per rectangle
+The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}` of a checkpoint
+lists tables with mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
-The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}` lists tables with
-mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
+An artefact holds all that scoring needs. Only its compiled part can run code, and that part needs
+trust.
 
-Version 1 has no checksum; it is read with a note. A reader of version 2 does not know row orders,
-so a manifest with row orders has version 3. A reader of version 3 knows neither derived columns nor
-`dataset.vectors`, `dataset.padding`, `dataset.separator`, `tables.dim_rule`, `tables.wide`,
-`tables.collections`, `ensemble` and averages of weights, so a manifest with one of them has
-version 4.
+    rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
+    rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
+    rows/int8_16_dynamic.keys
+    derived.bin               the fitted values of derived columns, if there are some
+    dense.safetensors         the other parameters and buffers of the model
+    example.arrow             a few raw rows; the manifest has their outputs
+    compiled/                 the dense part as machine code, read only with trust_compiled
+
+Files hold rows in the layout of the kernels, so readers map a file, and several processes share its
+pages. The model is built from the settings in the manifest, after the same check as for a
+checkpoint (`recapp/stored/trust.py`).
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.kinds import CHECKPOINT
+from recapp.stored.block_files import StoredBlock
+from recapp.stored.kinds import ARTEFACT, CHECKPOINT
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
-from recapp.stored.rectangles import StoredBlock
+from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
-WITHOUT_ROW_ORDERS = 2
-WITH_ROW_ORDERS = 3
 META = "meta.pt"
 MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
@@ -68,15 +76,6 @@ class CheckpointManifest(Manifest):
         return found
 
     @property
-    def version(self) -> int:
-        """The version of the format: 4 with what the module docstring lists, else 3 with row
-        orders, else 2.
-        """
-        if self.derives or self._has_later_settings or self.is_averaged:
-            return self.kind.version
-        return WITH_ROW_ORDERS if ROW_ORDERS in self.info else WITHOUT_ROW_ORDERS
-
-    @property
     def derives(self) -> bool:
         """Whether the model reads derived columns, whose fitted values the plain part has."""
         ids = self.info.get("ids")
@@ -93,20 +92,6 @@ class CheckpointManifest(Manifest):
     def is_joined(self) -> bool:
         """Whether the models of several checkpoints are the members of an ensemble here."""
         return JOINED in self.info
-
-    @property
-    def _has_later_settings(self) -> bool:
-        """Whether the model has tables or columns by settings that a reader of version 3 drops."""
-        config = self.info.get("config")
-        found = config if isinstance(config, dict) else {}
-        set_up = {
-            group: value if isinstance(value := found.get(group), dict) else {}
-            for group in ("tables", "dataset")
-        }
-        further = [set_up["tables"].get(name) for name in ("wide", "collections", "dim_rule")]
-        further += [set_up["dataset"].get(name) for name in ("vectors", "separator")]
-        padded = set_up["dataset"].get("padding") is not None
-        return any((*further, padded, found.get("ensemble", 1) != 1))
 
     @property
     def in_use(self) -> tuple[str, ...]:
@@ -303,3 +288,148 @@ def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
             raise ValueError(f"the blocks of {file} hold {count:,} bytes")
     if META not in files:
         raise ValueError(f"{META} is not listed")
+
+
+LARGEST = 1e300  # of the stored outputs
+DENSE = "dense.safetensors"
+EXAMPLE = "example.arrow"
+COMPILED = "compiled/"  # the directory of files that are code
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """A table in an artefact.
+
+    Args:
+        name: Its name.
+        rows: The number of stored rows.
+        dim: The number of columns.
+        storage: The data type of the stored rows, a `DataType`.
+        file: The file of its rows.
+        first_row: Its first row in the file.
+        keys: The file of the positions of its keys, which also begin at `first_row`; None for a
+            static table.
+        id_rule: The rule by which an id becomes a row.
+        min_key: The id of row 0.
+        start_hash: The hash from which start values of keys without a row are computed.
+        start_range: The largest distance of those values from 0.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    storage: str
+    file: str
+    first_row: int
+    keys: str | None = None
+    id_rule: str = "error"
+    min_key: int = 0
+    start_hash: int = 0
+    start_range: float = 0.0
+
+    def __post_init__(self) -> None:
+        DataType(self.storage)
+        for f in fields(self):
+            kind: Any = f.type
+            value = getattr(self, f.name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"{f.name}={value!r}")
+        if min(self.rows, self.first_row, self.dim - 1) < 0:
+            raise ValueError(f"table {self.name} of {self.rows} rows from {self.first_row}")
+        if not (0 <= self.start_hash < 2**32 and 0 <= self.start_range < math.inf):
+            raise ValueError(f"start values of table {self.name}")
+
+    @property
+    def data_type(self) -> DataType:
+        """The data type of the stored rows."""
+        return DataType(self.storage)
+
+
+@dataclass(frozen=True)
+class ArtefactManifest(Manifest):
+    """The manifest of an artefact: its files, its tables, and further entries.
+
+    Args:
+        tables: Its tables, in the order of the model.
+    """
+
+    kind = ARTEFACT
+    parts = "tables"
+    dense_file = DENSE
+    tables: tuple[StoredTable, ...]
+
+    @classmethod
+    def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
+        """Make a manifest of its entries, and check that all files of tables have a checksum."""
+        tables = tuple(StoredTable(**t) for t in info.pop("tables"))
+        for t in tables:
+            _ = files[t.file], files[t.keys or t.file]
+        for entry in files.values():
+            _ = entry["crc32"]
+        return cls(folder, info, files, tables, identity=identity)
+
+    @property
+    def in_use(self) -> Files:
+        """All files."""
+        return self.files
+
+    @property
+    def data_types(self) -> dict[str, DataType]:
+        """The data type of the stored rows of each table."""
+        return {t.name: t.data_type for t in self.tables}
+
+    def check_tables(self, tables: Sequence[EmbeddingConfig]) -> None:
+        """Check that the tables of the settings are the stored tables.
+
+        Raises:
+            ArtefactError: A table differs.
+        """
+        made = {t.name: t for t in tables}
+        stored = {t.name: t for t in self.tables}
+        if made.keys() != stored.keys():
+            odd = ", ".join(sorted(made.keys() ^ stored.keys())[:5])
+            raise self.damaged(f"settings and tables differ: {odd}")
+        for name, table in made.items():
+            own = stored[name]
+            dynamic = table.dynamic is not None
+            rows = own.rows if dynamic else table.num_embeddings
+            said = (rows, table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
+            if said != (own.rows, own.dim, own.id_rule, own.min_key, own.keys is not None):
+                raise self.damaged(f"table {name} differs from its settings")
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The tables as plain values."""
+        return [asdict(t) for t in self.tables]
+
+    def example_outputs(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Return the outputs of the example at the time of the export, by name.
+
+        Args:
+            names: The outputs of the task.
+
+        Raises:
+            ArtefactError: The outputs are not numbers, or those of another task.
+        """
+        outputs = self.entry("outputs", dict)
+        if outputs.keys() != {*names}:
+            raise self.damaged(f"outputs has {', '.join(outputs)}, and the task {', '.join(names)}")
+        for values in outputs.values():
+            if not isinstance(values, list) or not all(map(_is_number, values)):
+                raise self.damaged("outputs are no numbers")
+        return outputs
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(int(entry["bytes"]) for entry in self.files.values())
+
+    @property
+    def shapes(self) -> dict[str, TableShape]:
+        """The shape of each stored table, by name."""
+        return {t.name: TableShape(t.rows, t.dim, t.keys is not None) for t in self.tables}
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value of JSON is a number that a float holds."""
+    return type(value) in (int, float) and abs(cast(float, value)) < LARGEST

@@ -24,6 +24,7 @@ from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.search import PartialPlan, capacity_of
 from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
+from recapp.reporting.run_record import PlannedRank, PlannedTable, PlanReport, Traffic
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup
@@ -31,8 +32,6 @@ from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size
 SHOWN_SHARDS = 4  # of a table with more shards, only these and the number of shards are shown
-
-
 SMALL = 0.001  # share of the step; a phase that changes by less is not named
 
 
@@ -133,114 +132,98 @@ def explained(
     *,
     lower_bound_seconds: float | None = None,
     alternatives: bool = True,
-) -> dict[str, Any]:
-    """Return all facts about a plan before it runs, as plain values that can be printed, drawn,
-    compared and written as JSON.
+) -> PlanReport:
+    """Return all facts about a plan before it runs.
 
     Args:
         plan: Any plan of the problem's tables.
         problem: The tables, machine, batch, optimiser and ids for which the plan is priced.
         lower_bound_seconds: The least possible time of a step; None if it is not known.
         alternatives: Whether to search for the best other sharding type of every table.
-
-    Returns:
-        `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`;
-        `reserve`, the bytes that tables leave free on each rank, by their use; `rows`, a record for
-        each table; `uses`, the lookups and the row rule of each table, empty if all tables are
-        alike; `ranks`, a record for each rank; `between_ranks`, the bytes of a step by sending and
-        receiving rank.
     """
     tables = problem.tables
     options = [option_of(t, plan.tables[t.name], problem) for t in tables]
     cost = cost_of([o.work for o in options], problem)
     others = runner_ups(plan, problem, cost.step_seconds) if alternatives else {}
-    rows = [_row(t, plan, others.get(t.name), o) for t, o in zip(tables, options, strict=True)]
     sent = cost.bytes_WW
-    return {
-        "name": plan.name,
-        "world_size": plan.world_size,
-        "hosts": problem.topology.host_ranks(),
-        "batch_per_rank": problem.batch_per_rank,
-        "hardware": problem.hardware.name,
-        "step_ms": cost.step_seconds * 1e3,
-        "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
-        "notes": list(plan.notes),
-        "reserve": dict(problem.reserve) or {"set": problem.topology.reserve_bytes},
-        "rows": rows,
-        "uses": table_uses(tables, problem.lookups, problem.rule),
-        "ranks": _ranks(plan, problem, cost),
-        "between_ranks": [
-            {"source": a, "target": b, "bytes": round(float(sent[a, b]))}
+    return PlanReport(
+        name=plan.name,
+        world_size=plan.world_size,
+        hosts=tuple(tuple(ranks) for ranks in problem.topology.host_ranks()),
+        batch_per_rank=problem.batch_per_rank,
+        hardware=problem.hardware.name,
+        step_ms=cost.step_seconds * 1e3,
+        lower_bound_ms=None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
+        notes=tuple(plan.notes),
+        reserve=dict(problem.reserve) or {"set": problem.topology.reserve_bytes},
+        rows=tuple(
+            _table(t, plan, others.get(t.name), o) for t, o in zip(tables, options, strict=True)
+        ),
+        uses=tuple(table_uses(tables, problem.lookups, problem.rule)),
+        ranks=_ranks(plan, problem, cost),
+        between_ranks=tuple(
+            Traffic(a, b, round(float(sent[a, b])))
             for a in range(len(sent))
             for b in range(len(sent))
             if sent[a, b] > 0.5
-        ],
-    }
-
-
-def _row(
-    table: EmbeddingConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option
-) -> dict[str, Any]:
-    sharding = plan.tables[table.name]
-    seconds = phases_of(own_seconds(option, plan.world_size))
-    shards = [
-        [s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop]
-        for s in sharding.shards
-        if len(s.rows) and len(s.cols)
-    ]
-    known = other is not None and other.seconds != float("inf")
-    return {
-        "table": table.name,
-        "rows": table.num_embeddings,
-        "plan_rows": table.plan_rows,
-        "dynamic": table.dynamic is not None,
-        "dim": table.embedding_dim,
-        "type": sharding.sharding_type,
-        "mode": option.mode,
-        "row_order": sharding.row_order,
-        "ranks": sharding.ranks,
-        "bytes": round(float(option.work.bytes_M.sum())),
-        "predicted_ms": float(seconds.sum()) * 1e3,
-        **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
-        "runner_up": other.sharding_type if other else None,
-        "runner_up_ms": other.seconds * 1e3 if other and known else None,
-        "why": "; ".join(
-            filter(
-                None,
-                (
-                    plan.reasons.get(table.name, ""),
-                    f"{other.sharding_type}: {other.why}" if other else "",
-                ),
-            )
         ),
-        "shards": shards,
-    }
+    )
 
 
-def _ranks(plan: ShardingPlan, problem: PlanningProblem, cost: PlanCost) -> list[dict[str, Any]]:
+def _table(
+    table: EmbeddingConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option
+) -> PlannedTable:
+    sharding = plan.tables[table.name]
+    why = [plan.reasons.get(table.name, ""), f"{other.sharding_type}: {other.why}" if other else ""]
+    return PlannedTable(
+        **_milliseconds(phases_of(own_seconds(option, plan.world_size))),
+        table=table.name,
+        rows=table.num_embeddings,
+        plan_rows=table.plan_rows,
+        dynamic=table.dynamic is not None,
+        dim=table.embedding_dim,
+        type=sharding.sharding_type,
+        mode=option.mode,
+        row_order=sharding.row_order,
+        ranks=tuple(sharding.ranks),
+        bytes=round(float(option.work.bytes_M.sum())),
+        runner_up=other.sharding_type if other else None,
+        runner_up_ms=other.seconds * 1e3 if other and other.seconds != float("inf") else None,
+        why="; ".join(filter(None, why)),
+        shards=tuple(
+            (s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop)
+            for s in sharding.shards
+            if len(s.rows) and len(s.cols)
+        ),
+    )
+
+
+def _milliseconds(seconds: Floats) -> dict[str, float]:
+    """Return the fields of `PhaseTimes`."""
+    times = {f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)}
+    return {"predicted_ms": float(seconds.sum()) * 1e3, **times}
+
+
+def _ranks(plan: ShardingPlan, problem: PlanningProblem, cost: PlanCost) -> tuple[PlannedRank, ...]:
     hosts = {
         rank: number for number, ranks in enumerate(problem.topology.host_ranks()) for rank in ranks
     }
     memory = problem.topology.memory_bytes
-    rows = []
     buffers_W = buffer_bytes(plan, problem)
-    counted = bytes_per_rank(problem.tables, plan, problem.rule, problem.averaged)
-    for rank, held in enumerate(counted):
-        seconds = cost.seconds_PW[:, rank]
-        rows.append(
-            {
-                "rank": rank,
-                "host": hosts[rank],
-                "bytes": held.total,
-                "weights": sum(held.weights.values()),
-                "state": sum(held.state.values()),
-                "buffers": round(float(buffers_W[rank])),
-                "capacity": None if memory is None else memory[rank],
-                "predicted_ms": float(seconds.sum()) * 1e3,
-                **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
-            }
+    bytes_W = bytes_per_rank(problem.tables, plan, problem.rule, problem.averaged)
+    return tuple(
+        PlannedRank(
+            **_milliseconds(cost.seconds_PW[:, rank]),
+            rank=rank,
+            host=hosts[rank],
+            bytes=of_rank.total,
+            weights=sum(of_rank.weights.values()),
+            state=sum(of_rank.state.values()),
+            buffers=round(float(buffers_W[rank])),
+            capacity=None if memory is None else memory[rank],
         )
-    return rows
+        for rank, of_rank in enumerate(bytes_W)
+    )
 
 
 def analyze_plan(
@@ -319,7 +302,7 @@ def runner_ups(
     partial = PartialPlan(SearchSpace(bundles, fixed_of(problem)), capacity_of(problem.topology))
     for number in range(len(bundles)):
         partial.add(number, as_planned)
-    found: dict[str, RunnerUp | None] = {}
+    best: dict[str, RunnerUp | None] = {}
     for number, (table, bundle) in enumerate(zip(tables, bundles, strict=True)):
         before = partial.seconds_by_component()
         seconds = partial.seconds()
@@ -327,17 +310,17 @@ def runner_ups(
         types = [option.sharding_type for (option,) in bundle.options]
         different = [o for o, name in enumerate(types) if name != types[0]]
         other = partial.best(number, different)
-        found[table.name] = None
+        best[table.name] = None
         if other is not None:
             partial.add(number, other)
             change = partial.seconds() - seconds
             why = _why(before, partial.seconds_by_component(), change, step)
-            found[table.name] = RunnerUp(types[other.option], step + change, why)
+            best[table.name] = RunnerUp(types[other.option], step + change, why)
             partial.remove(number)
         elif different:
-            found[table.name] = RunnerUp(types[different[0]], float("inf"), "has no room")
+            best[table.name] = RunnerUp(types[different[0]], float("inf"), "has no room")
         partial.add(number, as_planned)
-    return found
+    return best
 
 
 def _why(before: Floats, after: Floats, change: float, step: float) -> str:

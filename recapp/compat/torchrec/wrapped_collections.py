@@ -1,0 +1,728 @@
+"""The bases of modules around a collection of tables (feature processors, managed collisions) and
+of their sharders, and a twin of a collection with other tables.
+
+Programs pass the sharders to `DistributedModelParallel`, in which any sharder shards every
+collection of a model.
+
+TorchRec's feature processors: modules that compute the sample weights of bags, and train them.
+
+    ids of a bag        [17 4 25]
+    position_weight     [1.0 0.8 0.5 0.4 ...]       a parameter of max_feature_length numbers
+    weights of the bag  [1.0 0.8 0.5]
+
+Processors are dense modules: each rank runs them on its own batch before the ranks exchange ids,
+and the engine returns the gradients of the weights to that rank (`recapp/engine/lookup.py`). So
+they work with every plan, row-wise too, and DDP averages their gradients like those of layers.
+
+TorchRec's collections with managed collisions: any ids within a fixed number of rows.
+
+    tables          EmbeddingBagConfig(name="t", num_embeddings=N, ...), with numbered rows
+    managed         ManagedCollisionCollection({"t": MCHManagedCollisionModule(N, ...)}, tables)
+
+    unsharded       ids -> numbers of rows -> an ordinary collection (`managed_collisions.py`)
+    sharded         a dynamic table, max_rows=N, eviction lru or lfu (`recapp/tables/dynamic.py`)
+    with numbers    ids of all ranks -> numbers, on every rank -> an ordinary collection, sharded
+
+A dynamic table finds a row by the id itself. It needs no numbers, and an id without a row gets its
+start value. With numbers the result is TorchRec's: ids without a number share the last row. Every
+rank then holds the numbers of all rows and counts the ids of all ranks, which it gathers in each
+step of training. So a program gives ids the same numbers on any number of ranks, sharded or not.
+The module holds the ordinary collection, and sharding replaces that under every plan.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from recapp.compat.torchrec.managed_collisions import ManagedCollisionCollection
+from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingCollection
+from recapp.errors import ConfigError, DataError, suggest
+from recapp.optim.rules import RowRule
+from recapp.parallel import CollectionSharder
+from recapp.sharding.sharding_plan import TableSharding
+from recapp.sparse.bags import first_ones, on_host
+from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.config import EmbeddingConfig, sequence_table
+from recapp.tables.embedding import EmbeddingCollection
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.initial import begun_rows
+from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.unsharded_collection import UnshardedCollection
+
+W = TypeVar("W", bound="CollectionWrapper")
+
+
+class CollectionWrapper(nn.Module):
+    """A module that holds a collection. Sharding the module replaces the collection by its sharded
+    twin (`WrappedSharder`).
+    """
+
+    holds: ClassVar[str]
+    """The name of the attribute that holds the collection, as in TorchRec."""
+
+    @property
+    def collection(self) -> Any:
+        """Return the collection inside, sharded or not."""
+        return getattr(self, self.holds)
+
+    def tables(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order."""
+        found: list[EmbeddingConfig] = self.collection.tables()
+        return found
+
+    def over(self: W, collection: nn.Module) -> W:
+        """Return a shallow copy of this module around another collection, as the sharded one."""
+        made = copy.copy(self)
+        made._modules = dict(self._modules)
+        setattr(made, self.holds, collection)
+        return made
+
+
+class WrappedSharder(CollectionSharder):
+    """A sharder of modules that wrap a collection.
+
+    Args:
+        sharder: A sharder with the optimiser and the type of sent vectors; None takes the next two
+            arguments.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+
+    Raises:
+        ConfigError: A sharder is given together with one of the other arguments.
+    """
+
+    def __init__(
+        self,
+        sharder: CollectionSharder | None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)
+        if sharder is not None:
+            if fused_params is not None or self.payload is not None:
+                raise ConfigError(
+                    f"{type(self).__name__}: a sharder is given together with fused_params or "
+                    "qcomm_codecs_registry: give these to the sharder instead"
+                )
+            self.rule = sharder.rule
+            self.payload = sharder.payload
+
+    def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
+        """Return the weights of the collection by table name. Weights of dynamic tables have no
+        rows before sharding.
+        """
+        return super().shardable_parameters(module.collection)
+
+    def shard(
+        self,
+        module: Any,
+        params: Mapping[str, TableSharding],
+        env: Any = None,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Return the module around the sharded twin of its collection. The arguments are those of
+        `CollectionSharder.shard`.
+
+        Raises:
+            ConfigError: The module has another class.
+        """
+        if not isinstance(module, self.module_type):
+            raise ConfigError(
+                f"{type(self).__name__}.shard: the module is a {type(module).__name__}; use the "
+                "sharder of its kind"
+            )
+        twin = super().shard(module.collection, params, env, device, module_fqn)
+        return module.over(twin)
+
+
+def twin_of(
+    collection: Any, tables: Mapping[str, EmbeddingConfig], device: torch.device, seed: int
+) -> UnshardedCollection:
+    """Return an unsharded collection of other tables with the settings of a collection.
+
+    Args:
+        collection: The collection, sharded or not.
+        tables: The table of the twin for each table of the collection, by its name.
+        device: The device of the tables.
+        seed: The seed of the start values.
+    """
+    made = list(tables.values())
+    if isinstance(collection, EmbeddingCollection | ShardedEmbeddingCollection):
+        return EmbeddingCollection(made, device, collection.need_indices(), seed)
+    lookups = [replace(x, table=tables[x.table.name]) for x in collection.lookups]
+    twin = EmbeddingBagCollection(made, collection.is_weighted(), device, seed, lookups=lookups)
+    twin.leave_room(collection.room)
+    return twin
+
+
+class FeatureProcessor(nn.Module, ABC):
+    """Computes the weights of one feature: a module whose `forward` takes its bags."""
+
+    @abstractmethod
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        """Return the bags of a feature with weights."""
+
+
+class FeatureProcessorsCollection(nn.Module, ABC):
+    """Computes the weights of several features: a module whose `forward` takes all bags."""
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return the bags of all features with weights."""
+
+
+class PositionWeightedModule(FeatureProcessor):
+    """Weighs an id by its position in its bag, with trained weights that start as ones.
+
+    Args:
+        max_feature_length: The largest number of ids in a bag.
+        device: The device of the weights; the meta device allocates none yet.
+
+    Raises:
+        ConfigError: The length is no whole number of at least 1.
+    """
+
+    def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.position_weight = _weights("max_feature_length", max_feature_length, device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set all weights to 1."""
+        nn.init.ones_(self.position_weight)
+
+    def forward(self, features: JaggedTensor) -> JaggedTensor:
+        """Return the same bags, weighted.
+
+        Raises:
+            DataError: A bag has more ids than there are weights.
+        """
+        position_L = _positions(features.offsets(), None)
+        _check_longest(features.lengths(), len(self.position_weight), "the feature")
+        return JaggedTensor.unchecked(
+            first_ones(len(position_L), features.values()),
+            self.position_weight[position_L],
+            features.lengths(),
+            features.offsets(),
+        )
+
+
+class PositionWeightedModuleCollection(FeatureProcessorsCollection):
+    """Weighs the ids of several features by their positions in their bags; ids of other features
+    have the weight 1.
+
+    Args:
+        max_feature_lengths: The largest number of ids in a bag, by feature.
+        device: The device of the weights; the meta device allocates none yet.
+
+    Raises:
+        ConfigError: A length is no whole number of at least 1.
+    """
+
+    def __init__(
+        self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.max_feature_lengths = dict(max_feature_lengths)
+        self.position_weights = nn.ParameterDict(
+            {
+                key: _weights(f"max_feature_lengths[{key}]", length, device)
+                for key, length in max_feature_lengths.items()
+            }
+        )
+        self.reset_parameters()
+
+    @property
+    def position_weights_dict(self) -> dict[str, nn.Parameter]:
+        """Return the weights by feature."""
+        return dict(self.position_weights.items())
+
+    def reset_parameters(self) -> None:
+        """Set all weights to 1."""
+        for weight in self.position_weights.values():
+            nn.init.ones_(weight)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return the same bags, weighted.
+
+        Raises:
+            DataError: A bag has more ids than its feature has weights.
+        """
+        keys = features.keys()
+        if not keys:
+            return features
+        per_key = features.length_per_key()
+        position_L = _positions(features.offsets(), sum(per_key))
+        parts = []
+        for key, position_N in zip(keys, torch.split(position_L, per_key), strict=True):
+            if key not in self.position_weights:
+                parts.append(torch.ones(position_N.shape[0], device=position_N.device))
+                continue
+            weight = self.position_weights[key]
+            _check_longest(features[key].lengths(), len(weight), f"feature {key}")
+            parts.append(weight[position_N])
+        return features.with_weights(torch.cat(parts))
+
+
+class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
+    """Runs the processor of each feature that has one; ids of other features have the weight 1.
+
+    Args:
+        feature_processors: The processors by feature.
+    """
+
+    def __init__(self, feature_processors: nn.ModuleDict) -> None:
+        super().__init__()
+        self._feature_processors = feature_processors
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return the bags with the weights that the processors compute.
+
+        Raises:
+            ConfigError: A processor returns bags without weights.
+        """
+        made = {}
+        for key, bags in features.to_dict().items():
+            if key not in self._feature_processors:
+                ones = torch.ones(len(bags.values()), device=bags.values().device)
+                made[key] = JaggedTensor.unchecked(bags.values(), ones, bags.lengths())
+                continue
+            processor = self._feature_processors[key]
+            made[key] = processor(bags)
+            if made[key].weights_or_none() is None:
+                raise ConfigError(
+                    f"feature_processors[{key}]: {type(processor).__name__} returned a "
+                    "JaggedTensor without weights: give it weights, one for each value"
+                )
+        return KeyedJaggedTensor.from_jt_dict(made)
+
+
+class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
+    """A collection of bags whose sample weights come from processors.
+
+    Args:
+        embedding_bag_collection: The collection; `is_weighted=True`.
+        feature_processors: A processor for each feature of the collection, by name; or one module
+            that takes all bags.
+
+    Raises:
+        ConfigError: The collection ignores weights, or a feature or a processor lacks its partner.
+    """
+
+    holds = "_embedding_bag_collection"
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        feature_processors: Mapping[str, FeatureProcessor] | FeatureProcessorsCollection,
+    ) -> None:
+        super().__init__()
+        self._embedding_bag_collection = embedding_bag_collection
+        if embedding_bag_collection.is_weighted() is False:
+            raise ConfigError(
+                "embedding_bag_collection ignores sample weights, and processors make nothing "
+                "else: build it with is_weighted=True"
+            )
+        self._feature_names = list(
+            dict.fromkeys(x.feature for x in embedding_bag_collection.lookups)
+        )
+        self._feature_processors: nn.ModuleDict | FeatureProcessorsCollection
+        if isinstance(feature_processors, FeatureProcessorsCollection):
+            self._feature_processors = feature_processors
+            return
+        _check_same(feature_processors, self._feature_names)
+        self._feature_processors = ModuleByName(dict(feature_processors))
+
+    def split(self) -> tuple[FeatureProcessorsCollection, nn.Module]:
+        """Return the processors as one module, and the collection."""
+        processors = self._feature_processors
+        if not isinstance(processors, FeatureProcessorsCollection):
+            processors = FeatureProcessorDictWrapper(processors)
+        return processors, self._embedding_bag_collection
+
+    def is_weighted(self) -> bool | None:
+        """Return whether the collection takes sample weights."""
+        found: bool | None = self.collection.is_weighted()
+        return found
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Weigh and pool every bag.
+
+        Args:
+            features: Raw ids of at least the tables' features; the processors replace their
+                weights.
+
+        Raises:
+            ConfigError: A processor returns no weights.
+            DataError: A bag is longer than its processor allows.
+        """
+        processors, bags = self.split()
+        pooled: KeyedTensor = bags(processors(features))
+        return pooled
+
+
+class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
+    """A sharder of collections with feature processors, for every sharding type; TorchRec has no
+    row-wise types for them.
+
+    Args:
+        ebc_sharder: The `sharder` of `WrappedSharder`.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = FeatureProcessedEmbeddingBagCollection
+
+    def __init__(
+        self, ebc_sharder: CollectionSharder | None = None, qcomm_codecs_registry: Any = None
+    ) -> None:
+        super().__init__(ebc_sharder, None, qcomm_codecs_registry)
+
+
+def _weights(argument: str, length: int, device: torch.device | str | None) -> nn.Parameter:
+    """Return an uninitialised parameter for the weights of a feature.
+
+    Raises:
+        ConfigError: The length is no whole number of at least 1.
+    """
+    if type(length) is not int or length < 1:
+        raise ConfigError(f"{argument}={length}: must be a whole number of at least 1")
+    return nn.Parameter(torch.empty(length, device=device))
+
+
+def _positions(offsets_N1: Tensor, values: int | None) -> Tensor:
+    """Return the position of each value in its bag.
+
+    Args:
+        offsets_N1: The offsets of N bags.
+        values: The number of values; None computes it from the offsets.
+    """
+    first_L = torch.repeat_interleave(offsets_N1[:-1], offsets_N1.diff(), output_size=values)
+    return torch.arange(first_L.shape[0], device=first_L.device) - first_L
+
+
+def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:
+    """Check that no bag has more ids than there are weights. On an accelerator torch checks this
+    itself, when it indexes the weights.
+
+    Raises:
+        DataError: A bag is longer.
+    """
+    if on_host(lengths_B) and len(lengths_B) and int(lengths_B.max()) > most:
+        raise DataError(
+            f"{what} has a bag of {int(lengths_B.max())} ids, and its PositionWeightedModule "
+            f"max_feature_length={most}: raise max_feature_length, or cut the bags"
+        )
+
+
+def _check_same(processors: Mapping[str, Any], features: list[str]) -> None:
+    """Check that every feature has a processor and every processor a feature.
+
+    Raises:
+        ConfigError: One of them lacks its partner, or a processor is no module.
+    """
+    for key in features:
+        if key not in processors:
+            raise ConfigError(
+                f"feature_processors has no processor for feature {key}: give one for each "
+                "feature of the collection, or a PositionWeightedModuleCollection, which does "
+                "not change other features"
+            )
+    for key, processor in processors.items():
+        if key not in features:
+            raise ConfigError(
+                f"feature_processors has {key}, which is no feature of the collection: "
+                f"{suggest(key, features)}"
+            )
+        if not isinstance(processor, nn.Module):
+            raise ConfigError(
+                f"feature_processors[{key}] is a {type(processor).__name__}: give a module such as "
+                "PositionWeightedModule(max_feature_length=10)"
+            )
+
+
+class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
+    """A collection whose tables take any ids and have a fixed number of rows.
+
+    Args:
+        embedding_module: The collection, with one row for each number. Sharding gives its settings
+            to the dynamic tables.
+        managed_collision_collection: The managed collisions of the tables of the collection.
+        return_remapped_features: Whether `forward` also returns the numbers of the ids. Sharded
+            tables then use numbers as well; they also do if a module needs numbers
+            (`MCHManagedCollisionModule.needs_numbers`).
+        allow_in_place_embed_weight_update: Ignored. When a number goes to another id, its row is
+            set to start values before the lookup, outside of autograd.
+
+    Raises:
+        ConfigError: The collection has another class, or its tables differ from those of the
+            managed collisions.
+
+    The start values of sharded dynamic tables depend on the keys, and are the same under every
+    plan. Dynamic tables do not take over the rows of the unsharded collection.
+    """
+
+    holds = "_embedding_module"
+    kind: ClassVar[type[UnshardedCollection]]
+    """The class of the wrapped collection."""
+
+    def __init__(
+        self,
+        embedding_module: Any,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__()
+        who = type(self).__name__
+        if not isinstance(embedding_module, self.kind):
+            raise ConfigError(
+                f"{who}: wraps an {self.kind.__name__}, not a {type(embedding_module).__name__}"
+            )
+        if not isinstance(managed_collision_collection, ManagedCollisionCollection):
+            raise ConfigError(
+                f"{who}: managed_collision_collection is a "
+                f"{type(managed_collision_collection).__name__}: give a ManagedCollisionCollection"
+            )
+        given = embedding_module.tables()
+        named = managed_collision_collection.embedding_configs()
+        if self.kind is EmbeddingCollection:  # it accepts tables of bags and ignores their pooling
+            named = [sequence_table(t) for t in named]
+        if given != named:
+            raise ConfigError(
+                f"{who}: the collection has the tables {', '.join(t.name for t in given)}, which "
+                "are not the embedding_configs of the ManagedCollisionCollection: give both the "
+                "same list"
+            )
+        self._embedding_module: Any  # one of two classes, or the sharded twin of one
+        self._managed_collision_collection = managed_collision_collection
+        self._returns_numbers = return_remapped_features
+        self._by_numbers = return_remapped_features or managed_collision_collection.needs_numbers
+        self._numbered: UnshardedCollection | None = None
+        if self._by_numbers:
+            embedding_module.own_ids = True
+            self._embedding_module = embedding_module
+            return
+        self._embedding_module = self._over_rows_of(
+            embedding_module, managed_collision_collection.dynamic_tables()
+        )
+        # looks up numbers in the same rows until they are sharded; not a submodule
+        object.__setattr__(self, "_numbered", embedding_module)
+
+    def _over_rows_of(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
+        """Return a collection of dynamic tables with the settings of the given one. It shares the
+        rows of the given one until it is sharded, and has its in-backward optimisers.
+        """
+        device = given.weight(next(iter(tables))).device
+        made = twin_of(given, tables, device, given.seed)
+        for name in tables:
+            weight = given.weight(name)
+            if not weight.is_meta:
+                getattr(made, made.tables_of)[name].weight = weight
+            elif hasattr(weight, "_in_backward_optimizers"):
+                own: Any = made.weight(name)
+                own._in_backward_optimizers = weight._in_backward_optimizers
+        return made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. When the sharded twin replaces the collection, number the ids of all
+        ranks from now on, or drop the numbers if the tables become dynamic.
+
+        Raises:
+            ConfigError: Ids have numbers already, which dynamic tables cannot take over.
+        """
+        if isinstance(value, ShardedCollection):
+            managed = self._managed_collision_collection
+            super().__setattr__(
+                "_managed_collision_collection",
+                managed.on_ranks(value.shared.comm)
+                if self._by_numbers
+                else managed.settings_alone(),
+            )
+            object.__setattr__(self, "_numbered", None)
+        super().__setattr__(name, value)
+
+    def forward(
+        self, features: KeyedJaggedTensor
+    ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
+        """Look up the vectors of ids. In a frozen table no number goes to another id.
+
+        Args:
+            features: Ids of at least the tables' features.
+
+        Returns:
+            The output of the collection, and the numbers of the ids or None.
+
+        Raises:
+            ConfigError: The tables have no rows: they are on the meta device and not sharded.
+        """
+        sharded = isinstance(self._embedding_module, ShardedCollection)
+        if sharded and not self._by_numbers:
+            return self._embedding_module(features), None
+        if not sharded:
+            self._check_has_rows()
+        held = getattr(self._embedding_module, self._embedding_module.tables_of)
+        frozen = [t.name for t in self.tables() if not held[t.name].weight.requires_grad]
+        numbers = self._managed_collision_collection(features, frozen)
+        evicted = self._managed_collision_collection.evict()
+        for t in self._managed_collision_collection.embedding_configs():
+            gone = evicted[t.name]
+            if gone is not None and len(gone):
+                self._begin_anew(t, gone)
+        if self._numbered is None:
+            found = self._embedding_module(numbers)
+        else:
+            rows: dict[str, Tensor] = dict(self._embedding_module.named_parameters())
+            found = functional_call(self._numbered, rows, (numbers,))
+        return found, numbers if self._returns_numbers else None
+
+    def _check_has_rows(self) -> None:
+        for t in self.tables():
+            if self._embedding_module.weight(t.name).is_meta:
+                raise ConfigError(
+                    f"table {t.name} is on the meta device: only a sharded collection makes its "
+                    "rows, also on one process: wrap the model in DistributedModelParallel, or "
+                    'build its collection with device="cpu"'
+                )
+
+    @torch.no_grad()
+    def _begin_anew(self, table: EmbeddingConfig, numbers: Tensor) -> None:
+        """Write start values into the rows of a table whose numbers went to other ids."""
+        module = self._embedding_module
+        if isinstance(module, ShardedCollection):
+            module.shared.begin_rows(table.name, numbers)
+            return
+        weight = module.weight(table.name)
+        rows = range(len(weight))
+        columns = range(table.embedding_dim)
+        at_M, values = begun_rows(numbers, table, module.seed, rows, columns, None, weight.dtype)
+        weight[at_M.to(weight.device)] = values.to(weight)
+
+
+class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingBagCollection` whose tables take any ids and have a fixed number of rows.
+
+    Args:
+        embedding_bag_collection: The collection.
+        others: The arguments of `BaseManagedCollisionEmbeddingCollection` by position:
+            managed_collision_collection, return_remapped_features,
+            allow_in_place_embed_weight_update.
+        named: The same arguments by name.
+    """
+
+    kind = EmbeddingBagCollection
+
+    def __init__(
+        self, embedding_bag_collection: EmbeddingBagCollection, *others: Any, **named: Any
+    ) -> None:
+        super().__init__(embedding_bag_collection, *others, **named)
+
+    @property
+    def _embedding_bag_collection(self) -> Any:
+        return self.collection
+
+
+class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingCollection` whose tables take any ids and have a fixed number of rows.
+
+    Args:
+        embedding_collection: The collection.
+        others: The arguments of `BaseManagedCollisionEmbeddingCollection` by position:
+            managed_collision_collection, return_remapped_features,
+            allow_in_place_embed_weight_update.
+        named: The same arguments by name.
+    """
+
+    kind = EmbeddingCollection
+
+    def __init__(
+        self, embedding_collection: EmbeddingCollection, *others: Any, **named: Any
+    ) -> None:
+        super().__init__(embedding_collection, *others, **named)
+
+    @property
+    def _embedding_collection(self) -> Any:
+        return self.collection
+
+
+class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
+    """A sharder of bags with managed collisions.
+
+    Args:
+        ebc_sharder: The `sharder` of `WrappedSharder`.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = ManagedCollisionEmbeddingBagCollection
+
+    def __init__(
+        self,
+        ebc_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ebc_sharder, fused_params, qcomm_codecs_registry)
+
+
+class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
+    """A sharder of sequences with managed collisions.
+
+    Args:
+        ec_sharder: The `sharder` of `WrappedSharder`.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = ManagedCollisionEmbeddingCollection
+
+    def __init__(
+        self,
+        ec_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ec_sharder, fused_params, qcomm_codecs_registry)
+
+
+class ManagedCollisionCollectionSharder(CollectionSharder):
+    """A sharder of managed collisions, which recapp shards with their tables only.
+
+    Args:
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """
+
+    module_type = ManagedCollisionCollection
+
+    def __init__(self, qcomm_codecs_registry: Any = None) -> None:
+        super().__init__(None, qcomm_codecs_registry)
+
+    def shard(
+        self,
+        module: Any,
+        params: Mapping[str, TableSharding],
+        env: Any = None,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> Any:
+        """Refuse to shard managed collisions without their tables.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "ManagedCollisionCollectionSharder.shard: managed collisions are sharded with their "
+            "tables only: shard the ManagedCollisionEmbeddingBagCollection with its own sharder"
+        )

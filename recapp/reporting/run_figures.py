@@ -1,0 +1,385 @@
+"""The pictures of runs: a metric over the steps and against a setting; the length, phases and
+memory of a step.
+
+A function draws one picture of some variants, or returns a sentence with the reason why it cannot.
+"""
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from recapp.console import size
+from recapp.reporting import drawing
+from recapp.reporting.drawing import (
+    BAR,
+    BEST,
+    COLUMN,
+    GRID,
+    INK,
+    QUIET,
+    SERIES_COLORS,
+    Picture,
+    Sheet,
+    bars_with_whiskers,
+    horizontal_bars,
+    legend_below,
+    legend_height,
+    sheet,
+    step_axis,
+)
+from recapp.reporting.phases import PHASES
+from recapp.reporting.run_record import RankMemory
+from recapp.reporting.runs import SEED, Run, short_names, texts_of, varied_settings
+from recapp.reporting.variants import Interval, Objective, Variant
+from recapp.reporting.verdicts import pace_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Drawn = Picture | str
+"""A picture, or a sentence with the reason why there is none."""
+
+BEST_COLORED = 3  # of more curves than colours, only this number of the best has a colour each
+START = 0.25  # share of the steps whose readings may lie outside the picture
+FLAT = 2.5  # they lie outside if they would make the picture more than 2.5 times as high
+QUIET_NAME = "the other runs"
+ALT_VALUES = 12  # values in the text for readers who cannot see the picture
+DECADE = 10.0  # the axis is logarithmic if the ratio of largest to smallest number is at least this
+HORIZONTAL_NAMES = 4  # more names than these are turned by 90 degrees
+LETTER = 0.075  # inches
+FOLDED = 16  # letters on a line below the axis
+NO_RECORD = "no run has a performance.json, which training writes at its end"
+RANKS_SHOWN = 32  # the most ranks that are shown one by one
+VALIDATION_LINE: Any = {"linewidth": 1.8, "marker": "o", "markersize": 4.5}
+TRAINING_LINE: Any = {"linestyle": ":", "linewidth": 1.3}
+
+
+# ---- a metric over the steps
+
+
+def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Drawn:
+    """Draw a validation metric over the steps of training, and the training metric with it.
+
+    Args:
+        name: The name of the metric: `val_auc`.
+        variants: The variants to compare.
+        objective: The metric that decides which variants are best.
+    """
+    measure = objective.measures.get(name)
+    training = measure.training if measure else None
+    names = [one for one in (name, training) if one]
+    readings = [run.curve(one) for v in variants for run in v.runs for one in names]
+    if not any(readings):
+        return (
+            f"no run has readings of {' or '.join(names)} in csv/metrics.csv (logger=csv writes it)"
+        )
+    title = objective.named(name).title
+    if len(variants) == 1 and all(len(curve) < 2 for curve in readings):
+        texts = [f"{value:.5f} after step {step}" for c in readings for step, value in c.items()]
+        need = "a curve needs two readings (trainer.val_check_interval)"
+        return f"{need}; there is {title} {', '.join(texts)}"
+    colors = _colors(variants, objective)
+    named = [v.name for v, color in zip(variants, colors, strict=True) if color != GRID]
+    with sheet(COLUMN, 3.2 + legend_height([*named, QUIET_NAME, "validation", "training"])) as s:
+        axes = s.chart
+        for order, (variant, color) in enumerate(zip(variants, colors, strict=True), 4):
+            above = 1 if color == GRID else order
+            if training:
+                _curve(axes, variant, training, color, min(above, 3), TRAINING_LINE)
+            _curve(axes, variant, name, color, above, VALIDATION_LINE)
+        _legend(s, variants, colors, training is not None)
+        axes.set(xlabel="steps trained", ylabel=title.removeprefix("validation "))
+        axes.margins(x=0.03)
+        outside = _leave_out_the_start(axes, readings)
+        step_axis(axes.xaxis)
+        axes.grid(True, axis="y")
+        last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
+        values = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
+        alt = f"Curves over steps; {title} of the checkpoints that are kept: {values}."
+        several = any(len(variant.runs) > 1 for variant in variants)
+        means = ["Lines are means of the seeds, bands go from the lowest run to the highest."]
+        caption = " ".join([*(means if several else []), *outside])
+        return s.finish(f"curve_of_{name}", curve_title(name, objective), alt, caption)
+
+
+def curve_title(name: str, objective: Objective) -> str:
+    """Return the title of the picture of a metric over steps."""
+    return f"{objective.named(name).heading} over steps"
+
+
+def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
+    """Return a colour for each variant; of many variants only the best have colours, the others are
+    grey.
+    """
+    if len(variants) <= len(SERIES_COLORS):
+        return list(SERIES_COLORS[: len(variants)])
+    best = [variant.name for variant, _ in objective.ranked(variants)[:BEST_COLORED]]
+    return [SERIES_COLORS[best.index(v.name)] if v.name in best else GRID for v in variants]
+
+
+def _curve(
+    axes: "Axes", variant: Variant, name: str, color: str, order: int, style: Mapping[str, Any]
+) -> None:
+    """Draw the mean of a variant's runs, and for validation a band from the lowest run to the
+    highest.
+    """
+    runs = [curve for run in variant.runs if (curve := run.curve(name))]
+    if not runs:
+        return
+    steps = sorted(set(runs[0]).intersection(*runs[1:]))
+    points = [Interval(tuple(run[step] for run in runs)) for step in steps]
+    axes.plot(steps, [point.mean for point in points], color=color, zorder=order, **style)
+    if len(runs) > 1 and style is VALIDATION_LINE:
+        low = [point.low for point in points]
+        high = [point.high for point in points]
+        axes.fill_between(steps, low, high, color=color, alpha=0.16, linewidth=0, zorder=order - 1)
+
+
+def _legend(s: Sheet, variants: Sequence[Variant], colors: Sequence[str], training: bool) -> None:
+    """Add the variants to the legend by colour, if there are several; then add the line styles."""
+    if several := len(variants) > 1:
+        names = {v.name: color for v, color in zip(variants, colors, strict=True) if color != GRID}
+        names |= {QUIET_NAME: GRID} if GRID in colors else {}
+        for name, color in names.items():
+            s.chart.plot([], [], color=color, linewidth=2.5, label=name)
+    ink = INK if several else colors[0]
+    s.chart.plot([], [], color=ink, label="validation", **VALIDATION_LINE)
+    if training:
+        s.chart.plot([], [], color=QUIET if several else ink, label="training", **TRAINING_LINE)
+    legend_below(s.figure, s.chart)
+
+
+def _leave_out_the_start(axes: "Axes", readings: Sequence[Mapping[int, float]]) -> list[str]:
+    """Limit the axis to the later readings if the first readings would flatten their curves.
+
+    Returns:
+        A sentence about the first readings if the axis leaves them out; else an empty list.
+    """
+    points = [point for curve in readings for point in curve.items()]
+    end = max(step for step, _ in points)
+    early = [value for step, value in points if step <= START * end]
+    later = [value for step, value in points if step > START * end]
+    low = min(later)
+    reach = max(later) - low
+    if not early or max(*early, *later) - min(*early, *later) < FLAT * reach or not reach:
+        return []
+    axes.set_ylim(low - 0.05 * reach, low + 1.05 * reach)
+    between = f"{min(early):.3g} and {max(early):.3g}"
+    return [f"The first {START:.0%} of the steps, between {between}, lie partly outside."]
+
+
+# ---- a metric against a setting
+
+
+def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Drawn:
+    """Draw the metric of each run against one varied setting.
+
+    Args:
+        name: The name of the setting; `plan` for the plan.
+        runs: Runs that ended well; only one of the runs that differ in settings without effect.
+        objective: The metric.
+    """
+    values: dict[Any, list[float]] = {}
+    for run in runs:
+        if (metric := run.value(objective.name)) is not None:
+            setting = run.setting(name)
+            values.setdefault("default" if setting is None else setting, []).append(metric)
+    if not values:
+        return f"no run has {objective.name}"
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    places = {v: float(v) if numbers else float(i) for i, v in enumerate(values)}
+    texts = dict(zip(values, texts_of(list(values)), strict=True))
+    means = {v: Interval(tuple(of_v)) for v, of_v in values.items()}
+    upright = not numbers and len(values) > HORIZONTAL_NAMES
+    with sheet(COLUMN, 3.3 + (LETTER * max(map(len, texts.values())) if upright else 0.0)) as s:
+        axes = s.chart
+        points = [(places[v], metric) for v, of_v in values.items() for metric in of_v]
+        dash: Any = {"marker": "_", "markersize": 16, "markeredgewidth": 1.8, "alpha": 0.8}
+        order = sorted(values, key=lambda v: places[v])
+        # a line through the means has a meaning only if nothing else was varied
+        alone = {n for n, of_n in varied_settings(runs).items() if len(of_n) > 1} <= {name, SEED}
+        width = 1.4 if numbers and alone else 0
+        x = [places[v] for v in order]
+        axes.plot(x, [means[v].mean for v in order], color=BAR, linewidth=width, **dash)
+        white: Any = {"markeredgecolor": "white", "markeredgewidth": 0.8}
+        axes.plot(*zip(*points, strict=True), "o", color=BAR, markersize=5.5, **white)
+        best = (max if objective.highest else min)(points, key=lambda point: point[1])
+        label = f"best {best[1]:.5f}"
+        axes.plot(*best, "o", color=BEST, markersize=8, zorder=4, label=label, **white)
+        _setting_axis(axes, places, texts, numbers=numbers, upright=upright)
+        axes.set(xlabel=short_names(varied_settings(runs)).get(name, name), ylabel=objective.title)
+        axes.legend(loc="best", labelcolor=BEST)
+        axes.grid(True, axis="y")
+        texts_of_means = [f"{texts[v]} {_summary(means[v])}" for v in list(values)[:ALT_VALUES]]
+        alt = f"Dots, {objective.title} by {name}: {'; '.join(texts_of_means)}."
+        return s.finish(
+            f"metric_by_{name.replace('/', '.')}",
+            dots_title(name, objective),
+            alt,
+            "A dot is a run; a dash is the mean of the runs above the same value.",
+        )
+
+
+def dots_title(name: str, objective: Objective) -> str:
+    """Return the title of the picture of a metric against a setting."""
+    return f"{objective.heading} by {name if name.count('.') < 2 else name.partition('.')[2]}"
+
+
+def _setting_axis(
+    axes: "Axes",
+    places: Mapping[Any, float],
+    texts: Mapping[Any, str],
+    *,
+    numbers: bool,
+    upright: bool,
+) -> None:
+    """Set the axis of the setting: logarithmic if the numbers span a decade or more."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    x = list(places.values())
+    if numbers and min(x) > 0 and max(x) / min(x) >= DECADE:
+        axes.set_xscale("log")
+    if not numbers or len(x) <= len(SERIES_COLORS):
+        folded = [textwrap.fill(texts[v], FOLDED, break_on_hyphens=False) for v in places]
+        axes.set_xticks(x, [*texts.values()] if upright else folded, rotation=90 * upright)
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.12 if len(x) > 1 else 0.5, y=0.16)
+    axes.locator_params(axis="y", nbins=6, min_n_ticks=3)
+
+
+def _summary(interval: Interval) -> str:
+    several = f" ({interval.low:.5f} to {interval.high:.5f})" if len(interval.values) > 1 else ""
+    return f"{interval.mean:.5f}{several}"
+
+
+# ---- the cost of a step
+
+
+def steps(variants: Sequence[Variant]) -> Drawn:
+    """Draw the length of a step with its spread; if batch sizes differ, draw samples per second."""
+    pace = pace_of(variants)
+    rows = [(v, mean, pace.spread(v)) for v in variants if (mean := pace.of(v))]
+    if not rows:
+        return "no run has step_ms in its metrics.json"
+    labels = []
+    for variant, mean, reach in rows:
+        between = f" ({pace.between(reach)})" if reach and reach.high > reach.low else ""
+        other = variant.recorded("step_ms" if pace.by_rate else "samples_per_second")
+        unit = f"{other.mean:{pace.spec}} ms" if other and pace.by_rate else ""
+        unit = f"{other.mean:,.0f} samples/s" if other and not pace.by_rate else unit
+        labels.append(", ".join(filter(None, [f"{pace.show(mean.mean)}{between}", unit])))
+    whiskers = [(r.low, r.high) if r and r.high > r.low else None for _, _, r in rows]
+    with horizontal_bars([v.name for v, _, _ in rows], labels) as s:
+        bars_with_whiskers(s, [mean.mean for _, mean, _ in rows], whiskers)
+        ms = "ms a training step (median)"
+        unit = "samples a second, all ranks, at the median step" if pace.by_rate else ms
+        s.chart.set(xlabel=unit, xlim=(0, None))
+        _whole_ticks(s)
+        better = "longer" if pace.by_rate else "shorter"
+        return s.finish(
+            "steps",
+            "Speed",
+            _bars([v.name for v, _, _ in rows], labels),
+            f"Means of a variant's runs, {better} is better; waiting for data is part of a step. "
+            "Between the ends of a whisker lies the middle half of the steps.",
+        )
+
+
+def _bars(names: Sequence[str], labels: Sequence[str]) -> str:
+    pairs = zip(names, labels, strict=True)
+    return f"Bars: {'; '.join(f'{name} {label}' for name, label in pairs)}."
+
+
+def phases(variants: Sequence[Variant]) -> Drawn:
+    """Draw the milliseconds of each phase of a step: for each variant, or for each rank of a single
+    run.
+    """
+    rows = _phase_rows(variants)
+    if not rows:
+        return NO_RECORD
+    sums = [sum(row.values()) for row in rows.values()]
+    labels = [f"{ms:{drawing.spec_of(sums)}} ms" for ms in sums]
+    with horizontal_bars(list(rows), labels, legend=PHASES) as s:
+        parts = {phase: [row[phase] for row in rows.values()] for phase in PHASES}
+        places = [place for (place,) in s.positions]
+        drawing.stacked(s.chart, places, parts, drawing.PHASE_COLORS, 0.2, horizontal=True)
+        s.chart.set(xlabel="ms a training step", xlim=(0, max(sums) * 1.04 or 1))
+        _whole_ticks(s)
+        legend_below(s.figure, s.chart)
+        read = "; ".join(
+            f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
+            for name, row in rows.items()
+        )
+        caption = (
+            "Medians of each phase. input: ids become rows, counts and ids travel; lookup: rows "
+            "are read and summed; output: waiting for vectors; dense: all that is not the tables', "
+            "data included; gradients: they travel to the owners; update: touched rows are written."
+        )
+        return s.finish("phases", "Where a step's time goes", f"Stacked bars. {read}.", caption)
+
+
+def _whole_ticks(s: Sheet) -> None:
+    s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
+    s.chart.xaxis.set_major_formatter("{x:,.10g}")
+
+
+def _phase_rows(variants: Sequence[Variant]) -> dict[str, dict[str, float]]:
+    """Return the phases of each rank of a single run, or the mean of each variant's runs."""
+    records = {v.name: [r.performance for r in v.runs if r.performance] for v in variants}
+    every = [record for of_one in records.values() for record in of_one]
+    if len(every) == 1 and every[0].ranks <= RANKS_SHOWN:
+        return {f"rank {rank}": spent for rank, spent in enumerate(every[0].phases_ms)}
+    means = {name: [r.mean_phases() for r in of_one] for name, of_one in records.items() if of_one}
+    return {
+        name: {phase: sum(run[phase] for run in runs) / len(runs) for phase in PHASES}
+        for name, runs in means.items()
+    }
+
+
+def memory(variants: Sequence[Variant]) -> Drawn:
+    """Draw the bytes of the tables by kind: on the fullest rank of each variant, or on each rank of
+    a single run. The labels add the peak of the process or GPU.
+    """
+    rows = _memory_rows(variants)
+    if not rows:
+        return NO_RECORD
+    names = drawing.MEMORY_NAMES
+    kinds = {name: [getattr(row, kind) for row in rows.values()] for kind, name in names.items()}
+    colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in names.items()}
+    labels = [
+        f"{size(row.tables)}, {row.peak[0]} at most {size(row.peak[1])}" for row in rows.values()
+    ]
+    with horizontal_bars(list(rows), labels, legend=list(kinds)) as s:
+        places = [place for (place,) in s.positions]
+        ends = drawing.stacked(s.chart, places, kinds, colors, 0.2, horizontal=True)
+        s.chart.set(xlabel="bytes of the tables", xlim=(0, max(ends) * 1.04 or 1))
+        drawing.byte_axis(s.chart.xaxis)
+        legend_below(s.figure, s.chart)
+        return s.finish(
+            "memory",
+            "Memory",
+            _bars(list(rows), labels),
+            "What the tables take on a rank, of a sweep on the fullest. Beside it, what the whole "
+            "process (or its GPU) has had at most: libraries, dense part and batches included.",
+        )
+
+
+def _memory_rows(variants: Sequence[Variant]) -> dict[str, RankMemory]:
+    runs = {v.name: [r.performance.memory for r in v.runs if r.performance] for v in variants}
+    every = [ranks for of_one in runs.values() for ranks in of_one]
+    if len(every) == 1 and len(every[0]) <= RANKS_SHOWN:
+        return {f"rank {rank}": row for rank, row in enumerate(every[0])}
+    return {
+        name: max((rank for ranks in of_one for rank in ranks), key=lambda rank: rank.tables)
+        for name, of_one in runs.items()
+        if of_one
+    }
+
+
+COSTS: Mapping[str, Callable[[Sequence[Variant]], Drawn]] = {
+    "Speed": steps,
+    "Where a step's time goes": phases,
+    "Memory": memory,
+}
+"""The pictures of the cost of a step, by title."""

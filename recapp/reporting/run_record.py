@@ -1,0 +1,346 @@
+"""The records that a run leaves, as types: each JSON file has one class, one reader, one writer.
+
+    metrics.json        RunRecord       results and facts of a run; its metrics lie in `more`
+    performance.json    Performance     time and memory of a training run
+    predicted.json      PlanReport      the plan with its predicted costs
+    error.json          Failure         the reason of a failure or a stop
+
+`to_plain` of `recapp/settings/records.py` makes the plain values of a file from each record.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recapp.errors import ConfigError
+from recapp.reporting.phases import PHASES
+from recapp.reporting.record import (
+    ERROR_FILE,
+    METRICS_FILE,
+    PERFORMANCE_FILE,
+    read_document,
+    write_document,
+)
+from recapp.settings.records import not_a_setting, record, to_plain
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SplitRead:
+    """The files and rows of a split that a run reads (`recapp/dataset/click_rows.py`)."""
+
+    files: int
+    first: str
+    last: str
+    rows: int
+    positives: Mapping[str, float]
+    positives_of: int
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Files of a directory that a run does not read, and why."""
+
+    why: str
+    count: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RowsRead:
+    """The rows that a run reads."""
+
+    splits: dict[str, SplitRead]
+    times: Mapping[str, list[str] | None]
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The content of `metrics.json`: a field that a kind of run does not have is None.
+
+    Args:
+        status: `ok`, `undefined` (a metric is not defined on the data), `stopped` or `failed`.
+        split: The rows of an evaluation, `val` or `test`.
+        rows_scored: The rows that a prediction scored; only predictions have it.
+        more: All other entries, the metrics among them: `val_auc`.
+    """
+
+    status: str = "ok"
+    split: str | None = None
+    plan: str | None = None
+    ranks: int | None = None
+    seed: int | None = None
+    steps: int | None = None
+    steps_planned: int | None = None
+    checkpoint: str | None = None
+    checkpoint_step: int | None = None
+    stopped: str | None = None
+    better_epoch: str | None = None
+    step_ms: float | None = None
+    step_ms_quartiles: tuple[float, ...] | None = None
+    samples_per_second: float | None = None
+    train_seconds: float | None = None
+    bytes_per_rank: int | None = None
+    bytes_exchanged_per_step: float | None = None
+    dataset: Any = None
+    rows_train: int | None = None
+    rows_val: int | None = None
+    rows_read: RowsRead | None = None
+    model: str | None = None
+    tables: int | None = None
+    table_rows: int | None = None
+    batch_size: int | None = None
+    precision: Any = None
+    hosts: tuple[str, ...] = ()
+    device: str | None = None
+    date: str | None = None
+    undefined: tuple[str, ...] = ()
+    rows: int | None = None
+    rows_scored: int | None = None
+    rows_per_second: float | None = None
+    seconds: float | None = None
+    output: str | None = None
+    more: Mapping[str, Any] = not_a_setting()
+
+    def value(self, name: str) -> Any:
+        """Return a finite number under any name; None if there is none."""
+        return finite(getattr(self, name, None) if name not in self.more else self.more[name])
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The content of `error.json`: the reason in one line, and `stopped` after a stop."""
+
+    error: str
+    status: str = "failed"
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The bytes of a rank: of its tables by kind, and of its process and GPU."""
+
+    weights: int
+    state: int
+    buffers: int
+    rss: int | None
+    rss_peak: int | None
+    allocated: int | None
+    reserved: int | None
+    allocated_peak: int | None
+
+    @property
+    def tables(self) -> int:
+        """The bytes of the tables."""
+        return self.weights + self.state + self.buffers
+
+    @property
+    def peak(self) -> tuple[str, int]:
+        """The most bytes that the GPU held, or the process on a CPU, with the name of the two."""
+        if self.allocated_peak is not None:
+            return "GPU", self.allocated_peak
+        return "process", self.rss_peak or 0
+
+
+@dataclass(frozen=True)
+class Performance:
+    """The content of `performance.json`: medians of the measured steps, without the first ones.
+
+    Args:
+        batch_per_rank: The samples of a rank.
+        ranks: The number of ranks.
+        steps: The number of measured steps.
+        step_ms: The milliseconds of a step, with the wait for data.
+        phases_ms: For each rank, the milliseconds by phase (`recapp/reporting/phases.py`).
+        phases_quartiles_ms: The same, as the two quartiles.
+        parts_ms: The same by part; data, counts, ids, vectors and gradients are waits.
+        memory: The bytes of each rank.
+        sent_bytes: The bytes that each rank sends in a step.
+    """
+
+    batch_per_rank: int
+    ranks: int
+    steps: int
+    step_ms: float
+    phases_ms: tuple[dict[str, float], ...]
+    phases_quartiles_ms: tuple[dict[str, list[float]], ...]
+    parts_ms: tuple[dict[str, float], ...]
+    memory: tuple[RankMemory, ...]
+    sent_bytes: tuple[float, ...]
+
+    def mean_phases(self) -> dict[str, float]:
+        """Return the milliseconds of each phase, as the mean over the ranks.
+
+        The mean is right, because a rank that waits in a phase waits for the work of another rank.
+        """
+        n = len(self.phases_ms)
+        return {phase: sum(rank[phase] for rank in self.phases_ms) / n for phase in PHASES}
+
+
+# ---- a plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTimes:
+    """Predicted milliseconds of a step, by phase (`recapp/reporting/phases.py`) and in all."""
+
+    predicted_ms: float
+    input_ms: float
+    lookup_ms: float
+    output_ms: float
+    dense_ms: float
+    gradients_ms: float
+    update_ms: float
+
+    def ms(self, phase: str) -> float:
+        """Return the milliseconds of a phase."""
+        return float(getattr(self, f"{phase}_ms"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTable(PhaseTimes):
+    """A table of a plan, with its own times: as if it were alone.
+
+    Args:
+        rows: The rows of the table; of a dynamic table those that are expected.
+        plan_rows: The rows that its shards divide.
+        ranks: The ranks that have a shard.
+        bytes: The bytes of all its shards.
+        runner_up: The best other sharding type while all other tables keep their places.
+        runner_up_ms: The step with that type; None if the table has no room under it.
+        why: The reason for the type, and what the other one would change.
+        shards: For each shard its rank, its first and last row and column.
+    """
+
+    table: str
+    rows: int
+    plan_rows: int
+    dynamic: bool
+    dim: int
+    type: str
+    mode: str
+    row_order: str
+    ranks: tuple[int, ...]
+    bytes: int
+    runner_up: str | None
+    runner_up_ms: float | None
+    why: str
+    shards: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRank(PhaseTimes):
+    """What a rank carries under a plan."""
+
+    rank: int
+    host: int
+    bytes: int
+    weights: int
+    state: int
+    buffers: int
+    capacity: int | None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The bytes that a rank sends another in a step."""
+
+    source: int
+    target: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """All facts about a plan before it runs: what is printed, drawn, compared and, as
+    `predicted.json`, left beside the measurements of a run.
+
+    Args:
+        hosts: The ranks of each host.
+        reserve: The bytes that tables leave free on each rank, by their use.
+        lower_bound_ms: The least possible step; None if it is not known.
+        uses: The lookups and the row rule of each table; empty if all tables are used alike.
+        between_ranks: The bytes of a step for each pair of ranks that exchanges any.
+    """
+
+    name: str
+    world_size: int
+    hosts: tuple[tuple[int, ...], ...]
+    batch_per_rank: int
+    hardware: str
+    step_ms: float
+    lower_bound_ms: float | None
+    notes: tuple[str, ...]
+    reserve: Mapping[str, int]
+    rows: tuple[PlannedTable, ...]
+    uses: tuple[Mapping[str, Any], ...]
+    ranks: tuple[PlannedRank, ...]
+    between_ranks: tuple[Traffic, ...]
+
+    def mean_ms(self, phase: str) -> float:
+        """Return the milliseconds of a phase, as the mean over the ranks."""
+        return sum(rank.ms(phase) for rank in self.ranks) / len(self.ranks)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of a step between all ranks."""
+        return sum(pair.bytes for pair in self.between_ranks)
+
+    @property
+    def over_bound(self) -> float | None:
+        """The share by which the step is above the least possible; None if that is not known."""
+        return self.step_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else None
+
+
+# ---- files
+
+
+def read_record(kind: type[T], path: Path) -> T | None:
+    """Return the record of a file; None if the file is missing or incomplete.
+
+    Raises:
+        ConfigError: The file has other entries than the record.
+    """
+    plain = read_document(path)
+    if plain is None:
+        return None
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    needed = {
+        name
+        for name, each in known.items()
+        if each.default is MISSING and each.default_factory is MISSING
+    }
+    missing = sorted(needed - plain.keys())
+    unknown = [] if "more" in known else sorted(plain.keys() - known.keys())
+    if missing or unknown:
+        what = f"has no {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
+        raise ConfigError(f"{path}: {what}: it is no record of this recapp; run again to write it")
+    return record(kind, plain)
+
+
+def read_run(directory: Path) -> RunRecord | None:
+    """Return the content of `metrics.json`; None before the run has written it."""
+    return read_record(RunRecord, directory / METRICS_FILE)
+
+
+def read_failure(directory: Path) -> Failure | None:
+    """Return the reason why a run failed or was stopped; None if it left none."""
+    return read_record(Failure, directory / ERROR_FILE)
+
+
+def read_performance(directory: Path) -> Performance | None:
+    """Return the performance record of a run; None if there is none."""
+    return read_record(Performance, directory / PERFORMANCE_FILE)
+
+
+def write_record(content: Any, path: Path) -> None:
+    """Write a record. After a crash the file is the old one or the whole new one."""
+    write_document(to_plain(content), path)
+
+
+def finite(value: Any) -> Any:
+    """Return a finite number unchanged, and None for other values: NaN, infinity, text."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,212 @@
+"""The sentences of a report: the best and the fastest variant, and whether their order is noise.
+
+By metric, an order is noise while the runs of the best variant overlap with those of another.
+
+By speed, it is noise if a second measurement could reverse it: while the middle halves of the steps
+overlap. No plan changes the dense phase. So if the dense phases of two variants that differ in
+their plan alone differ, the machine was not equally fast for them, and their steps must lie further
+apart than that. Runs with different batch sizes are compared by samples per second.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recapp.reporting.drawing import spec_of
+from recapp.reporting.runs import PLAN, Run
+from recapp.reporting.variants import Interval, Objective, Variant, alike_but_for_plan
+
+NAMED = 4  # variants in a sentence, before "and 12 more"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as part of a sentence: `a, b and c`; of many names the first ones and a
+    count.
+    """
+    more = len(names) - NAMED
+    shown = [*names[:NAMED], f"{more} more"] if more > 0 else list(names)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+
+
+def metric_verdict(
+    variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()
+) -> list[str]:
+    """Return sentences about the best variant by the metric; the first sentence is the verdict.
+
+    Args:
+        variants: The variants to compare.
+        objective: The metric.
+        no_effect: The varied settings that do not change the metric.
+    """
+    ranked = objective.ranked(variants)
+    if not ranked:
+        return [f"No run has {objective.name}, so none is best."]
+    (best, first), *others = ranked
+    same = []
+    if no_effect:
+        what = listed(["The plan" if name == PLAN else name for name in no_effect])
+        same = [
+            f"{what} {'do' if len(no_effect) > 1 else 'does'} not change what is learned: runs "
+            f"that differ in nothing else have the same {objective.title}."
+        ]
+    if not others:
+        every = f"All runs reach the same {objective.title}" if no_effect else objective.heading
+        return [f"{every}: {_metric(first)}.", *same]
+    more = "higher" if objective.highest else "lower"
+    verdict = f"Best: {best.name}, {objective.title} {_metric(first)}; {more} is better."
+    return [verdict, *_how_sure(ranked), *same]
+
+
+def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
+    """Return sentences on whether the order is more than chance, as far as the seeds show."""
+    (best, first), *others = ranked
+    if all(len(interval.values) == 1 for _, interval in ranked):
+        lead = abs(first.mean - others[0][1].mean)
+        seeds = "Each was run with one seed, so how much of that is chance is not known"
+        return [f"It leads {others[0][0].name} by {lead:.5f}. {seeds}; seed=1,2,3 shows it."]
+    close = [variant.name for variant, interval in others if interval.overlaps(first)]
+    if not close:
+        return []
+    return [
+        f"Seeds differ by as much as settings do: the runs of {best.name} and those of "
+        f"{listed(close)} overlap, so which of these is best is noise until more seeds are run."
+    ]
+
+
+def _metric(interval: Interval) -> str:
+    n = len(interval.values)
+    several = f" (mean of {n} seeds, {interval.low:.5f} to {interval.high:.5f})" if n > 1 else ""
+    return f"{interval.mean:.5f}{several}"
+
+
+# ---- speed
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The number by which speed is compared: milliseconds per step, or samples per second.
+
+    Args:
+        by_rate: Whether the number is samples per second, at the median step.
+        spec: The format of milliseconds.
+    """
+
+    by_rate: bool
+    spec: str
+
+    def of(self, variant: Variant) -> Interval | None:
+        """Return the pace of a variant's runs."""
+        return variant.measure(lambda run: self._at(run, run.results.step_ms))
+
+    def spread(self, variant: Variant) -> Interval | None:
+        """Return the interval of the middle half of the steps of a variant's runs."""
+        ends = [
+            pace
+            for run in variant.runs
+            for ms in run.results.step_ms_quartiles or ()
+            if (pace := self._at(run, ms)) is not None
+        ]
+        return Interval(tuple(ends)) if ends else self.of(variant)
+
+    def show(self, value: float, unit: bool = True) -> str:
+        """Return a pace as text, with its unit or without."""
+        if self.by_rate:
+            return f"{value:,.0f}{' samples/s' if unit else ''}"
+        return f"{value:{self.spec}}{' ms' if unit else ''}"
+
+    def between(self, interval: Interval) -> str:
+        """Return the ends of an interval as text."""
+        return f"{self.show(interval.low, unit=False)} to {self.show(interval.high, unit=False)}"
+
+    def ranked(self, variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
+        """Return the variants that have a pace, the fastest first."""
+        known = [(variant, pace) for variant in variants if (pace := self.of(variant))]
+        return sorted(known, key=lambda one: one[1].mean, reverse=self.by_rate)
+
+    def _at(self, run: Run, step_ms: float | None) -> float | None:
+        if step_ms is None or not self.by_rate:
+            return step_ms
+        batch = run.results.batch_size
+        return batch / step_ms * 1e3 if batch and step_ms else None
+
+
+def pace_of(variants: Sequence[Variant]) -> Pace:
+    """Return the pace that compares some variants: a rate if batch sizes differ."""
+    runs = [run for variant in variants for run in variant.runs]
+    batches = {run.results.batch_size for run in runs}
+    spec = spec_of(run.results.step_ms for run in runs)
+    return Pace(len(batches) > 1 and None not in batches, spec)
+
+
+def tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants that differ from `one` by no more than noise, the fastest first."""
+    alike = next(some for some in alike_but_for_plan(variants) if one in some)
+    pace = pace_of(variants)
+    # variants that differ in the plan alone have the same batch size, so their steps are compared
+    steps = Pace(by_rate=False, spec=pace.spec)
+    others = [variant for variant, _ in pace.ranked(variants) if variant is not one]
+    return [
+        other
+        for other in others
+        if _overlap(pace, one, other)
+        or (other in alike and _overlap(steps, one, other, drift(one, other)))
+    ]
+
+
+def _overlap(pace: Pace, one: Variant, other: Variant, apart: float = 0.0) -> bool:
+    a, b = (pace.spread(variant) for variant in (one, other))
+    return a is not None and b is not None and a.overlaps(b, apart)
+
+
+def drift(*variants: Variant) -> float:
+    """Return the milliseconds by which the dense phases of some variants differ."""
+    dense = [ms.mean for v in variants if (ms := v.measure(_dense_ms))]
+    return max(dense) - min(dense) if dense else 0.0
+
+
+def _dense_ms(run: Run) -> float | None:
+    return run.performance.mean_phases()["dense"] if run.performance else None
+
+
+def speed_verdict(variants: Sequence[Variant]) -> list[str]:
+    """Return sentences about speed: the fastest variant, and whether the order is noise."""
+    pace = pace_of(variants)
+    ranked = pace.ranked(variants)
+    if len(ranked) < 2:
+        return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
+    (fastest, best), *_, (slowest, worst) = ranked
+    fast = pace.show(best.mean)
+    slow = pace.show(worst.mean)
+    near = tied_with(fastest, variants)
+    if len(near) == len(ranked) - 1:
+        moved = max(drift(*alike) for alike in alike_but_for_plan(variants))
+        dense = (
+            f", or differ by no more than the dense phase, which no plan changes ({moved:.3g} ms)"
+        )
+        apart = not all(_overlap(pace, fastest, variant) for variant in near)
+        return [
+            f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
+            f"slowest ({slow}), but the middle halves of their steps overlap{dense * apart}."
+        ]
+    factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
+    times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
+    a_step = "" if pace.by_rate else " a step"
+    verdict = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+    for end, tied in ("fastest", near), ("slowest", tied_with(slowest, variants)):
+        if tied:
+            names = listed([variant.name for variant in tied])
+            verdict += f" {names} cannot be told from the {end}: that difference is noise."
+    return [verdict]
+
+
+def _one_speed(variant: Variant) -> list[str]:
+    step = variant.recorded("step_ms")
+    rate = variant.recorded("samples_per_second")
+    assert step
+    samples = f", {rate.mean:,.0f} samples/s" if rate else ""
+    if len(step.values) == 1:
+        return [f"A step takes {step.mean:.3g} ms{samples}."]
+    why = (
+        "Speed is not compared: the runs do not differ in anything that changes it. That the "
+        f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
+    )
+    return [f"A step takes {step.mean:.3g} ms on average{samples}.", why]

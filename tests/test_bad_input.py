@@ -461,7 +461,7 @@ def test_a_setting_that_a_file_of_ones_own_leaves_out_needs_a_plus(say, tmp_path
             ),
             (
                 ["dataset=criteo_kaggle", "dataset.path=.", "dataset.val_path=gone"],
-                "dataset.path={here}: no Parquet files",
+                "dataset.path={here}: no Parquet or CSV files",
             ),
             (
                 ["dataset.lanes=1", "dataset.path=new"],

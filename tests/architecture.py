@@ -452,7 +452,7 @@ SETTINGS = {
     "trainer",
 }
 """Names under which settings are handed on."""
-PLAIN_SETTINGS = ("cli.compose", "cli.command_line", "run")
+PLAIN_SETTINGS = ("cli.compose", "cli.command", "run")
 """Where settings are plain values: what Hydra composes, and what files hold."""
 
 

@@ -125,7 +125,11 @@ class HeldTables:
         return slices[0] if len(slices) == 1 else torch.cat(slices), edges
 
     def _rows_of(self, group: StoredGroup, piece: Piece) -> range:
-        """Return the row numbers of a piece in its table."""
+        """Return the row numbers of a piece in its table.
+
+        The rows of a piece of a dynamic table are 64ths of its key space. The keys lie in order, so
+        each 64th is a range of rows, found by the first position in it.
+        """
         positions = self._table(group, piece.strip).positions
         if positions is None:
             return piece.rows

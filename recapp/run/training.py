@@ -36,7 +36,7 @@ from recapp.dataset.data_settings import ScoringSettings
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.errors import ConfigError, suggest
 from recapp.optim.rules import sgd
-from recapp.planner.topology import RESERVE_BYTES, hardware_of
+from recapp.planner.topology import RESERVE_BYTES
 from recapp.processes.rank_environment import is_first, rank_info
 from recapp.run.constructors import construct, make
 from recapp.run.model import check_outputs
@@ -454,7 +454,7 @@ def build_strategy(
         hosts=topology.hosts,
         memory_bytes=topology.memory_bytes,
         reserve_bytes=RESERVE_BYTES if reserve is None else reserve,
-        hardware=hardware_of(topology.hardware),
+        hardware=topology.costs,
         transport=engine.transport,
         backend=engine.backend,
         payload=PAYLOADS[engine.payload],

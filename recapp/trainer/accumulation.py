@@ -32,8 +32,9 @@ class Accumulation:
         self.batches = batches
         self._rows: list[int] = []
 
-    def weight(self, rows: int) -> float:
-        """Add a batch, and return the factor of its loss.
+    def add(self, rows: int) -> float:
+        """Add a batch, and return the factor of its loss: its rows over those of the step's first
+        batch, so that each row has the same weight. `end` divides by the rows of all.
 
         Args:
             rows: The rows of the batch over all ranks.

@@ -87,7 +87,7 @@ class StepOfRanks(DDPStrategy):
         rows = sum(rows_W)
         share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
         if self._accumulation is not None:
-            share *= self._accumulation.weight(rows)
+            share *= self._accumulation.add(rows)
         if share != 1:
             closure_loss = closure_loss * share
         return super().backward(closure_loss, optimizer, *args, **kwargs)

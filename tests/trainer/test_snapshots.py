@@ -14,8 +14,8 @@ from trainer.test_ending import Send
 from recapp.errors import CheckpointError, ConfigError
 from recapp.processes.stopping import Stopped
 from recapp.reporting.summary import report_end
-from recapp.run.early_checks import check_resumed, check_training
 from recapp.run.resume import Resumed
+from recapp.run.run_checks import check_resumed, check_training
 from recapp.stored.checkpoint import (
     load_table,
     name_metrics,

@@ -23,8 +23,8 @@ from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.raw_rows import RawTable
 from recapp.errors import ArtefactError, ConfigError
 from recapp.stored.directories import is_artefact
-from recapp.stored.files import entry_of, files_at
 from recapp.stored.local_files import beside
+from recapp.stored.model_store import entry_of, files_at
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096

@@ -39,12 +39,12 @@ from recapp.stored.block_files import (
     write_blocks,
 )
 from recapp.stored.directories import is_checkpoint
-from recapp.stored.files import entry_of, files_at, is_link, links_to, size_of, write_file
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import TMP, beside
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.stored.model_manifests import META, ROW_ORDERS, CheckpointManifest
+from recapp.stored.model_store import entry_of, files_at, is_link, links_to, size_of, write_file
 from recapp.stored.stored_model import (
     Checkpoint,
     Wanted,

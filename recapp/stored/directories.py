@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from recapp.errors import RecappError, suggest
-from recapp.stored.files import Pinned, checkpoints_in, entry_of, files_at, size_of
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
+from recapp.stored.model_store import Pinned, checkpoints_in, entry_of, files_at, size_of
 
 LEVELS = 6  # of directories to search: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
 MOST_ENTRIES = 20_000  # directory entries to look at: some tenths of a second

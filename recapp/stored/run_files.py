@@ -18,9 +18,16 @@ from typing import Any
 
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import read_manifest
-from recapp.stored.files import checkpoints_in, clean_up, end_of_links, entry_of, files_at, is_link
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_manifests import SAVED_AS
+from recapp.stored.model_store import (
+    checkpoints_in,
+    clean_up,
+    end_of_links,
+    entry_of,
+    files_at,
+    is_link,
+)
 
 CHECKPOINTS = "checkpoints"
 """The directory of checkpoints in the directory of a run."""

@@ -32,7 +32,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
-from recapp.stored.files import entry_of, size_of
+from recapp.stored.model_store import entry_of, size_of
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import lookups_of

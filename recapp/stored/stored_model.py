@@ -24,7 +24,6 @@ from recapp.sharding.layout import Block
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
 from recapp.stored.derived_values import DERIVED_FILE, Values, read_values, values_in
 from recapp.stored.directories import is_artefact, why_none
-from recapp.stored.files import Pinned, crc32_of, entry_of, files_at
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import check_state, dense_state, read_meta
@@ -36,6 +35,7 @@ from recapp.stored.model_manifests import (
     ArtefactManifest,
     CheckpointManifest,
 )
+from recapp.stored.model_store import Pinned, crc32_of, entry_of, files_at
 from recapp.transport.communicator import Comm, raise_together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow

@@ -22,8 +22,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from recapp.console import note
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import link_checkpoint, read_manifest
-from recapp.stored.files import clean_up, new_version
 from recapp.stored.meta_file import state_must_fit
+from recapp.stored.model_store import clean_up, new_version
 from recapp.stored.run_files import LAST, find_named, folder_of
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.strategy import strategy_of

@@ -32,7 +32,7 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.directories import find_checkpoints, is_checkpoint
-from recapp.stored.files import clean_up
+from recapp.stored.model_store import clean_up
 from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.saved_manifest import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy

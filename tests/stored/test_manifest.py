@@ -29,10 +29,10 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.directories import is_checkpoint
-from recapp.stored.files import Pinned
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.model_store import Pinned
 from recapp.stored.stored_model import open_artefact
 from recapp.transport.communicator import Comm
 

@@ -27,11 +27,11 @@ from recapp.stored.checkpoint import (
     verify,
 )
 from recapp.stored.directories import find_checkpoints
-from recapp.stored.files import STORES, Pinned, write_file
 from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.local_files import LocalFiles
 from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import ArtefactManifest
+from recapp.stored.model_store import STORES, Pinned, write_file
 from recapp.stored.store import Files
 from recapp.stored.stored_model import open_artefact, read_stored
 
@@ -43,7 +43,7 @@ TOUCHES = {
     *("fsync", "fstat", "realpath", "rmtree", "makedirs", "remove_file", "flock"),
 }
 """Calls by which Python touches files."""
-SEAM = ("local_files.py", "files.py")  # the second reads files that a store has opened
+SEAM = ("local_files.py", "model_store.py")  # the second reads files that a store has opened
 
 
 def touching(text):

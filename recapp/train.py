@@ -359,7 +359,7 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
     from recapp.eval import measure
     from recapp.stored.checkpoint import name_metrics, read_manifest
     from recapp.stored.joined_checkpoint import join_together
-    from recapp.trainer.keep_snapshots import JOINED_FILE
+    from recapp.trainer.keep_checkpoints import JOINED_FILE
 
     path = job_dir / "checkpoints" / JOINED_FILE
     members = join_together(kept, path)

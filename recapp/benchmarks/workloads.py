@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from recapp.dataset.synthetic import CRITEO_SIZES
-from recapp.reporting.scaling import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup
 
+# ids of a bag in MLPerf Training's DLRM-DCNv2; 214 ids per sample
+MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 EXPONENT = 1.05
 BATCHES = 6  # steps take these in turn: enough that a batch has left the caches before it recurs
 

@@ -53,13 +53,13 @@ from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.batch_callback import skip_idle_hooks
-from recapp.trainer.changed_optimizer import TOTAL, ChangedOptimizer
+from recapp.trainer.changed_settings import TOTAL, ChangedOptimizer
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
-from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.unusable_callbacks import refuse_class
+from recapp.trainer.table_callbacks import RestartTables
+from recapp.trainer.trainer_settings import refuse_class
 
 CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
 

@@ -6,7 +6,7 @@ from trainer.runs import compose, fit
 from trainer.test_restart_tables import blocks_of, same
 
 from recapp.errors import ConfigError
-from recapp.trainer.accumulation import Accumulation
+from recapp.trainer.step_of_ranks import Accumulation
 
 LARGE = ("dataset.batch_size=96", "trainer.limit_train_batches=3")
 SMALL = (

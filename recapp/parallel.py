@@ -41,7 +41,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
     sharded_twins,
 )
-from recapp.engine.table_parameter import TableParameter
+from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
@@ -50,12 +50,14 @@ from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.processes.faults import fault_of_compiler
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.unsharded_collection import UnshardedCollection
-from recapp.transport.choose_transport import make_comm
+from recapp.tables.unsharded_collection import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    UnshardedCollection,
+)
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.run_ranks import make_comm
 
 _OF_TRAINERS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup | None]] = (
     WeakKeyDictionary()
@@ -291,7 +293,7 @@ class DistributedModelParallel(nn.Module):
         init_parameters: Whether dense parameters on the meta device get their start values, by
             `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/run_ranks.py`).
 
     Raises:
         ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser

@@ -68,8 +68,7 @@ from recapp.run.commands import OnPaper
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import lookups_of
+from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.transport.communicator import Comm
 
 PATH = "hardware.yaml"  # where the settings name no file

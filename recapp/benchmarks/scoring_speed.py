@@ -43,7 +43,7 @@ from recapp.models.published_dlrm import DLRM
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_bytes
 from recapp.tables.config import PoolingType
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 T = TypeVar("T")
 BASELINE = "torch"

@@ -30,9 +30,8 @@ from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingConfig, PoolingType
+from recapp.tables.config import EmbeddingConfig, PoolingType, TableLookup
 from recapp.tables.listed import listed_tables
-from recapp.tables.lookups import TableLookup
 from recapp.tables.table_settings import ListedTables
 from recapp.transport.communicator import Comm
 

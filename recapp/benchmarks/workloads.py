@@ -28,8 +28,7 @@ from torch import Tensor
 from recapp.dataset.synthetic import CRITEO_SIZES
 from recapp.reporting.scaling import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType, TableLookup
 
 EXPONENT = 1.05
 BATCHES = 6  # steps take these in turn: enough that a batch has left the caches before it recurs

@@ -18,7 +18,7 @@ from recapp.models.widths import (
     check_tower,
     check_widths,
 )
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import TableLookup
 
 
 def check_autoint(

@@ -27,9 +27,8 @@ from recapp.models.layers import MLP, DotInteraction, published_linear
 from recapp.models.widths import check_dlrm
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.collections import BagCollection
-from recapp.tables.lookups import TableLookup
-from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.collections import BagCollection, ModuleByName
+from recapp.tables.config import TableLookup
 
 
 class DLRM(nn.Module):

@@ -34,8 +34,8 @@ from recapp.run.stored_checks import check_starts
 from recapp.settings.check_settings import override_names
 from recapp.settings.records import to_plain
 from recapp.settings.values import Paths, shown
+from recapp.tables.collections import BAGS, MOST_MEMBERS, of_all_members
 from recapp.tables.dynamic import MOST_OF_ROWS
-from recapp.tables.named_collections import BAGS, MOST_MEMBERS, of_all_members
 from recapp.tables.table_settings import TablesOfDataset
 
 if TYPE_CHECKING:

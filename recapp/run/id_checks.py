@@ -7,8 +7,7 @@ It loads no library that other checks of a training have not loaded before.
 from recapp.processes.rank_environment import started_externally
 from recapp.run.recipe import Train
 from recapp.settings.values import Paths
-from recapp.tables.config import IdRule
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import IdRule, TableLookup
 
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
 

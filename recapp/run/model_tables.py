@@ -12,18 +12,7 @@ from recapp.models.catalogue import MODELS
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.settings.values import shown
-from recapp.tables.config import (
-    DataType,
-    EmbeddingConfig,
-    IdRule,
-    PoolingType,
-    check_tables,
-    table_config,
-)
-from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
-from recapp.tables.listed import listed_tables
-from recapp.tables.lookups import lookups_of
-from recapp.tables.named_collections import (
+from recapp.tables.collections import (
     BAGS,
     SEQUENCES,
     CollectionTables,
@@ -31,12 +20,18 @@ from recapp.tables.named_collections import (
     model_tables,
     usual_collection,
 )
-from recapp.tables.table_settings import (
-    WIDE,
-    FurtherTables,
-    TableSettings,
-    TablesOfDataset,
+from recapp.tables.config import (
+    DataType,
+    EmbeddingConfig,
+    IdRule,
+    PoolingType,
+    check_tables,
+    lookups_of,
+    table_config,
 )
+from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
+from recapp.tables.listed import listed_tables
+from recapp.tables.table_settings import WIDE, FurtherTables, TableSettings, TablesOfDataset
 
 UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"

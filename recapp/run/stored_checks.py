@@ -18,7 +18,7 @@ from recapp.run.recipe import Train
 from recapp.settings.check_settings import override_names
 from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import shown
-from recapp.tables.named_collections import named_tables
+from recapp.tables.collections import named_tables
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,15 +14,16 @@ from typing import NamedTuple
 from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.settings.records import to_plain
+from recapp.tables.collections import ModelTables, model_tables, usual_collection
 from recapp.tables.config import (
     EmbeddingConfig,
     PoolingType,
+    TableLookup,
     check_max_key,
     check_tables,
+    output_of,
     table_config,
 )
-from recapp.tables.lookups import TableLookup, output_of
-from recapp.tables.named_collections import ModelTables, model_tables, usual_collection
 from recapp.tables.table_settings import ListedLookup, ListedTable, ListedTables
 
 _NO_ARGUMENTS = ("feature_names", "collection", "max_key")

@@ -36,7 +36,7 @@ from recapp.trainer.keep_last import saves_between_epochs, step_of_best
 from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
-from recapp.transport.choose_transport import describe
+from recapp.transport.run_ranks import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged

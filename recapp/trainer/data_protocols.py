@@ -13,8 +13,7 @@ from lightning.pytorch import Trainer
 
 from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.statistics import TableStatistics
 
 

@@ -18,7 +18,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.updated_weight import MethodOf
+from recapp.engine.table_weights import MethodOf
 from recapp.optim.optimizer import HybridOptimizer
 
 

@@ -17,8 +17,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from recapp.engine.sharded_collection import tables_as_parameters
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.tables_of_optimizers import tables_as_parameters
 from recapp.optim.named_rules import Rules
 from recapp.trainer.accumulation import Accumulation
 from recapp.trainer.clip_tables import clip_tables_too, clip_waiting, update_in_step

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from recapp import console
-from recapp.engine.dynamic_blocks import (
+from recapp.engine.dynamic_keys import (
     ALWAYS_LOADED,
     OF_ADMISSION,
     SKETCH,

@@ -91,9 +91,9 @@ from recapp.trainer.started_ranks import (
 )
 from recapp.trainer.step_of_ranks import StepOfRanks
 from recapp.trainer.stored_tables import StoredTables
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
-from recapp.transport.waits import mean_hidden
+from recapp.transport.run_ranks import make_comm
 
 
 class EmbeddingShardingStrategy(StepOfRanks):
@@ -122,7 +122,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         reserve_bytes: The bytes of this memory that tables may not use.
         hardware: The rates by which the planner estimates times; None takes the default of the
             device.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/run_ranks.py`).
         backend: The backend of the kernels (`recapp/kernels/backend.py`).
         payload: The dtype of the vectors and gradients that are sent; None takes the compute dtype.
         modes: The modes of tables whose plan leaves the mode open. Modes that stay open are decided

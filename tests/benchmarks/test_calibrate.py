@@ -36,8 +36,8 @@ from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import dense_of
 from recapp.planner.topology import Topology
 from recapp.settings.records import to_plain
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.run_ranks import make_comm
 
 CPU = torch.device("cpu")
 MODEL = TinyModel("small", 32, 4, (8,), (8, 1))

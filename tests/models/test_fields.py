@@ -12,7 +12,7 @@ from recapp.models.layers import MLP
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 NUMBERS = 2
 ROWS = 3

@@ -6,7 +6,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from recapp.transport.pulse import Pulses
+from recapp.transport.shared_memory import Pulses
 
 LOST_SECONDS = 2.0  # a thread of a busy machine is not held up for so long
 

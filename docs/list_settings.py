@@ -192,7 +192,8 @@ def _kind(kinds: Mapping[str, Any], key: str) -> Any:
     kind = kinds.get(first, Any)
     inner = _records(kind)
     if not rest:
-        return Any if inner or made_of(kind) else kind
+        whole = inner and str not in parts_of(kind)  # a file may stand for a record
+        return Any if whole or made_of(kind) else kind
     return _kind(_hints(inner[0]), rest) if inner else Any
 
 

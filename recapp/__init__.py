@@ -60,8 +60,8 @@ if TYPE_CHECKING:
         EmbeddingBagCollectionSharder,
         EmbeddingCollectionSharder,
     )
-    from recapp.planner.constraints import ParameterConstraints
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
+    from recapp.planner.planner_settings import ParameterConstraints
     from recapp.planner.topology import Topology
     from recapp.reporting.plan_report import analyze_plan
     from recapp.sharding.plan_file import read_plan, write_plan
@@ -129,7 +129,7 @@ _HOMES = {
     "Measure": "recapp.tasks.measures",
     "NormalizedEntropy": "recapp.metrics",
     "Output": "recapp.tasks.task",
-    "ParameterConstraints": "recapp.planner.constraints",
+    "ParameterConstraints": "recapp.planner.planner_settings",
     "PoolingType": "recapp.tables.config",
     "ScoreWriter": "recapp.trainer.score_writer",
     "ScoringSettings": "recapp.dataset.data_settings",

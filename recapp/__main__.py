@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop_printing()
         return 1
     if name == VERSION:
-        from recapp.cli.command_line import versions
+        from recapp.cli.command import versions
 
         print(versions())
         return 0

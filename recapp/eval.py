@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe, wants_bar
+from recapp.cli.stored_recipe import check_generated
 from recapp.errors import ConfigError
+from recapp.processes.rank_environment import is_first
 from recapp.processes.rank_process import leave
 from recapp.run.commands import Eval, recipe_of
-from recapp.run.early_checks import check_data, check_generated, note_scale
-from recapp.run.stored_checks import check_fits_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,17 +56,13 @@ def evaluate(recipe: Eval, job: Job) -> float | None:
             "ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named, or "
             "an artefact"
         )
-    test = recipe.split == "test"
-    if test and recipe.dataset.test_path is None:
+    if recipe.split == "test" and recipe.dataset.test_path is None:
         raise ConfigError(
             "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
             "_file_list.txt or a list of those)"
         )
-    check_data(recipe, test=test)
-    if not test:
+    if recipe.split == "val":
         check_generated(recipe, job.overrides)
-    check_fits_checkpoint(recipe, job.overrides)
-    note_scale(recipe)
     metrics = run_recipe(recipe, job, "recapp.eval")
     emit_json(metrics, recipe)
     return metrics.get(f"{recipe.split}_{recipe.built_task.best}")
@@ -108,11 +104,14 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     """
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
+    from recapp.run.run_checks import check_measuring
     from recapp.run.trained_model import model_on_ranks, with_stored_columns
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import TerminalProgress
 
     recipe = with_stored_columns(recipe)
+    if is_first() and not step:
+        check_measuring(recipe, test=recipe.split == "test")
     data = build_data(recipe)
     model = model_on_ranks(recipe)
     trainer = model.trainer(recipe, [TerminalProgress()] if wants_bar(recipe) else [])

@@ -28,7 +28,7 @@ from recapp.engine.sharded_collection import embedding_collections
 from recapp.errors import ConfigError
 from recapp.inference.build_cpp import build, missing_tools
 from recapp.inference.export_settings import Export, Quantize
-from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.storage import values
 from recapp.model_export import export_model
 from recapp.model_loading import load_model

@@ -20,7 +20,7 @@ from recapp.planner.embedding_planner import fewest_ranks, stored_as
 from recapp.planner.hardware import default_hardware
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology, hardware_of
+from recapp.planner.topology import Topology
 from recapp.reporting.plan_report import explained
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.reporting.prediction_errors import (
@@ -259,7 +259,7 @@ def scale(recipe: OnPaper, job: Job) -> None:
             said = shown(to_plain(recipe.plans))
             raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
     checked = compared_by_ranks(measured_runs(recipe.path)) if recipe.path is not None else []
-    hardware = hardware_of(recipe.topology.hardware) or default_hardware("cpu")
+    hardware = recipe.topology.costs or default_hardware("cpu")
     sizes = 2 * len(MODES) * len(recipe.ranks) * len(chosen)
     with console.progress("planning, sizes", sizes) as advance:
         rows = scaled(

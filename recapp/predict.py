@@ -24,11 +24,10 @@ from typing import Any
 from recapp import console
 from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe
 from recapp.errors import ConfigError
-from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_environment import external_rank, is_first
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.run.commands import Predict, recipe_of
-from recapp.run.stored_checks import check_prediction, model_of
 
 MUST_BE_GIVEN = {
     "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named, or an artefact",
@@ -61,7 +60,6 @@ def predict(recipe: Predict, job: Job) -> float | None:
     for name, words in MUST_BE_GIVEN.items():
         if not getattr(recipe, name):
             raise ConfigError(f"{name} must be given: {words}")
-    check_prediction(recipe)
     try:
         metrics = run_recipe(recipe, job, "recapp.predict")
     except Stopped:
@@ -94,22 +92,39 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     leave_ranks()
 
 
+def _scores_of(recipe: Predict) -> dict[str, Any]:
+    """Return the facts that determine the scores: the stored model and the settings of
+    arithmetic.
+    """
+    from recapp.stored.stored_model import read_stored
+
+    assert recipe.ckpt_path is not None
+    return {
+        **read_stored(recipe.ckpt_path).version_entry,
+        "precision": recipe.trainer.precision,
+        "payload": recipe.engine.payload,
+    }
+
+
 def score(recipe: Predict) -> dict[str, Any]:
     """Score the rows of the input, and write the scores.
 
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
+    from recapp.run.run_checks import check_scoring
     from recapp.run.trained_model import model_on_ranks, with_stored_columns
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
     recipe = with_stored_columns(recipe)
+    if is_first():
+        check_scoring(recipe)
     assert recipe.ckpt_path is not None and recipe.output is not None
     data = build_data(recipe, scoring=recipe)
     model = model_on_ranks(recipe)
-    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=model_of(recipe))
+    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=_scores_of(recipe))
     progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
     trainer = model.trainer(recipe, [*progress, writer])
 

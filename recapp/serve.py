@@ -40,7 +40,6 @@ from recapp.processes.stopping import Stopped, listen
 from recapp.run.commands import Serve, recipe_of
 from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
-from recapp.transport.shared_memory import SILENT_SECONDS
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +143,6 @@ def _serve_on_ranks(settings: Serve) -> None:
                 settings.ranks,
                 module="recapp.serve",
                 grace=settings.timeout_s + SECONDS_TO_ANSWER,
-                timeout=SILENT_SECONDS,
                 reloads=True,
             )
 
@@ -168,7 +166,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     from recapp.inference.led_ranks import Leader, follow
     from recapp.model_loading import load_on
     from recapp.transport.communicator import leave_process_group
-    from recapp.transport.run_ranks import join_ranks
+    from recapp.transport.join_ranks import join_ranks
 
     recipe: Serve = recipe_of(settings, "serve")
     torch.set_num_threads(recipe.threads)

@@ -5,7 +5,8 @@ devices.
     each rank     `run`: recipe -> data, model, strategy, callbacks, trainer -> fit
     rank 0        JOB/resolved.yaml, JOB/checkpoints/*.ckpt, JOB/metrics.json, JOB/csv
 
-The command only composes the settings, starts the ranks and waits. With `-m` it does so for each
+The command only composes the settings, starts the ranks and waits; rank 0 checks what the records
+of settings cannot know before the ranks meet. With `-m` it does so for each
 job, compares the jobs so far after each one, and writes the sweep's report at the end. Under
 torchrun or srun the ranks exist already: each rank runs the command, which calls `run` in the same
 process. Ranks get plain values and import no Hydra, and the command imports no torch.
@@ -18,33 +19,27 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
     start_early()  # imports the ranks' modules meanwhile
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from recapp import console
 from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe, wants_bar
-from recapp.cli.sweep_progress import SweepProgress
+from recapp.cli.stored_recipe import check_generated
 from recapp.errors import RecappError
-from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_environment import external_rank, is_first
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
+from recapp.reporting import runs
 from recapp.reporting.record import update_settings, written_at
 from recapp.run.commands import Eval, recipe_of
-from recapp.run.early_checks import (
-    check_data,
-    check_generated,
-    check_resumed,
-    check_training,
-    note_no_validation_rows,
-    note_scale,
-)
-from recapp.run.id_checks import check_ids
 from recapp.run.recipe import Train
-from recapp.run.stored_checks import check_fits_checkpoint, check_start_values
 from recapp.settings.records import to_plain
 from recapp.settings.values import typed
 
@@ -73,7 +68,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.train") -> 
     return code
 
 
-def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> float | None:
+def train_job(recipe: Train, job: Job, *, worker: str, sweep: "SweepProgress") -> float | None:
     """Train one job on its ranks, and return the sweeper's objective.
 
     Args:
@@ -83,22 +78,96 @@ def train_job(recipe: Train, job: Job, *, worker: str, sweep: SweepProgress) -> 
         sweep: The jobs of the sweep so far.
     """
     sweep.job_begins(job, recipe.format)
-    check_data(recipe)
-    check_training(recipe)
     if recipe.ckpt_path:
         check_generated(recipe, job.overrides)
-        check_fits_checkpoint(recipe, job.overrides)
-        check_resumed(recipe)
-    else:
-        check_start_values(recipe)
-    check_ids(recipe)
-    note_scale(recipe)
-    note_no_validation_rows(recipe)
     with note_how_to_go_on(job.directory):
         metrics = run_recipe(recipe, job, worker)
     if job.sweep is None:
         emit_json(metrics, recipe)
     return metrics.get(recipe.built_task.measures.objective)
+
+
+class SweepProgress:
+    """The jobs of a sweep so far. For a single run there are none, and nothing is written."""
+
+    def __init__(self) -> None:
+        self.format = "text"
+        self.directory: Path | None = None
+        # only jobs of this sweep: an earlier sweep in the same directory may have had more
+        self.jobs: list[Path] = []
+        self.compared: list[runs.Run] = []
+
+    def job_begins(self, job: Job, format: str) -> None:
+        """List a job as running."""
+        self.format = format
+        if job.sweep is not None:
+            self.jobs.append(job.directory)
+            self._compare(job.sweep, running=True)
+
+    def job_ended(self, job: Job) -> None:
+        """Write how a job ended, and print the comparison of the jobs so far. The error of a failed
+        job was printed when it failed.
+        """
+        self.directory = job.sweep
+        if job.sweep is None:
+            return
+        if job.directory not in self.jobs:  # its settings were refused before it began
+            self.jobs.append(job.directory)
+        self._compare(job.sweep)
+        if self.format == "text":
+            print()
+            console.print_table(
+                [run.flat() | {"what": run.name} for run in self.compared],
+                runs.columns_of(self.compared[0].measures),
+                title=console.short_path(job.sweep / runs.COMPARISON_FILE),
+            )
+            sys.stdout.flush()
+
+    def _compare(self, sweep: Path, *, running: bool = False) -> None:
+        """Write the table of the jobs so far into the sweep's directory; if that fails, print
+        why.
+        """
+        self.compared = runs.compare(sweep, self.jobs, running=running)
+        path = sweep / runs.COMPARISON_FILE
+        try:
+            runs.write_csv(self.compared, path)
+        except OSError as error:
+            console.note(f"no {console.short_path(path)}: {error.strerror}")
+
+    def end(self) -> None:
+        """Print the best and the fastest run, and write the report of the sweep. All jobs have
+        ended.
+        """
+        if self.directory is None:
+            return
+        if self.format == "text":
+            _print_verdicts(self.directory)
+        from recapp.reporting.run_page import REPORT_FILE, write_report
+
+        try:
+            write_report(self.directory)
+            console.note(f"report {console.short_path(self.directory / REPORT_FILE)}")
+        except OSError as error:
+            console.note(
+                f"no report: {error.filename}: {error.strerror}; python -m recapp.report "
+                f"path={console.short_path(self.directory)} makes it"
+            )
+
+    def emit(self) -> None:
+        """Print the records of all jobs if the format is JSON."""
+        if self.compared and self.format == "json":
+            console.emit([run.flat() for run in self.compared], self.format)
+
+
+def _print_verdicts(sweep: Path) -> None:
+    """Print the first sentences of the sweep's report, if there are two runs to compare."""
+    from recapp.reporting.sweep_page import verdicts
+
+    good = [run for run in runs.read_runs(sweep) if run.ended_well]
+    if len(good) > 1:
+        width = get_terminal_size((80, 24)).columns
+        print()
+        print(console.readable("\n".join(fill(said, width) for said in verdicts(good))), flush=True)
 
 
 @contextmanager
@@ -140,9 +209,12 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
     from recapp.reporting.summary import report_end
+    from recapp.run.run_checks import check_run
     from recapp.run.trained_model import with_stored_columns
 
     recipe = with_stored_columns(recipe)
+    if is_first():
+        check_run(recipe)
     measured, stopped = fit(recipe, job_dir)
     if measured:
         report_end(measured, recipe.built_task, job_dir, recipe.format)
@@ -287,7 +359,7 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
     from recapp.eval import measure
     from recapp.stored.checkpoint import name_metrics, read_manifest
     from recapp.stored.joined_checkpoint import join_together
-    from recapp.trainer.keep_snapshots import JOINED_FILE
+    from recapp.trainer.keep_checkpoints import JOINED_FILE
 
     path = job_dir / "checkpoints" / JOINED_FILE
     members = join_together(kept, path)

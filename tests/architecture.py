@@ -452,7 +452,7 @@ SETTINGS = {
     "trainer",
 }
 """Names under which settings are handed on."""
-PLAIN_SETTINGS = ("cli.compose", "cli.command_line", "run")
+PLAIN_SETTINGS = ("cli.compose", "cli.command", "run")
 """Where settings are plain values: what Hydra composes, and what files hold."""
 
 
@@ -497,3 +497,28 @@ def _reads_a_string(node: ast.Subscript | ast.Call) -> bool:
 
 def _name_of(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
+
+
+def missing_names(files: list[File], package: str) -> list[str]:
+    """Names of modules, or of what they define, in strings (a lazy import, what ranks import early)
+    that are not there.
+    """
+    defined = {f"{package}.{file.name}".rstrip("."): _bound(file.tree) for file in files}
+    lines = []
+    for file in files:
+        for node in ast.walk(file.tree):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(rf"({package}(\.\w+)+ ?)+", text):
+                for name in text.split():
+                    module, _, last = name.rpartition(".")
+                    if name not in defined and last not in defined.get(module, ()):
+                        lines.append(f"{file.name}:{node.lineno}: {name} is not there")
+    return lines
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """The names that a module defines, or gives lazily by a table of names."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    tables = (node.keys for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    return names | {key.value for keys in tables for key in keys if isinstance(key, ast.Constant)}

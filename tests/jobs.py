@@ -31,6 +31,8 @@ from recapp.errors import RecappError
 REPOSITORY = Path(__file__).parents[1]
 SIZE = 4
 TIMEOUT_S = 180
+PATIENCE_S = 3  # with the other ranks, once one has failed: they may wait for it
+SILENT = ("Silent", "no answer", "")
 COMMAND_TIMEOUT_S = 600
 # said by whoever came first
 FIRST_USE = re.compile(
@@ -285,14 +287,14 @@ class Jobs:
             pipe.send((f"recapp.{name}", settings, str(directory), environ))
         failures = {}
         for rank, (_, pipe) in enumerate(self._workers[:world]):
-            answered = pipe.poll(TIMEOUT_S if not failures else 10)
-            failure = pipe.recv() if answered else ("Silent", "no answer", "")
+            answered = pipe.poll(TIMEOUT_S if not failures else PATIENCE_S)
+            failure = pipe.recv() if answered else SILENT
             if failure:
                 failures[rank] = failure
-        if len(failures) not in (0, world) or ("Silent", "no answer", "") in failures.values():
+        if len(failures) not in (0, world) or SILENT in failures.values():
             self.stop(kill=True)
         if failures:
-            raise Failed(failures)
+            raise Failed({r: f for r, f in failures.items() if f != SILENT} or failures)
         return metrics_of(directory)
 
     def _start(self):

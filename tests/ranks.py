@@ -49,12 +49,16 @@ class _Context(ForkServerContext):
                 return Popen(process)
 
 
+def early_modules():
+    """What the fork server of the tests imports, which says nothing of a module that is gone."""
+    return [*IMPORTED, *("recapp." + name for name in IMPORTED_FOR_COMMANDS.split())]
+
+
 def context():
     """Of the processes of pools and of commands: each is forked from one that has imported torch
     and Lightning, which takes seconds.
     """
-    names = ["recapp." + name for name in IMPORTED_FOR_COMMANDS.split()]
-    _server.set_forkserver_preload([*IMPORTED, *names])
+    _server.set_forkserver_preload(early_modules())
     # as a command starts one: no library starts threads when it is imported
     with patch.dict(os.environ, DEFAULTS | dict(os.environ) | OWN_VARIABLES):
         _server.ensure_running()

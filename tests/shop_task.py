@@ -18,7 +18,7 @@ class ShopTask(Task):
     )
     known = (
         Measure("click_auc", "AUC of clicks", "max", output="click", shown=True),
-        Measure("order_loss", "log loss of orders", "min", output="order", shown=True, fall=0.001),
+        Measure("order_loss", "log loss of orders", "min", output="order", shown=True),
     )
     best = "order_loss"
 

@@ -2,6 +2,7 @@ import ast
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from architecture import (
     import_cycles,
     long_lines,
     missing_docstrings,
+    missing_names,
     packed_assignments,
     read_by_string,
     read_package,
@@ -26,6 +28,7 @@ from architecture import (
     wrong_sizes,
     wrong_third_parties,
 )
+from ranks import early_modules
 
 FILES = read_package(Path(__file__).parents[1] / "recapp")
 DESIGN = Path(__file__).parents[1] / "docs/design.md"
@@ -375,3 +378,14 @@ def test_reports_read_typed_records():
 def test_a_setting_that_is_read_by_a_string_is_found(read):
     assert read_by_string([File("trainer.module", f"x = {read}")])
     assert not read_by_string([File("run.read", f"x = {read}")])
+
+
+def test_modules_that_are_named_in_strings_are_there():
+    assert missing_names(FILES, "recapp") == []
+    names = 'x = "recapp.a recapp.b"\ny = "recapp.a.f"\nz = "recapp.a.g"\n'
+    files = [File("a", "def f(): ..."), File("c", names)]
+    assert missing_names(files, "recapp") == [
+        "c:1: recapp.b is not there",
+        "c:3: recapp.a.g is not there",
+    ]
+    assert [name for name in early_modules() if find_spec(name) is None] == []

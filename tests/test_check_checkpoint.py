@@ -1,62 +1,54 @@
-"""A checkpoint of another model than that of the command line is refused before ranks start."""
+"""A stored model of another shape than the settings make is refused before ranks meet."""
 
 import pytest
-from jobs import recipe
+from jobs import recipe, refusal
 
-from recapp import eval as evaluation
-from recapp import train
-from recapp.run.stored_checks import check_fits_checkpoint
+from recapp.errors import CheckpointError, ConfigError
+from recapp.run.run_checks import check_tables, check_training
+from recapp.stored.checkpoint import read_manifest
 
 
 @pytest.fixture(scope="module")
 def finished(stored):
     """The last checkpoint of a run, which its own settings would not train any further."""
-    return f"ckpt_path={stored.small_run('trainer.max_steps=2')}/checkpoints/last.ckpt"
-
-
-@pytest.fixture
-def line(tmp_path, monkeypatch, capfd):
-    """`line(main, *arguments)`: the one line of a command that must not start ranks."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
-
-    def say(main, *arguments):
-        assert main(["hydra.run.dir=run", *arguments]) == 1, arguments
-        err = capfd.readouterr().err
-        assert len(err.splitlines()) == 1 and err.startswith("error: "), err
-        return err
-
-    return say
-
-
-CHANGES = [
-    (["tables.dim=32"], "table C1 is 120,001 x 16 in the checkpoint, but 120,001 x 32 by the"),
-    (["dataset.table_dims={C3: 8}"], "table C3 is 14,092 x 16 in the checkpoint, but 14,092 x"),
-    (
-        ["tables.max_rows=10", "tables.id_rule=hash"],
-        "table C1 is 120,001 x 16 in the checkpoint, but 10 x 16 by the",
-    ),
-    (["tables=dynamic"], "table C1 has a fixed number of rows in the checkpoint, but grows by"),
-    (["tables=sample"], "tables."),
-    (["tables.shared={C2: C1}"], "the checkpoint has a table C2, which the settings do not "),
-    (["model.top_layers=[8,1]"], "the model's top.0.weight is "),
-    (["model.bottom_layers=[32,16]"], "the model's bottom.0.weight is "),
-    (["model.bottom_layers=[16]"], "the model's bottom."),
-    (["model.top_layers=[8,2]"], "model.top_layers=[8, 2]: "),
-]
+    return stored.small_run("trainer.max_steps=2") / "checkpoints/last.ckpt"
 
 
 @pytest.mark.parametrize(
-    ("main", "overrides", "says"),
+    ("command", "overrides", "says"),
     [
-        *((train.main, *change) for change in CHANGES),
-        *((evaluation.main, *change) for change in CHANGES[::4]),
+        ("train", ["tables.dim=32"], "table C1 is 120,001 x 16 in the checkpoint, but 120,001 x 3"),
+        ("train", ["dataset.table_dims={C3: 8}"], "table C3 is 14,092 x 16 in the checkpoint, but"),
+        (
+            "eval",
+            ["tables.max_rows=10", "tables.id_rule=hash"],
+            "table C1 is 120,001 x 16 in the checkpoint, but 10 x 16 by the",
+        ),
+        ("train", ["tables=dynamic"], "table C1 has a fixed number of rows in the checkpoint, but"),
+        ("train", ["tables.shared={C2: C1}"], "the checkpoint has a table C2, which the settings "),
     ],
 )
-def test_a_changed_model_is_refused_before_ranks_start(line, finished, main, overrides, says):
-    assert says in line(main, finished, *overrides)
+def test_other_tables_than_those_of_a_checkpoint_are_refused(finished, command, overrides, says):
+    with pytest.raises(CheckpointError, match=says):
+        check_tables(
+            recipe(command, [f"ckpt_path={finished}", *overrides]), read_manifest(finished)
+        )
+
+
+def test_a_model_that_cannot_be_made_is_refused(finished):
+    changed = recipe("train", [f"ckpt_path={finished}", "model.top_layers=[8,2]"])
+    with pytest.raises(ConfigError, match=r"model.top_layers=\[8, 2\]: "):
+        check_training(changed)
+
+
+def test_another_dense_part_is_refused_when_it_is_loaded(jobs, finished, tmp_path):
+    given = [f"ckpt_path={finished}", "model.top_layers=[8,1]"]
+    kind, line = refusal(jobs.evaluate, tmp_path / "eval", *given, world=1)
+    assert kind == "CheckpointError" and "set model as it was when it was saved" in line
 
 
 def test_what_fits_is_not_refused(finished):
     for overrides in (["tables.dim=16", "+plan=row_wise"], ["tables.data_type=fp16"], ["seed=2"]):
-        check_fits_checkpoint(recipe("train", [finished, *overrides]), overrides)
+        check_tables(
+            recipe("train", [f"ckpt_path={finished}", *overrides]), read_manifest(finished)
+        )

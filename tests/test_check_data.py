@@ -2,10 +2,6 @@
 it.
 """
 
-from contextlib import nullcontext
-from dataclasses import replace
-from types import SimpleNamespace
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +11,7 @@ from jobs import recipe
 from recapp.cli.compose import with_absolute_paths
 from recapp.cli.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
-from recapp.run.early_checks import check_data
-from recapp.run.stored_checks import check_fits_checkpoint
+from recapp.run.run_checks import check_data, check_tables
 from recapp.stored.block_files import StoredBlock
 from recapp.stored.model_manifests import CheckpointManifest
 
@@ -82,6 +77,8 @@ def test_files_that_train_and_validate_are_noted(logs, capsys):
             "^dataset.path=s3://bucket/logs: .* no client for s3://",
         ),
         (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
+        (["dataset.path=/gone"], "^dataset.path=/gone: no such file or directory"),
+        (["dataset.val_path=gone/*.parquet"], "dataset.val_path=.*gone/.*parquet: no file matches"),
     ],
 )
 def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overrides, says):
@@ -157,12 +154,6 @@ def test_a_column_that_has_a_width_is_there(logs):
         check_data(settings(logs, "dataset.table_dims={usr: 8}"))
 
 
-def test_files_of_ranks_that_others_started_are_not_looked_for(logs, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_data(settings("/on/their/hosts"))
-
-
 def test_a_uri_is_not_made_a_path():
     plain = {
         "dataset": {"path": ["s3://bucket/logs", "logs"], "val_path": "gs://b/x", "test_path": None}
@@ -216,24 +207,15 @@ def test_a_table_that_the_settings_do_not_make_is_no_table_to_leave_out(logs, tm
     checkpoint(tmp_path, {"user": 64}).check_tables(tables)
 
 
-def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path, monkeypatch):
+def test_fitted_columns_have_the_rows_of_the_checkpoint(logs, tmp_path):
     own = ["dataset.dense=[age]", "dataset.buckets=8", "dataset.cardinality=[9,9]"]
     of = settings(logs, *own, "dataset.id_rule=error")
     manifest = checkpoint(tmp_path, {"user": 10, "country": 10, "age_bucket": 4}, config={})
     values = {"age_bucket.buckets": np.array([2, 3], dtype=np.float32)}
-    stored = SimpleNamespace(
-        manifest=manifest, kind=manifest.kind, dense=dict, derived_values=lambda columns: values
-    )
-    seen = []
-
-    def opened(path, wanted):
-        seen.extend(wanted(manifest))
-        return nullcontext(stored)
-
-    monkeypatch.setattr("recapp.stored.stored_model.open_stored", opened)
-    monkeypatch.setattr("recapp.run.stored_checks._check_dense", lambda *_: None)
-    check_fits_checkpoint(replace(of, ckpt_path="x.ckpt"), ["tables.dim=16"])
-    assert set(seen) == {"meta.pt"}
+    check_tables(of.sized(None, values), manifest)
+    with pytest.raises(CheckpointError, match="table age_bucket is 4 x 16 in the checkpoint, but"):
+        fewer = {"age_bucket.buckets": values["age_bucket.buckets"][:1]}
+        check_tables(of.sized(None, fewer), manifest)
 
 
 def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):

@@ -1,31 +1,14 @@
-"""What cannot train is refused before ranks are started, and without torch."""
-
-import subprocess
-import sys
+"""What cannot train is refused on rank 0 before the ranks meet."""
 
 import pytest
-from jobs import environment, small
+from jobs import recipe, small
 from tiers import one_of
 
-from recapp import train
+from recapp.errors import RecappError
+from recapp.run.run_checks import check_training
+from recapp.run.training import average_of, build_callbacks
 
 CHECKPOINT = "callbacks.checkpoint"
-
-
-@pytest.fixture
-def line(tmp_path, monkeypatch, capfd):
-    """`line(*arguments)`: the one line of a training that must not start ranks."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.cli.job.launch", lambda *_, **__: pytest.fail("ranks were started"))
-
-    def say(*arguments):
-        assert train.main(["hydra.run.dir=run", *small(tmp_path / "logs"), *arguments]) == 1
-        err = capfd.readouterr().err
-        assert len(err.splitlines()) == 1 and err.startswith("error: "), err
-        assert not (tmp_path / "logs").exists()
-        return err
-
-    return say
 
 
 @pytest.mark.parametrize(
@@ -38,11 +21,6 @@ def line(tmp_path, monkeypatch, capfd):
             (["model.top_layers=[8,2]"], "the last layer is the logit and must be 1"),
             (["model.bottom_layers=[]"], "model.bottom_layers=[]: must be a list of at least one"),
             (["model.bottom_layers=[0]"], "model.bottom_layers=[0]: 0 is no width"),
-            (["tables.dim=100000000"], "tables.dim=100000000: the weights of the tables alone "),
-            (
-                ["topology.memory_bytes=1000000", "trainer.devices=2"],
-                " GB, and the ranks have 0.002 GB: use a smaller tables.dim",
-            ),
             (["metrics.names=[log_loss]"], f"{CHECKPOINT}.monitor=val_auc: not measured"),
             (
                 [f"{CHECKPOINT}.monitor=val_loss"],
@@ -68,33 +46,14 @@ def line(tmp_path, monkeypatch, capfd):
                  "swa_lrs: 0.1}"],
                 "callbacks.s (StochasticWeightAveraging): cannot be used: it averages parameters",
             ),
-            (
-                ["trainer.limit_train_batches=0.01"],
-                "trainer.limit_train_batches=0.01: is less than one of the 20 batches of an epoch: "
-                "set a number of batches, such as 1, or a share of at least 0.05",
-            ),
-            (
-                ["trainer.limit_val_batches=0.1"],
-                "trainer.limit_val_batches=0.1: is less than one of the 4 batches of a validation",
-            ),
         ],
     ),
 )  # fmt: skip
-def test_what_cannot_train_is_refused_before_ranks_start(line, arguments, says):
-    assert says in line(*arguments)
-
-
-def test_it_is_refused_without_torch(tmp_path):
-    said = (
-        "import sys; from recapp import train; code = train.main(sys.argv[1:]); "
-        "print(code, {'torch', 'lightning'} & sys.modules.keys())"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", said, *small(tmp_path / "logs"), "tables.dim=100000000"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout == "1 set()\n" and "tables alone need" in ran.stderr
+def test_what_cannot_train_is_refused_before_the_ranks_meet(tmp_path, arguments, says):
+    with pytest.raises(RecappError) as error:
+        wanted = recipe("train", [*small(tmp_path / "logs"), *arguments])
+        check_training(wanted)
+        build_callbacks(wanted, tmp_path, logging=False)
+        average_of(wanted)
+    assert says in str(error.value) and len(str(error.value).splitlines()) == 1
+    assert not (tmp_path / "logs").exists()

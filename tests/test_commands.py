@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import standin_conf
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import recapp
@@ -466,6 +467,21 @@ def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_la
     got = compose.compose_over(stored, "train", job.overrides)
     assert got["model"]["depth"] == 6 and got["plan"] == stored["plan"]
     assert run("model.depth=6") == (1, [])
+
+
+def test_a_command_composes_its_settings_once(keep, stored, monkeypatch):
+    composed = []
+    load = ConfigLoaderImpl.load_configuration
+
+    def counted(*given, **more):
+        composed.append(given)
+        return load(*given, **more)
+
+    keep(stored)
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    for argv in (["seed=2"], ["ckpt_path=last.ckpt", "model.depth=6", "+plan=row_wise"]):
+        composed.clear()
+        assert run(*argv)[0] == 0 and len(composed) == 1
 
 
 def test_paths_become_absolute_globs_and_lists_included(base, monkeypatch):

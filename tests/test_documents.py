@@ -40,7 +40,7 @@ from omegaconf import OmegaConf
 import recapp
 from recapp.cli import compose
 from recapp.compat.torchrec_names import NAMES
-from recapp.planner.plan_rules import PlanRule
+from recapp.planner.planner_settings import PlanRule
 from recapp.run.commands import COMMANDS as RECORDS
 from recapp.run.commands import checked
 from recapp.settings.check_settings import names_of
@@ -49,7 +49,7 @@ from recapp.sharding.plan_file import read_plan
 from recapp.tables.config import EmbeddingBagConfig
 
 LANGUAGES = {"bash", "sh", "python", "yaml", "text"}
-README_LINES = 149
+README_LINES = 150
 COLUMNS = 100
 LINK = re.compile(r"!?\[[^]]*\]\(([^)]+)\)", re.DOTALL)
 COMMANDS = sorted(

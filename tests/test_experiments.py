@@ -8,9 +8,9 @@ import torch
 import yaml
 from jobs import command, metrics_of, recipe, resolved, small, validation
 
-from recapp import train
 from recapp.run.constructors import make
 from recapp.run.model import build_model
+from recapp.run.run_checks import check_data
 from recapp.settings.option_files import conf_dir
 
 NOTEBOOK = "experiment=hugectr_notebook"
@@ -83,17 +83,16 @@ def test_after_step_100_the_rate_is_that_of_step_101_and_from_300_on_the_whole()
     assert set(shown[299:]) == {0.5}
 
 
-def test_the_scale_is_said_once_before_ranks_start(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    began = []
-    monkeypatch.setattr(train, "run_recipe", lambda recipe, *_: began.append(recipe.dataset) or {})
-    assert train.main([NOTEBOOK, "dataset.scale=1/1000", "hydra.run.dir=out"]) == 0
+def test_the_scale_is_said_once(tmp_path, capfd):
+    given = [NOTEBOOK, "dataset.scale=1/1000", f"dataset.path={tmp_path}/logs"]
+    scaled = recipe("train", given)
+    check_data(scaled)
     assert capfd.readouterr().err.splitlines() == [
         "dataset.scale=1/1000: batches of 64 rows instead of 65,536, to validate 64 instead of "
         "65,536, generated rows 41,250 instead of 41,250,000"
     ]
     # what is kept with a run are the numbers as written, and the scale
-    assert (began[0].batch_size, began[0].scale) == (65_536, "1/1000")
+    assert (scaled.dataset.batch_size, scaled.dataset.scale) == (65_536, "1/1000")
 
 
 # ---- runs

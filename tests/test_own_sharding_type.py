@@ -11,10 +11,9 @@ from row_wise_on_two import NAME, row_wise_on_two, write_plan
 from recapp import plan
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
-from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.embedding_planner import plan_tables
-from recapp.planner.plan_rules import plan_by_rules, read_rule
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_tables import print_plan
@@ -77,7 +76,7 @@ def test_it_is_cut_on_the_first_of_its_candidate_ranks(own):
 
 
 def test_rules_take_it_and_balance_it_like_the_others(own):
-    found = plan_by_rules(TABLES, Topology(4), [read_rule({"type": NAME}, "rules[0]")], name="own")
+    found = plan_by_rules(TABLES, Topology(4), [PlanRule(NAME)], name="own")
     assert {name: held(sharding) for name, sharding in found.tables.items()} == {
         "a": [(0, 0, 500), (1, 500, 1000)],
         "c": [(2, 0, 250), (3, 250, 500)],

@@ -1,6 +1,5 @@
 """What the README says is so. The full tier types all of it in a fresh copy; what holds for every
-page is tested in `test_documents.py`. Its second command, and those of CONTRIBUTING, are what
-`.ci/run` does.
+page is tested in `test_documents.py`. The commands of CONTRIBUTING are what `.ci/run` does.
 """
 
 import csv
@@ -11,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from documents import REPOSITORY, commands, fenced
+from documents import FENCE, REPOSITORY, commands, fenced
 from jobs import command, metrics_of, small, validation
 
 BLOCKS = fenced("bash", "README.md")
@@ -22,23 +21,22 @@ SUMMARY = re.compile(
 )
 
 
-def test_its_second_command_is_what_ci_runs_as_it_stands_there():
-    first = BLOCKS[0].replace("\\\n", " ").split(" && ")
-    (second,) = (text for text in fenced("sh", "README.md") if "pytest" in text)
+def test_its_code_does_not_scroll_sideways_and_its_first_command_is_one():
+    text = (REPOSITORY / "README.md").read_text()
+    code = [line for block in FENCE.findall(text) for line in block[1].splitlines()]
+    assert [line for line in code if len(line) > 80] == []
     assert len(BLOCKS[0].strip().replace("\\\n", "").splitlines()) == 1
-    assert len(second.splitlines()) == 1 and second.startswith(first[0])
-    assert f"\n{second.strip()} ||\n    exit 1" in CI_RUN
 
 
 def test_a_contributor_runs_four_commands_and_ci_does_what_they_do(request):
     (block,) = fenced("bash", "CONTRIBUTING.md")
     set_up, affected, every, style = block.splitlines()
-    (second,) = (text for text in fenced("sh", "README.md") if "pytest" in text)
-    assert second.startswith(f"{set_up} && ")
+    assert BLOCKS[0].startswith(set_up.partition(" && ")[0])
     assert affected == ".venv/bin/python -m pytest --affected"
     assert hasattr(request.config.option, "affected")
-    assert every.split(" && ") == [f".venv/bin/python -m pytest{tier}" for tier in ("", " -m full")]
-    assert every.split(" && ")[1] in CI_RUN
+    tiers = every.split(" && ")
+    assert tiers == [f".venv/bin/python -m pytest{tier}" for tier in ("", " -m full")]
+    assert f"\n{set_up} && {tiers[0]} ||\n    exit 1" in CI_RUN and tiers[1] in CI_RUN
     for tool in style.replace("ruff format .", "ruff format --check .").split(" && "):
         assert f"\n{tool}\n" in CI_RUN, tool
 

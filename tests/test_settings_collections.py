@@ -19,9 +19,9 @@ from recapp import plan
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError
-from recapp.run.early_checks import check_training
 from recapp.run.model import build_model
 from recapp.run.model_tables import check_collections, tables_of_model
+from recapp.run.run_checks import check_training
 from recapp.run.run_rows import made_up_rows, rows_of
 from recapp.settings.records import Constructor
 from recapp.tables.collections import BAGS

@@ -8,10 +8,10 @@ def one_of(number, cases):
 
     Args:
         number: One of so many stays in the default tier.
-        cases: Tuples of arguments, or single ones.
+        cases: Tuples of arguments, or single ones (a tuple that is one argument: in a tuple).
     """
     return [
-        case if index % number == 0 else pytest.param(*_tuple(case), marks=pytest.mark.full)
+        pytest.param(*_tuple(case), marks=[pytest.mark.full] if index % number else [])
         for index, case in enumerate(cases)
     ]
 

@@ -376,7 +376,7 @@ def _hardware(
     return Hardware(
         f"{comm.world} ranks on {machine}",
         source,
-        device.type,
+        "cuda" if device.type == "cuda" else "cpu",
         local,
         min(free, default=None),
         {name: Work(*(float(f"{x:.4g}") for x in astuple(work))) for name, work in kernels.items()},

@@ -19,7 +19,7 @@ from recapp.settings.values import shown
 from recapp.stored.directories import is_artefact
 from recapp.tables.config import PoolingType
 from recapp.tables.table_settings import ListedTables
-from recapp.transport.run_ranks import TRANSPORTS
+from recapp.transport.choose_transport import TRANSPORTS
 
 PROTOCOLS = ("rows", "json", "binary")
 STRATEGY_BATCHES = (32, 4096)

@@ -19,7 +19,7 @@ import torch
 
 from recapp.benchmarks.line_process import LineProcess
 from recapp.engine.read_only_store import values_of
-from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.scorer import Scorer
 from recapp.stored.stored_model import open_artefact
 

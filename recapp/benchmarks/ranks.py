@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks
-from recapp.transport.run_ranks import make_comm
 
 
 def join() -> Comm:

@@ -23,8 +23,8 @@ from recapp.console import note, progress
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection, shard_bags
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
-from recapp.planner.plan_rules import plan_by_rules, read_rule
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.planner.topology import Topology
 from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -39,7 +39,7 @@ ROWS_FILE = "rows.json"  # in the run's directory: the records so far
 LEARNING_RATE = 0.01
 EPS = 1e-8
 WHOLE_NAME = "table_wise"
-WHOLE = PlanSettings(rules=({"type": WHOLE_NAME},))
+WHOLE = PlanSettings(rules=(PlanRule(WHOLE_NAME),))
 """The plan that does not cut tables, and its name."""
 
 
@@ -70,16 +70,13 @@ def make_plan(
         batches: This rank's batches.
         lookups: The lookups of the tables; None takes the lookups that the tables declare.
     """
-    rules = [
-        read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings.rules or ())
-    ]
     widest = max(t.embedding_dim for t in tables)
     width = min(plan_settings.column_width or COLUMN_WIDTH, -(-widest // comm.world))
     make = partial(
         plan_by_rules,
         tables,
         Topology(comm.world),
-        rules,
+        plan_settings.rules or (),
         name=name,
         mode=plan_settings.mode or "auto",
         column_width=width,

@@ -36,6 +36,7 @@ from recapp.settings.check_settings import may_be_set, names_of, override_names,
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import TARGET, constructor
+from recapp.settings.small_files import read_yaml
 from recapp.settings.values import in_quotes, literal
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
@@ -270,15 +271,42 @@ def overrides_that_choose(
         primary: The command.
         folders: Directories with further options, besides recapp's own.
     """
-    default = compose(primary, folders=folders).hydra.runtime.choices  # also null choices
+    default = _default_groups(primary)
     there = {
         group: option for group, option in chosen.items() if option_file(group, option, folders)
     }
     return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
 
 
+def _default_groups(primary: str) -> set[str]:
+    """Return the groups of which a command chooses an option by default, also null, with those
+    inside of them.
+    """
+    groups: set[str] = set()
+    for entry in _defaults_of(option_files.conf_dir() / f"{primary}.yaml"):
+        if isinstance(entry, str):
+            groups |= _default_groups(entry) if entry != "_self_" else set()
+            continue
+        for group, option in entry.items():
+            file = option_file(group, str(option))
+            inner = [each for each in _defaults_of(file) if isinstance(each, dict)] if file else []
+            groups |= {group, *(f"{group}/{name}" for each in inner for name in each)}
+    return groups
+
+
+def _defaults_of(file: Path) -> list[Any]:
+    """Return the entries of a file's defaults list."""
+    content = read_yaml(file)
+    found: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
+    return found
+
+
 def compose_over(
-    stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
+    stored: Mapping[str, Any],
+    primary: str,
+    overrides: Sequence[str],
+    folders: Folders = (),
+    composed: DictConfig | None = None,
 ) -> dict[str, Any]:
     """Return the checked plain settings of a stored model. The command line replaces only the
     settings that it names.
@@ -289,6 +317,7 @@ def compose_over(
         overrides: The command line. A choice replaces the whole group, `+plan=x` the plan,
             `key=value` one setting.
         folders: Directories with further options, besides recapp's own.
+        composed: What Hydra has composed of the command line; None composes it.
 
     Raises:
         ConfigError: An override names a setting that does not exist; the error names close matches.
@@ -303,18 +332,22 @@ def compose_over(
     groups = [override for override in parsed if is_group(override.key_or_group, folders)]
     known: list[str] = []
     try:
-        composed = compose(primary, [str(override.input_line) for override in groups], folders)
-        fresh: Any = OmegaConf.to_container(composed, resolve=False)
-        result |= {
-            key: value for key, value in fresh.items() if key not in result and key != "hydra"
-        }
-        for path in (path for override in groups for path in _written_by(override, folders)):
+        whole = composed or compose(primary, [str(each.input_line) for each in groups], folders)
+        fresh: Any = OmegaConf.to_container(whole, resolve=False)
+        new = [str(key) for key in fresh if key not in result and key != "hydra"]
+        new += [path for override in groups for path in _written_by(override, folders)]
+        for path in new:
             _take(result, fresh, path.split("."))
         config = OmegaConf.create(result)
         known = list(dict.fromkeys([*dotted(result), *may_be_set(result, COMMANDS[primary])]))
         OmegaConf.set_struct(config, True)
         ConfigLoaderImpl._apply_overrides_to_config(
-            [value for value in parsed if value not in groups], config
+            [
+                value
+                for value in parsed
+                if value not in groups and not (composed and _lies_in(value.key_or_group, new))
+            ],
+            config,
         )
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(in_one_line(error, known)) from error
@@ -334,13 +367,17 @@ def compose_over(
 
 
 def recipe_over(
-    stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
+    stored: Mapping[str, Any],
+    primary: str,
+    overrides: Sequence[str],
+    folders: Folders = (),
+    composed: DictConfig | None = None,
 ) -> Any:
     """Return the recipe of a stored model, changed by a command line, with absolute paths.
 
     Arguments and errors are those of `compose_over`.
     """
-    plain = compose_over(stored, primary, overrides, folders)
+    plain = compose_over(stored, primary, overrides, folders, composed)
     return recipe_of(with_absolute_paths(plain), primary)
 
 
@@ -388,6 +425,11 @@ def check_groups(primary: str, arguments: Sequence[str]) -> None:
                 "with `# @package _global_` on top, into a folder of your own and add --config-dir "
                 f"FOLDER, or choose one of {', '.join(known)}"
             )
+
+
+def _lies_in(name: str, paths: Sequence[str]) -> bool:
+    """Return whether a dotted setting is one of the paths, or below one."""
+    return any(f"{name}.".startswith(f"{path}.") for path in paths)
 
 
 def _written_by(choice: Override, folders: Folders) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any
 
 from recapp.console import emit, note, short_path
 from recapp.errors import LaunchError
-from recapp.processes.faults import TIMEOUT
 from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import LaunchSettings, launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
@@ -138,8 +137,6 @@ def run_on_ranks(
                 port=starting.port,
                 to_stderr=to_stderr,
                 grace=starting.grace,
-                timeout=starting.timeout,
-                timeout_setting=TIMEOUT,
             )
         else:
             with as_rank(job.directory), stdout_to_stderr(to_stderr):

@@ -21,7 +21,7 @@ from recapp.cli import compose
 from recapp.cli.hydra_errors import in_one_line
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.errors import ConfigError
-from recapp.run.commands import checked, read_settings
+from recapp.run.commands import checked, read_settings, recipe_of
 from recapp.run.recipe import Train
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import Folders, is_group
@@ -51,24 +51,20 @@ def recipe_of_job(
         CheckpointError: The checkpoint does not exist, is damaged, or is of a later version.
         ArtefactError: The same for an artefact.
     """
-    found, plain = _read(config, command, overrides, choices)
-    return found or stored_recipe(Path(plain["ckpt_path"]), command, overrides, folders)
+    if compose.names_checkpoint(config):
+        path = Path.cwd() / Path(str(config.ckpt_path)).expanduser()
+        return stored_recipe(path, command, overrides, folders, config)
+    plain = compose.with_absolute_paths(compose.to_plain(config))
+    return read_settings(plain | {"choices": choices}, command, overrides)
 
 
-def _read(
-    config: DictConfig, command: str, overrides: Sequence[str], choices: Mapping[str, str]
-) -> tuple[Any, dict[str, Any]]:
-    """Return the record of composed settings, and the plain settings. There is no record if the
-    settings name a stored model, whose settings replace the defaults.
-    """
-    whole = not compose.names_checkpoint(config)
-    plain = compose.with_absolute_paths(compose.to_plain(config, whole=whole))
-    if whole:
-        return read_settings(plain | {"choices": choices}, command, overrides), plain
-    return None, checked(plain, command, overrides)
-
-
-def stored_recipe(path: Path, command: str, overrides: Sequence[str], folders: Folders) -> Any:
+def stored_recipe(
+    path: Path,
+    command: str,
+    overrides: Sequence[str],
+    folders: Folders,
+    composed: DictConfig | None = None,
+) -> Any:
     """Return the recipe that a stored model was trained with. The command line replaces only the
     settings that it names.
 
@@ -77,19 +73,17 @@ def stored_recipe(path: Path, command: str, overrides: Sequence[str], folders: F
         command: The command, which gives the type of the record.
         overrides: The command line.
         folders: Directories with further options, besides recapp's own.
+        composed: What Hydra has composed of the command line; None composes it.
     """
-    from recapp.run.stored_checks import check_fits_checkpoint
     from recapp.stored.checkpoint import read_manifest
     from recapp.stored.stored_model import read_stored
 
     manifest = read_stored(path) if command in ("eval", "predict") else read_manifest(path)
     recipe = match_stored(
-        compose.recipe_over(manifest.config, command, overrides, folders), manifest
+        compose.recipe_over(manifest.config, command, overrides, folders, composed), manifest
     )
     if command == "train":
         return with_one_length(recipe, overrides)
-    if command == "predict":
-        check_fits_checkpoint(recipe, overrides)
     # an artefact has no plan of training
     scores = command == "predict" or not manifest.kind.resumes
     return as_scored(recipe, overrides) if scores else recipe
@@ -160,7 +154,7 @@ def check_sweep(
     values = [found for text in overrides if (found := _values(parser.parse_override(text), text))]
     first_values = [of_one[0] for of_one in values]
     whole = compose.compose(command, [*first, *first_values], folders)
-    _read(compose.without_hydra(whole), command, first_values, {})
+    _check(compose.without_hydra(whole), command, first_values)
     for number, of_one in enumerate(values):
         for value in of_one[1:]:
             job = [*first_values[:number], value, *first_values[number + 1 :]]
@@ -171,7 +165,16 @@ def check_sweep(
                 config = whole.copy()
                 OmegaConf.set_struct(config, False)
                 OmegaConf.update(config, parsed.key_or_group, parsed.value(), merge=False)
-            _read(compose.without_hydra(config), command, job, {})
+            _check(compose.without_hydra(config), command, job)
+
+
+def _check(config: DictConfig, command: str, overrides: Sequence[str]) -> None:
+    """Check the settings of a job of a sweep; those of a stored model are not known yet."""
+    whole = not compose.names_checkpoint(config)
+    plain = compose.with_absolute_paths(compose.to_plain(config, whole=whole))
+    settings = checked(plain, command, overrides)
+    if whole:
+        recipe_of(settings, command)
 
 
 def _values(override: Override, text: str) -> list[str]:

@@ -7,10 +7,11 @@ tables that it was trained with.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.console import note
-from recapp.errors import CheckpointError
+from recapp.errors import CheckpointError, ConfigError
 from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.check_settings import known_part, override_names
@@ -151,3 +152,30 @@ def match_stored(recipe: R, manifest: "Manifest") -> R:
     if sized or not known or not isinstance(recipe.tables, TablesOfDataset):
         return recipe
     return recipe.sized([rows[name] for name in features])
+
+
+def check_generated(recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Check that a checkpoint's generated data exist, unless the command line names their
+    directory.
+
+    They are not generated again, since a checkpoint must not decide where a command writes.
+
+    Args:
+        recipe: The recipe of a run that loads the checkpoint.
+        overrides: The command line.
+
+    Raises:
+        ConfigError: The data do not exist.
+    """
+    dataset = recipe.dataset
+    named = {"dataset", "dataset.path", "experiment"}.intersection(override_names(overrides))
+    if not dataset.generate or named:
+        return
+    assert isinstance(dataset.scaled.path, str)
+    path = Path(dataset.scaled.path)
+    if not path.is_dir() or not any(path.iterdir()):
+        raise ConfigError(
+            f"dataset.path={path}: the generated data of the checkpoint are not there, and nothing "
+            "is written at a place that only a checkpoint names: say dataset.path=... to have them "
+            "generated"
+        )

@@ -1,4 +1,8 @@
-"""The kernels of `numba_key_index.py`: find, add and remove keys, and split segments."""
+"""The kernels of `numba_key_index.py`: find, add and remove keys, and split segments.
+
+The table grows by linear hashing (Litwin 1980): one segment is split at a time, in their order, and
+a round of splits ends when all segments of its beginning are split. So no growth moves all keys.
+"""
 
 from typing import Any, NamedTuple
 

@@ -5,8 +5,10 @@ of bags or tables, one of two threads would wait for half of the step. The parti
 result. Threads are those of OpenMP's pool, which torch uses as well: two pools would compete for
 the cores.
 
-A function for one thread or several takes four arguments and the part `first .. last` of the work.
-The arguments are arrays, or tuples of arrays and numbers; numba passes no nested tuples to threads.
+A function for one thread or several takes the part `first .. last` of the work and four arguments
+a, b, c and d, whose meaning is its own, such as store, requests, output and sizes. Each is an array
+or a tuple of arrays and numbers, as many as a kernel needs: numba passes no nested tuples to
+threads.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ class Dice(nn.Module):
     mean_U: Tensor
     variance_U: Tensor
     running_statistics = ("mean_U", "variance_U")
-    """The buffers that ranks average (`recapp/trainer/layer_statistics.py`)."""
+    """The buffers that ranks average (`recapp/trainer/step_of_ranks.py`)."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ drops them, as for any parameter. If no gradient exceeds the bound, training giv
 without clipping.
 
 The factor is that of `torch.nn.utils.clip_grad_norm_`. `engine.clip_tables` clips in Lightning's
-step (`recapp/trainer/clip_tables.py`), TorchRec's optimiser in its own
+step (`recapp/trainer/step_of_ranks.py`), TorchRec's optimiser in its own
 (`recapp/compat/torchrec/keyed_optimizers.py`).
 """
 

@@ -113,7 +113,15 @@ class RowRule:
         return [(name, kind, at) for (name, kind), at in zip(self.state, values, strict=True)]
 
     def rate_of(self, lr: float, t: int) -> Rate:
-        """Return the `lr` of `step` in update number t = 1, 2, ... for a learning rate."""
+        """Return what `step` gets as its `lr` in update number t = 1, 2, ...
+
+        It is the learning rate itself, or what the rule makes of it: Adam's, corrected for the
+        bias of its first updates.
+
+        Args:
+            lr: The learning rate.
+            t: The number of the update.
+        """
         return self.rate(lr, t) if self.rate else lr
 
 

@@ -1,60 +1,18 @@
-"""The constraints of a plan, by table or by pattern. The names are those of TorchRec's
-`ParameterConstraints`, and a few more.
-"""
+"""The constraints of a plan, by table or by pattern, checked against tables and ranks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from recapp.errors import PlanError, suggest
+from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode
 from recapp.sharding.sharding_types import BUILT_IN, SHARDING_TYPES, sharding_type
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.row_order import ROW_ORDERS
-from recapp.tables.statistics import TableStatistics
 
 MODES: tuple[Mode, ...] = ("unique", "pooled")
-
-
-@dataclass(frozen=True)
-class ParameterConstraints:
-    """The constraints of a table; None constrains nothing.
-
-    Args:
-        sharding_types: The names of the allowed sharding types; None allows the built-in types.
-        modes: `unique`, `pooled` or both.
-        row_orders: `natural`, `mixed` or both, for cuts by rows.
-        ranks: The only ranks for its shards.
-        hosts: The only hosts for its shards (counted from 0).
-        together: A label; tables with the same label are cut alike and lie on the same ranks.
-        apart: A label; tables with the same label share no rank.
-        min_partition: The least columns of a vertical strip.
-        pooling_factors: The mean ids of a bag, one number for all features or one for each; for
-            tables without statistics.
-        statistics: Statistics of its ids, instead of measured ones.
-        data_type: The data type of its rows in prices: "fp32", "bf16", ...
-        as_parameter: Whether replicas of the table are a parameter (`TableSharding`).
-    """
-
-    sharding_types: Sequence[str] | None = None
-    modes: Sequence[str] | None = None
-    ranks: Sequence[int] | None = None
-    hosts: Sequence[int] | None = None
-    together: str | None = None
-    apart: str | None = None
-    min_partition: int | None = None
-    pooling_factors: Sequence[float] | None = None
-    statistics: TableStatistics | None = None
-    data_type: str | None = None
-    row_orders: Sequence[str] | None = None
-    as_parameter: bool | None = None
-
-    def over(self, other: "ParameterConstraints") -> "ParameterConstraints":
-        """Return these constraints, with fields of `other` in place of None."""
-        mine = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-        return replace(other, **mine)
 
 
 Constraints = Mapping[str, ParameterConstraints]

@@ -33,18 +33,19 @@ between hosts on the number of hosts.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
+from recapp.settings.check_settings import checked
 from recapp.settings.option_files import conf_dir
+from recapp.settings.records import absent, fields_of, record, to_plain
 from recapp.settings.small_files import read_yaml
-from recapp.settings.values import Within, typed
+from recapp.settings.values import Positive, Within, typed
 
 FILE_BYTES = 2**20
 
@@ -54,15 +55,8 @@ LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
 DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # the machine of a device without calibration
 COLLECTIVES = ("all_to_all", "all_reduce")
-COSTS = ("call_us", "item_ns")  # the entries that each kernel has
-BOUNDS = {
-    **dict.fromkeys((*COSTS, "step_us", "latency_us", "step_overhead_us"), Within(0)),
-    **dict.fromkeys(("gb_per_s", "flops_per_s"), Within(above=0)),
-    **dict.fromkeys(("ranks_per_host", "memory_bytes"), Within(1)),
-    "overlap": Within(0, 1),
-}
-_WHOLE = ("ranks_per_host", "memory_bytes")
-_NUMBERS = ("flops_per_s", "overlap", "step_overhead_us")
+Cost = Annotated[float, Within(0)]
+Rate = Annotated[float, Within(above=0)]
 CONF = "topology"  # the group of settings with the shipped machines
 
 
@@ -77,10 +71,10 @@ class Work:
         step_us: Microseconds around the calls of a step, once for a step with calls.
     """
 
-    call_us: float
-    item_ns: float
-    gb_per_s: float = math.inf
-    step_us: float = 0.0
+    call_us: Cost
+    item_ns: Cost
+    gb_per_s: Rate = absent(math.inf)
+    step_us: Cost = absent(0.0)
 
     def seconds(self, calls: Any, items: Any, bytes: Any = 0) -> Any:
         """Return the seconds of a step's calls.
@@ -104,8 +98,22 @@ class Link:
             all-reduce, the bytes to reduce.
     """
 
-    latency_us: Mapping[int, float]
-    gb_per_s: Mapping[int, float]
+    latency_us: dict[Any, Cost]
+    gb_per_s: dict[Any, Rate]
+
+    def __post_init__(self) -> None:
+        for name, by_ranks in list(vars(self).items()):
+            for ranks in by_ranks:
+                if not str(ranks).isdecimal() or int(ranks) < 2:
+                    raise ConfigError(
+                        f"{name}: {ranks}: the keys must be numbers of ranks, 2 or more"
+                    )
+            if not by_ranks:
+                raise ConfigError(
+                    f"{name} is empty: give at least one number of ranks, as in {{2: 5.0}}"
+                )
+            numbers = {int(ranks): value for ranks, value in by_ranks.items()}  # JSON's are texts
+            object.__setattr__(self, name, numbers)
 
     def seconds(self, ranks: Any, bytes: Any) -> Any:
         """Return the seconds of one collective; 0 for a single rank.
@@ -117,6 +125,8 @@ class Link:
             ranks: The ranks that take part, a number or a numpy array.
             bytes: The bytes at the busiest rank, a number or a numpy array.
         """
+        import numpy as np
+
         known = _interpolated(self.latency_us, ranks) * 1e-6 + bytes * (
             1e-9 / _interpolated(self.gb_per_s, ranks)
         )
@@ -124,6 +134,8 @@ class Link:
 
 
 def _interpolated(by_ranks: Mapping[int, float], ranks: Any) -> Any:
+    import numpy as np
+
     known = sorted(by_ranks)
     return np.interp(np.log2(ranks), np.log2(known), [by_ranks[r] for r in known])
 
@@ -156,42 +168,37 @@ class Hardware:
 
     name: str
     source: str
-    compute_device: str
-    ranks_per_host: int
-    memory_bytes: int | None
-    kernels: Mapping[str, Work]
-    all_to_all: Mapping[str, Link]
-    all_reduce: Mapping[str, Link]
-    flops_per_s: float
-    overlap: float
-    step_overhead_us: float = 0.0
-    where: str = field(default="hardware", compare=False, repr=False)  # the file, for messages
+    compute_device: Literal["cpu", "cuda"]
+    ranks_per_host: Positive
+    memory_bytes: Positive | None
+    kernels: dict[str, Work]
+    all_to_all: dict[str, Link]
+    all_reduce: dict[str, Link]
+    flops_per_s: Rate
+    overlap: Annotated[float, Within(0, 1)]
+    step_overhead_us: Cost
 
     def __post_init__(self) -> None:
-        for key in ("name", "source"):
-            if not isinstance(getattr(self, key), str) or not getattr(self, key).strip():
-                raise ConfigError(f"{self.where}: {key}={getattr(self, key)}: must be a text")
-        if self.compute_device not in DEVICES:
-            raise ConfigError(
-                f"{self.where}: compute_device={self.compute_device}: "
-                f"{suggest(str(self.compute_device), DEVICES)}"
-            )
-        for key in ("ranks_per_host", "memory_bytes", *_NUMBERS):
-            if key != "memory_bytes" or self.memory_bytes is not None:
-                _check_number(f"{self.where}: {key}", key, getattr(self, key))
-        for name, work in _part(self.where, "kernels", self.kernels, KERNELS).items():
-            for key, value in vars(work).items():
-                _check_number(f"{self.where}: kernels.{name}.{key}", key, value)
-        for kind in COLLECTIVES:
-            for link_kind, link in _part(self.where, kind, getattr(self, kind), LINK_KINDS).items():
-                for key, by_ranks in vars(link).items():
-                    _check_by_ranks(f"{self.where}: {kind}.{link_kind}.{key}", key, by_ranks)
+        _check_names("kernels", self.kernels, KERNELS)
+        for name, work in self.kernels.items():
+            if math.isfinite(work.gb_per_s) != (name not in WITHOUT_BYTES):
+                fault = "unknown entry gb_per_s" if name in WITHOUT_BYTES else "gb_per_s is missing"
+                raise ConfigError(f"kernels.{name}: {fault}")
+        _check_names("all_to_all", self.all_to_all, LINK_KINDS)
+        _check_names("all_reduce", self.all_reduce, LINK_KINDS)
 
 
-_FIELDS = tuple(each.name for each in fields(Hardware) if each.name != "where")
+def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check that an entry has all known names and no other."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{entry}: unknown entry {name}; {suggest(name, known)}")
+    for name in known:
+        if name not in given:
+            raise ConfigError(f"{entry}: {name} is missing")
 
 
-def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardware:
+def hardware_from(values: Any, where: str = "hardware") -> Hardware:
     """Return hardware from plain values of a YAML file.
 
     Args:
@@ -202,28 +209,26 @@ def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardwar
     Raises:
         ConfigError: An entry is wrong; the text names the entry in one line.
     """
-    _part(where, "", values, _FIELDS)
-    kernels = _part(where, "kernels", values["kernels"], KERNELS)
-    parts: dict[str, Any] = {
-        "kernels": {name: _work(where, name, kernels[name]) for name in KERNELS}
-    }
-    for kind in COLLECTIVES:
-        links = _part(where, kind, values[kind], LINK_KINDS)
-        parts[kind] = {name: _link(where, f"{kind}.{name}", link) for name, link in links.items()}
-    parts |= {key: _number(values[key]) for key in _NUMBERS}
-    return Hardware(**{**values, **parts}, where=where)
+    try:
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"must be a mapping with {', '.join(fields_of(Hardware))}")
+        return record(Hardware, checked(_with_numbers(values), Hardware))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
-def hardware_to_plain_values(hardware: Hardware) -> dict[str, Any]:
-    """Return hardware as plain values for `hardware_from`."""
-
-    def work(one: Work) -> dict[str, float]:
-        costs = {key: getattr(one, key) for key in ("step_us", *COSTS, "gb_per_s")}
-        return {k: v for k, v in costs.items() if k in COSTS or (v and math.isfinite(v))}
-
-    plain = asdict(hardware)
-    del plain["where"]
-    return plain | {"kernels": {name: work(hardware.kernels[name]) for name in KERNELS}}
+def _with_numbers(value: Any) -> Any:
+    """Return plain values with numbers in place of texts such as 1e12, which YAML 1.1 does not read
+    as numbers.
+    """
+    if isinstance(value, Mapping):
+        return {key: _with_numbers(part) for key, part in value.items()}
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def read_hardware(name: str | Path) -> Hardware:
@@ -296,7 +301,7 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
         "network; what items and bytes are: recapp/planner/hardware.py\n"
     )
     body = yaml.safe_dump(
-        hardware_to_plain_values(hardware),
+        to_plain(hardware),
         sort_keys=False,
         width=140,
         default_flow_style=None,
@@ -330,77 +335,3 @@ def shipped_machines() -> dict[str, Path]:
     """Return the files of `conf/topology` with hardware, by name."""
     files = sorted((conf_dir() / CONF).glob("*.yaml"))
     return {path.stem: path for path in files if path.stem != "auto"}
-
-
-# ---- reading with messages
-
-
-def _part(
-    where: str, key: str, given: Any, known: Sequence[str] = (), optional: Sequence[str] = ()
-) -> Mapping[str, Any]:
-    """Check that a mapping of the file has all known keys and otherwise only optional keys, if any
-    are given, and return the mapping.
-
-    Args:
-        where: The file or setting.
-        key: The dotted name of the entry; empty for the whole file.
-        given: The value of the entry.
-        known: The keys that the mapping must have.
-        optional: The keys that it may have.
-    """
-    if not isinstance(given, Mapping):
-        entry = f"{where}: {key}={given}" if key else where
-        more = f" with {', '.join(known)}" if known else ""
-        raise ConfigError(f"{entry}: must be a mapping{more}")
-    entry = f"{where}: {key}" if key else where
-    for name in given if known else ():
-        if name not in (*known, *optional):
-            says = suggest(str(name), (*known, *optional))
-            raise ConfigError(f"{entry}: unknown entry {name}; {says}")
-    for name in known:
-        if name not in given:
-            raise ConfigError(f"{entry}: {name} is missing")
-    return given
-
-
-def _work(where: str, kernel: str, given: Any) -> Work:
-    known = COSTS if kernel in WITHOUT_BYTES else (*COSTS, "gb_per_s")
-    values = _part(where, f"kernels.{kernel}", given, known, ("step_us",))
-    return Work(**{key: _number(value) for key, value in values.items()})
-
-
-def _link(where: str, key: str, given: Any) -> Link:
-    read: dict[str, dict[int, float]] = {}
-    for name, part in _part(where, key, given, ("latency_us", "gb_per_s")).items():
-        by_ranks = _part(where, f"{key}.{name}", part)
-        for ranks in by_ranks:
-            if not str(ranks).isdecimal() or int(ranks) < 2:
-                raise ConfigError(
-                    f"{where}: {key}.{name}: {ranks}: the keys must be numbers of ranks, 2 or more"
-                )
-        read[name] = {int(ranks): _number(value) for ranks, value in by_ranks.items()}
-    return Link(**read)
-
-
-def _number(value: Any) -> Any:
-    """Convert a text such as 1e12, which YAML 1.1 does not read as a number, to a number; return
-    any other value unchanged, for the later check.
-    """
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _check_number(entry: str, key: str, value: Any) -> None:
-    whole = key in _WHOLE
-    kind = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not BOUNDS[key].holds(value):
-        raise ConfigError(f"{entry}={value}: must be a {'whole ' * whole}number{BOUNDS[key]}")
-
-
-def _check_by_ranks(entry: str, key: str, by_ranks: Mapping[int, float]) -> None:
-    if not by_ranks:
-        raise ConfigError(f"{entry} is empty: give at least one number of ranks, as in {{2: 5.0}}")
-    for ranks, value in by_ranks.items():
-        _check_number(f"{entry}.{ranks}", key, value)

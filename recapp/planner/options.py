@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recapp.errors import PlanError
-from recapp.planner.constraints import MODES, ParameterConstraints, allowed_ranks
+from recapp.planner.constraints import MODES, allowed_ranks
 from recapp.planner.cost import (
     MESSAGES,
     PHASE_OF_MESSAGE,
@@ -26,6 +26,7 @@ from recapp.planner.cost import (
     TableWork,
     fixed_of,
 )
+from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.pricing import Cut, cut_of, price_all, work_of
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
@@ -132,7 +133,7 @@ def constrained_statistics(
     """Return the statistics of a table: from its constraints, from measurements, or derived from
     its pooling factors.
     """
-    if c.statistics is not None:
+    if isinstance(c.statistics, TableStatistics):
         return c.statistics
     if c.pooling_factors is not None:
         ids_per_bag = sum(c.pooling_factors) / len(c.pooling_factors)

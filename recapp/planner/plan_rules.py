@@ -22,23 +22,23 @@ to each rank (or host) in turn. Equal inputs give equal plans.
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from recapp.errors import ConfigError, PlanError, suggest
+from recapp.errors import PlanError, suggest
+from recapp.planner.planner_settings import PlanRule
 from recapp.planner.rank_memory import row_bytes, weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import (
     COLUMN_WIDTH,
-    SHARDING_TYPES,
     CandidateRanks,
     ShardingTypeRecord,
     sharding_type,
 )
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
-from recapp.tables.row_order import ROW_ORDERS, RowOrderName
+from recapp.tables.row_order import RowOrderName
 
 # each row is read in every step, so a replica's gradients are not larger than the table
 FREQUENT_LOOKUPS_PER_ROW = 1.0
@@ -163,7 +163,6 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "hosts_at_most": ("hosts", operator.le, "at most {} hosts"),
     "tables": ("name", _named, "named {}"),
 }
-_WORDS = {"access": ("frequent", "sparse"), "interconnect": ("fast", "slow")}
 _WHY_UNKNOWN = {
     "lookups_per_row": "the batch size is not known",
     "access": "the batch size is not known",
@@ -172,103 +171,30 @@ _WHY_UNKNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class PlanRule:
-    """A rule; all conditions that are set must hold.
-
-    Args:
-        type: A sharding type.
-        rows_above, rows_at_most, rows_below: Bounds of the rows.
-        dim_above, dim_at_least, dim_below: Bounds of the columns.
-        lookups_per_row_above, lookups_per_row_at_most: Mean lookups of a row in a step of all
-            ranks.
-        access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
-        memory_share_above, memory_share_at_most: The table's weights as a share of the smallest
-            rank's memory for tables.
-        interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
-        hosts_at_least, hosts_at_most: Bounds of the number of hosts.
-        tables: Names or globs, one of which must match.
-        mode: "unique", "pooled" or "auto" instead of the plan's mode.
-        row_order: "natural" or "mixed" instead of the plan's order.
-
-    Raises:
-        ConfigError: A bound is not a number, or a word is unknown.
-    """
-
-    type: str
-    rows_above: int | None = None
-    rows_at_most: int | None = None
-    dim_at_least: int | None = None
-    dim_below: int | None = None
-    tables: Sequence[str] | None = None
-    mode: str | None = None
-    rows_below: int | None = None
-    dim_above: int | None = None
-    lookups_per_row_above: float | None = None
-    lookups_per_row_at_most: float | None = None
-    access: str | None = None
-    memory_share_above: float | None = None
-    memory_share_at_most: float | None = None
-    interconnect: str | None = None
-    hosts_at_least: int | None = None
-    hosts_at_most: int | None = None
-    row_order: RowOrderName | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in self.conditions:
-            if name in _WORDS:
-                if value not in _WORDS[name]:
-                    raise ConfigError(f"{name}={value}: {suggest(str(value), _WORDS[name])}")
-            elif name != "tables" and (
-                isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0
-            ):
-                raise ConfigError(f"{name}={value}: must be a number of at least 0")
-        if self.row_order is not None and self.row_order not in ROW_ORDERS:
-            raise ConfigError(f"row_order={self.row_order}: {suggest(self.row_order, ROW_ORDERS)}")
-
-    @property
-    def conditions(self) -> list[tuple[str, Any]]:
-        """Return the name and value of each condition that is set."""
-        return [(name, value) for name in _CONDITIONS if (value := getattr(self, name)) is not None]
-
-    def matches(self, facts: TableFacts) -> bool:
-        """Return whether all conditions hold; a condition on an unknown fact does not hold."""
-        asked = [
-            (getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value)
-            for name, value in self.conditions
-        ]
-        return all(fact is not None and holds(fact, value) for fact, holds, value in asked)
-
-    def __str__(self) -> str:
-        conditions = [
-            _CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value)
-            for name, value in self.conditions
-        ]
-        return f"{self.type} for {', '.join(conditions) or 'all that is left'}"
+def conditions_of(rule: PlanRule) -> list[tuple[str, Any]]:
+    """Return the name and value of each condition that a rule sets."""
+    values = [(name, getattr(rule, name)) for name in _CONDITIONS if name != "tables"]
+    return [
+        (name, value)
+        for name, value in (*values, ("tables", rule.globs or None))
+        if value is not None
+    ]
 
 
-def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
-    """Return the rule of a YAML entry.
+def matches(rule: PlanRule, facts: TableFacts) -> bool:
+    """Return whether all conditions of a rule hold; a condition on an unknown fact does not."""
+    tested = [(*_CONDITIONS[name][:2], value) for name, value in conditions_of(rule)]
+    known = [(getattr(facts, fact), holds, value) for fact, holds, value in tested]
+    return all(fact is not None and holds(fact, value) for fact, holds, value in known)
 
-    Raises:
-        ConfigError: A condition is unknown or has a wrong value, or the type is missing.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"{setting}={values}: must be a mapping of a type and its conditions, e.g. {{type: "
-            "row_wise, rows_above: 100000}"
-        )
-    known = [f.name for f in fields(PlanRule)]
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
-    if "type" not in values:
-        raise ConfigError(f"{setting}: a rule needs a type, one of {', '.join(SHARDING_TYPES)}")
-    globs = values.get("tables")
-    try:
-        return PlanRule(**(dict(values) | {"tables": [globs] if isinstance(globs, str) else globs}))
-    except ConfigError as e:
-        raise ConfigError(f"{setting}.{e}") from None
+
+def in_words(rule: PlanRule) -> str:
+    """Return the type and the conditions of a rule, for people."""
+    conditions = [
+        _CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value)
+        for name, value in conditions_of(rule)
+    ]
+    return f"{rule.type} for {', '.join(conditions) or 'all that is left'}"
 
 
 def plan_by_rules(
@@ -391,12 +317,12 @@ def _type(table: EmbeddingConfig, chosen: Chosen) -> ShardingTypeRecord:
 def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _Choice) -> _Choice:
     """Return the choice of the first rule that matches."""
     for number, rule in enumerate(rules):
-        if rule.matches(facts):
+        if matches(rule, facts):
             return _Choice(
                 rule.type,
                 rule.mode or default.mode,
                 rule.row_order or default.row_order,
-                f"rules[{number}] of {name}: {rule}",
+                f"rules[{number}] of {name}: {in_words(rule)}",
             )
     raise PlanError(
         f"table {facts.name} ({facts.rows:,} x {facts.dim}): no rule of the plan matches; "
@@ -407,7 +333,9 @@ def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _C
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
     """Return a sentence for each unknown fact that rules test."""
     asked = {
-        _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
+        _CONDITIONS[name][0]: name
+        for rule in reversed(list(rules))
+        for name, _ in conditions_of(rule)
     }
     return tuple(
         f"rules that ask for {name} do not fire: {_WHY_UNKNOWN[fact]}"

@@ -11,19 +11,16 @@ Hosts are only a number, so one machine can stand for two "hosts" of two ranks: 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from recapp.errors import ConfigError, suggest
 from recapp.planner.hardware import (
     DEVICES,
     Hardware,
     default_hardware,
-    hardware_from,
-    read_hardware,
     read_machine,
 )
 from recapp.planner.planner_settings import Machines
+from recapp.settings.records import record
 from recapp.sharding.sharding_types import equal_ranges
 
 RESERVE_BYTES = 134_217_728  # left free by default: 128 MiB
@@ -118,7 +115,7 @@ def topology_of(machines: Machines, ranks: int, compute_device: str = "cpu") -> 
     Raises:
         ConfigError: The hardware cannot be read, or the ranks do not fill all hosts.
     """
-    hardware = hardware_of(machines.hardware)
+    hardware = machines.costs
     world = machines.ranks or ranks
     hosts = machines.hosts
     memory = machines.memory_bytes
@@ -147,25 +144,12 @@ def machine(name: str, ranks: int | None = None) -> Topology:
     Raises:
         ConfigError: The machine does not exist.
     """
-    machines = Machines(**read_machine(name))
+    machines = record(Machines, read_machine(name), "topology")
     assert machines.ranks is not None
     return (
         topology_of(machines, machines.ranks)
         if ranks is None
         else topology_of(replace(machines, ranks=ranks), ranks)
-    )
-
-
-def hardware_of(setting: Any) -> Hardware | None:
-    """Return the hardware of the setting `topology.hardware`: None, the path of a file, or plain
-    values.
-    """
-    if setting is None or isinstance(setting, Hardware):
-        return setting
-    return (
-        read_hardware(Path(setting))
-        if isinstance(setting, str | Path)
-        else hardware_from(setting, "topology.hardware")
     )
 
 

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,18 @@ def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | 
     if GONE.search(text):
         return RankError(f"another rank has ended while rank {rank} waited for it")
     return None
+
+
+def describe_exit(code: int) -> str:
+    """Return words for the end of a process that has reported no error.
+
+    Args:
+        code: Its exit code; after a signal, minus the number of the signal.
+    """
+    if code >= 0:
+        return f"exited with code {code}"
+    hint = "; the system does that to a process when memory runs out"
+    return f"was ended by {signal.Signals(-code).name}{hint if code == -signal.SIGKILL else ''}"
 
 
 def timeout_message(rank: int, other: int | str, seconds: float) -> str:

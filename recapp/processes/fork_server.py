@@ -30,10 +30,9 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from types import ModuleType
 
-from recapp.processes.rank_environment import started_externally
+from recapp.processes.rank_environment import PARENT_PID, started_externally
 from recapp.processes.stopping import SIGNALS
 
-PARENT_PID = "RECAPP_PARENT_PID"  # the process of the command, for the server and for ranks
 # for the server: the modules to import, and the directory to remove if the command cannot
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
 SOCKET_FOLDER = "RECAPP_FORK_SERVER_FOLDER"

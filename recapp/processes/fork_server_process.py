@@ -14,7 +14,8 @@ from types import FrameType
 
 from setproctitle import setproctitle
 
-from recapp.processes.fork_server import PARENT_PID, PRELOADED, SOCKET_FOLDER
+from recapp.processes.fork_server import PRELOADED, SOCKET_FOLDER
+from recapp.processes.rank_environment import PARENT_PID
 from recapp.processes.start_and_end import (
     die_with_parent,
     freeze_loaded_objects,

@@ -14,7 +14,6 @@ holds a port for them; it finds the rank that failed first, and reports its fail
 
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -28,8 +27,14 @@ from typing import Annotated, Any, Literal
 from recapp import errors
 from recapp.console import note, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
-from recapp.processes.faults import FULL, explain_output, full_disk_error, is_full, last_lines
-from recapp.processes.fork_server import PARENT_PID
+from recapp.processes.faults import (
+    FULL,
+    describe_exit,
+    explain_output,
+    full_disk_error,
+    is_full,
+    last_lines,
+)
 from recapp.processes.launched_ranks import (
     Forwarding,
     LaunchedRanks,
@@ -37,6 +42,7 @@ from recapp.processes.launched_ranks import (
     log_of,
     remove_silent,
 )
+from recapp.processes.rank_environment import PARENT_PID
 from recapp.processes.rank_process import Work
 from recapp.processes.start_and_end import redirected
 from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped
@@ -48,6 +54,10 @@ CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
 LOST = 255  # multiprocessing's exit code of a process whose fork server is gone
+LOST_WORDS = (
+    "was ended with the fork server that it came from (killed, or memory ran out); "
+    "launch.start_method=spawn needs no fork server"
+)
 LAST_LINES = 60  # of the output of a rank that died without an error file
 STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
 """The signal that has ended a rank, by the rank's exit code."""
@@ -123,8 +133,6 @@ def launch(
     port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_SECONDS,
-    timeout: float = float("inf"),
-    timeout_setting: str = "",
     reloads: bool = False,
 ) -> None:
     """Run a module's `run(settings, job directory)` as `ranks` processes on this machine and wait
@@ -141,14 +149,11 @@ def launch(
         port: The port at which the ranks meet; 0 takes a free one.
         to_stderr: Whether rank 0 prints to standard error, because standard output is a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
-        timeout: The seconds for which a rank may be stopped (SIGSTOP) before the run fails.
-        timeout_setting: The name of the setting with the timeout; empty where there is none.
         reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
 
     Raises:
         RecappError: A rank raised this error; its notes may hold a traceback.
-        LaunchError: A rank ended without an error of recapp, a rank was stopped too long, or the
-            port is taken.
+        LaunchError: A rank ended without an error of recapp, or the port is taken.
         Stopped: A signal to this process or to a rank has ended the run, and all ranks have ended.
     """
     run = uuid.uuid4().hex[:8]
@@ -162,9 +167,7 @@ def launch(
         if sys.stdout is not None:  # a shell may have closed it
             sys.stdout.flush()  # our output comes before the output of the ranks
         try:
-            launched = LaunchedRanks(
-                works, logs, preload=preload or module, to_stderr=to_stderr, timeout=timeout
-            )
+            launched = LaunchedRanks(works, logs, preload=preload or module, to_stderr=to_stderr)
             with forwarding:
                 try:
                     launched.start(method, forwarding)
@@ -179,8 +182,7 @@ def launch(
             # the progress bar of a rank that was ended may have left the cursor hidden
             if forwarding.number and sys.stderr.isatty():
                 sys.stderr.write("\x1b[?25h")
-    limit = f"{timeout_setting}={timeout:g}" if timeout_setting else f"{timeout:g} seconds"
-    failed = explain_failures(failures, logs, limit) if failures else None
+    failed = explain_failure(first_failure(failures), logs) if failures else None
     remove_silent(logs)
     if forwarding.number:
         if isinstance(failed, RecappError) and not failed.secondhand:
@@ -275,36 +277,13 @@ def stdout_to_stderr(wanted: bool) -> Iterator[None]:
             sys.stdout.flush()
 
 
-def explain_failures(
-    failures: Sequence[RankFailure], logs: Path, limit: str
-) -> RecappError | Stopped:
-    """Return the error to raise for ranks that failed.
-
-    If a rank is stopped (SIGSTOP), name that rank, unless another rank has failed by an error of
-    its own. A rank that a signal ended, that missed the stopped rank, or that the launcher killed
-    has no error of its own.
+def explain_failure(failure: RankFailure, logs: Path) -> RecappError | Stopped:
+    """Return the error to raise for the rank that failed first.
 
     Args:
-        failures: One for each rank that has failed.
+        failure: The failure of the rank.
         logs: The directory of the ranks' logs, in the job's directory.
-        limit: Words for the time that a rank may be stopped.
     """
-    failure = first_failure(failures)
-    error = _explain(failure, logs)
-    stopped = [one for one in failures if one.stopped]
-    if stopped and (failure.ended or isinstance(error, Stopped) or error.secondhand):
-        who = " and ".join(
-            f"rank {one.rank} is stopped (SIGSTOP, process {one.pid})" for one in stopped
-        )
-        return LaunchError(
-            f"{who}: other ranks wait for a stopped rank no longer than {limit}; let it go on "
-            f"within this time (kill -CONT {stopped[0].pid})"
-        )
-    return error
-
-
-def _explain(failure: RankFailure, logs: Path) -> RecappError | Stopped:
-    """Return the error of a rank that failed."""
     if failure.exitcode in STOPPED_BY:
         return Stopped(STOPPED_BY[failure.exitcode])
     who = f"rank {failure.rank} on {socket.gethostname()} (process {failure.pid})"
@@ -315,7 +294,8 @@ def _explain(failure: RankFailure, logs: Path) -> RecappError | Stopped:
     lines = last_lines(log_of(logs, failure.rank), LAST_LINES)
     aborted = failure.exitcode == -signal.SIGABRT
     known_fault = explain_output(lines, failure.rank) if aborted else None
-    error = known_fault or LaunchError(f"{who} {_how(failure.exitcode)}")
+    how = LOST_WORDS if failure.exitcode == LOST else describe_exit(failure.exitcode)
+    error = known_fault or LaunchError(f"{who} {how}")
     if lines and (known_fault is None or tracebacks_wanted()):
         error.add_note(f"the last lines of rank {failure.rank}:\n{lines}")
     return error
@@ -335,27 +315,6 @@ def _reported(failure: RankFailure, who: str) -> RecappError:
     unknown = LaunchError(f"{who} failed: {message['message']}")
     unknown.add_note(calls.rstrip())
     return unknown
-
-
-def _how(code: int) -> str:
-    """Return words for the end of a rank that wrote no error file."""
-    if code == LOST:
-        return (
-            "was ended with the fork server that it came from (killed, or memory ran out); "
-            "launch.start_method=spawn needs no fork server"
-        )
-    if code > 0:
-        return f"exited with code {code}"
-    said = f"was ended by {signal.Signals(-code).name}"
-    if code == -signal.SIGKILL:
-        return f"{said}; the system does that to a process when memory runs out"
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if code == -signal.SIGABRT and limit != resource.RLIM_INFINITY:
-        return (
-            f"{said}; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a "
-            "process so when it runs out"
-        )
-    return said
 
 
 def first_failure(failures: Sequence[RankFailure]) -> RankFailure:

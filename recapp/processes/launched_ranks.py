@@ -37,7 +37,6 @@ from recapp.processes.fork_server import (
     signals_blocked,
     without_main_module,
 )
-from recapp.processes.process_status import SecondsSeen, is_stopped
 from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
 from recapp.processes.stopping import SIGNALS, Stopped, raise_if_stopped
 
@@ -137,7 +136,6 @@ def _takes_signals(pid: int) -> bool:
 
 
 PATIENCE_SECONDS = 30.0  # for the peers of a failed rank, which may be saving
-STOPPED_SECONDS = 2.0  # for all ranks where one is stopped: no rank can save without it
 ERROR_SUFFIX = ".error.json"
 
 
@@ -151,7 +149,6 @@ class RankFailure:
         exitcode: Its exit code; after a signal, minus the number of the signal.
         error_file: The path of its error file, which exists only if the rank has reported an error.
         ended: Whether the launcher killed the rank because the run had failed.
-        stopped: Whether the rank was stopped (SIGSTOP) when the run failed.
     """
 
     rank: int
@@ -159,7 +156,6 @@ class RankFailure:
     exitcode: int
     error_file: Path
     ended: bool = False
-    stopped: bool = False
 
 
 class LaunchedRanks:
@@ -172,7 +168,6 @@ class LaunchedRanks:
             process.
         preload: The modules that a fork server imports before it forks ranks.
         to_stderr: Whether rank 0 prints to standard error.
-        timeout: The seconds for which a rank may be stopped (SIGSTOP).
     """
 
     def __init__(
@@ -182,7 +177,6 @@ class LaunchedRanks:
         *,
         preload: str,
         to_stderr: bool,
-        timeout: float,
     ) -> None:
         self._preload = preload
         _make_empty(logs)
@@ -193,11 +187,9 @@ class LaunchedRanks:
         ]
         self._logs = logs
         self._to_stderr = to_stderr
-        self._timeout = timeout
         self._processes: list[Any] = []
         self._running: dict[int, Any] = {}
         self._ended: set[int] = set()
-        self._stopped: set[int] = set()
 
     def start(self, method: str, forwarding: Forwarding) -> None:
         """Start all ranks, and give each rank its work.
@@ -288,32 +280,26 @@ class LaunchedRanks:
     def wait(self, forwarding: Forwarding) -> list[RankFailure]:
         """Wait for the end of all ranks, and return the failures.
 
-        A rank fails if it ends with an error or is stopped (SIGSTOP) for too long. Then send
-        SIGTERM to the other ranks, and kill those that are left when their time is over. Kill a
-        stopped rank at once, because it receives no other signal.
+        Where a rank ends with an error, send SIGTERM to the other ranks, let those that are stopped
+        (SIGSTOP) take it, and kill those that are left when their time is over.
         """
         running = self._running
-        seen = SecondsSeen()
-        patience_ends = None
+        patience_ends = float("inf")
         while running:
             wait([process.sentinel for process in running.values()], LOOK_SECONDS)
-            gone = [rank for rank, process in running.items() if process.exitcode is not None]
-            for rank in gone:
+            ended = [rank for rank, process in running.items() if process.exitcode is not None]
+            for rank in ended:
                 running.pop(rank).join()
-            stopped = seen.look([rank for rank, one in running.items() if is_stopped(one.pid)])
-            failed = any(self._processes[rank].exitcode for rank in gone)
-            too_long = any(seconds >= self._timeout for seconds in stopped.values())
-            if (failed or too_long) and patience_ends is None:
-                self._stopped = set(stopped)
-                patience = STOPPED_SECONDS if stopped else PATIENCE_SECONDS
-                patience_ends = time.monotonic() + patience
+            failed = any(self._processes[rank].exitcode for rank in ended)
+            if failed and patience_ends == float("inf"):
+                patience_ends = time.monotonic() + PATIENCE_SECONDS
                 if not forwarding.number:
                     send_signal(running, signal.SIGTERM)
+                    send_signal(running, signal.SIGCONT)
             deadline = forwarding.deadline(one_has_ended=len(running) < len(self._processes))
-            if time.monotonic() > min(patience_ends or deadline, deadline):
-                self._kill(running)
-            elif patience_ends:
-                self._kill({rank: running[rank] for rank in stopped})
+            if time.monotonic() > min(patience_ends, deadline):
+                self._ended |= set(running)
+                send_signal(running, signal.SIGKILL)
         return [
             RankFailure(
                 rank,
@@ -321,15 +307,10 @@ class LaunchedRanks:
                 process.exitcode,
                 self._error_files[rank],
                 rank in self._ended,
-                rank in self._stopped,
             )
             for rank, process in enumerate(self._processes)
             if process.exitcode
         ]
-
-    def _kill(self, ranks: Mapping[int, Any]) -> None:
-        self._ended |= set(ranks)
-        send_signal(ranks, signal.SIGKILL)
 
     def end(self) -> None:
         """Kill the ranks that still run, and forget all ranks."""

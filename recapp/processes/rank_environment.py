@@ -19,9 +19,11 @@ import os
 import re
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from recapp.errors import LaunchError
 from recapp.processes.lock import new_directory
@@ -29,6 +31,8 @@ from recapp.processes.lock import new_directory
 # for steps of srun: these lie below the ports that the kernel assigns by itself
 FIRST_PORT = 15000
 PORTS = 10000
+PARENT_PID = "RECAPP_PARENT_PID"  # the process of the command, for the fork server and for ranks
+START_FIELD = 19  # in /proc/PID/stat after the name: start in ticks since boot (proc(5))
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
@@ -261,3 +265,25 @@ def _address_of(interface: str, probe: socket.socket) -> str | None:
     except OSError:
         return None
     return socket.inet_ntoa(found[20:24])
+
+
+def process_age(pid: int | str = "self") -> float | None:
+    """Return the seconds since a process started, to a hundredth; None where the system does not
+    know. The time before the first line of Python counts too.
+
+    Args:
+        pid: The number of the process; by default this process.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    seconds = int(fields[START_FIELD]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - seconds
+
+
+def command_age() -> float | None:
+    """Return the seconds since the start of the command that has started this rank; the age of this
+    process where it is not such a rank.
+    """
+    return process_age(os.environ.get(PARENT_PID, "self"))

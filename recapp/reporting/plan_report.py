@@ -15,9 +15,9 @@ from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.buffers import buffer_bytes
-from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import PHASES, Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.options import Option, option_of, options_of, own_seconds, phases_of
+from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import bytes_per_rank

@@ -13,10 +13,11 @@ from typing import Any
 
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules
-from recapp.planner.constraints import MODES, ParameterConstraints
+from recapp.planner.constraints import MODES
 from recapp.planner.cost import ID_BYTES
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware
+from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, IdRule

@@ -3,7 +3,7 @@
 plain settings, from Hydra or from a file -> checked -> record
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from recapp.run.recipe import Command, Recipe, Train
 from recapp.run.task_of_run import build_task
 from recapp.serving.limits import Limits
 from recapp.settings import check_settings
-from recapp.settings.records import composed, constructor, record
+from recapp.settings.records import composed, constructor, record, to_plain
 from recapp.settings.values import Natural, Positive, Within, shown
 from recapp.tables.table_settings import WIDE, ListedTables, TablesOfDataset
 
@@ -144,6 +144,9 @@ COMMANDS: dict[str, type[Command]] = {
 }
 """The settings of each command, by its name."""
 
+OF_RANKS = ("train", "eval", "predict")
+"""The commands that start ranks for a recipe."""
+
 EXPERIMENTS = ("train", "eval", "predict", "export")
 """The commands that have the group `experiment`. Its options set values of other groups."""
 
@@ -205,6 +208,9 @@ def checked(
 ) -> dict[str, Any]:
     """Return the plain settings of a command, checked and with defaults filled in.
 
+    A command that starts ranks leaves the constructors of `_target_`s to rank 0
+    (`check_constructors`), which has imported torch and Lightning already.
+
     Args:
         settings: Plain settings, resolved. A setting that must be given may still be `???`.
         command: The name of the command.
@@ -216,8 +222,9 @@ def checked(
             and a close one.
     """
     _check_one_for_each_column(settings.get("dataset"))
-    given = {"model": _named_collections(settings.get("tables"))}
-    found = check_settings.checked(settings, COMMANDS[command], overrides, given)
+    groups = () if command in OF_RANKS else check_settings.touched_by(overrides)
+    further = {"model": _named_collections(settings.get("tables"))}
+    found = check_settings.checked(settings, COMMANDS[command], groups, further)
     if isinstance(found.get("metrics"), Mapping):
         named = found.get("task")
         build_task(constructor(named) if named else None, found["metrics"]["names"])
@@ -231,6 +238,23 @@ def checked(
             if type_name not in known:
                 raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
     return found
+
+
+def check_constructors(recipe: Train, groups: Collection[str] | None = None) -> None:
+    """Check the constructors that settings name: import them, compare their arguments with the
+    settings, and try those without side effects.
+
+    Args:
+        recipe: The recipe of a run.
+        groups: The groups whose constructors are checked; None checks all.
+
+    Raises:
+        ConfigError: A constructor does not exist or refuses an argument.
+    """
+    settings = to_plain(recipe)
+    settings.pop("choices")
+    further = {"model": _named_collections(settings["tables"])}
+    check_settings.checked(settings, type(recipe), groups, further)
 
 
 def _named_collections(tables: object) -> dict[str, str]:

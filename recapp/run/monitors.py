@@ -1,5 +1,4 @@
-"""The validation metrics that callbacks and schedules may monitor, and the callbacks that cannot be
-used.
+"""The validation metrics that callbacks and schedules may monitor.
 
 This file imports neither torch nor Lightning.
 """
@@ -10,29 +9,9 @@ from typing import Any
 from recapp.errors import ConfigError, alike, suggest
 from recapp.run.recipe import Train
 from recapp.settings.records import Constructor
-from recapp.trainer.unusable_callbacks import refuse_callback
 
-MODE_BY_DEFAULT = {"ModelCheckpoint": "min", "EarlyStopping": "min"}  # Lightning's defaults
 PLATEAUS = ("torch.optim.lr_scheduler.ReduceLROnPlateau", "recapp.optim.schedule.Plateau")
 """The schedules that follow a metric."""
-
-
-def check_callbacks(recipe: Train) -> None:
-    """Check the classes and monitors of callbacks without importing them.
-
-    Raises:
-        ConfigError: A callback cannot be used, or monitors a metric that is not measured.
-    """
-    measured = measured_by(recipe)
-    known = all_known(recipe)
-    for name, wanted in recipe.callbacks.items():
-        setting = f"callbacks.{name}"
-        home, _, kind = wanted.target.rpartition(".")
-        if home.startswith("lightning."):
-            refuse_callback(kind, setting)
-        mode = wanted.arguments.get("mode", MODE_BY_DEFAULT.get(kind))
-        monitor = wanted.arguments.get("monitor")
-        check_monitor(setting, monitor, mode, measured, all_known=known)
 
 
 def measured_by(recipe: Train) -> dict[str, str | None]:

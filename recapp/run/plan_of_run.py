@@ -11,18 +11,17 @@ neither, the planner decides within `planner.constraints`.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from recapp.errors import ConfigError, PlanError, suggest
+from recapp.errors import PlanError, suggest
 from recapp.optim.named_rules import rules_of
 from recapp.planner.buffers import with_reserve
-from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
+from recapp.planner.constraints import MODES, Constraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
-from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.topology import Topology, hardware_of, topology_of
+from recapp.planner.topology import Topology, topology_of
 from recapp.processes.launch import rank_count
 from recapp.run.commands import OnPaper
 from recapp.run.model import build_model
@@ -92,7 +91,7 @@ def problem_of_run(
 def _topology_on_paper(recipe: Recipe) -> Topology:
     """Return the topology of the settings. `topology` or `trainer` sets the number of ranks."""
     machines = recipe.topology
-    hardware = hardware_of(machines.hardware)
+    hardware = machines.costs
     on = hardware.compute_device if hardware else recipe.trainer.accelerator
     devices = recipe.trainer.devices
     world = machines.ranks or (devices if isinstance(devices, int) else rank_count(devices))
@@ -181,7 +180,7 @@ def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
 
 
 def build_constraints(
-    plain: Mapping[str, Mapping[str, Any]],
+    named: Constraints,
     overrides: Mapping[str, str],
     mode: str,
     row_order: RowOrderName | None = None,
@@ -189,24 +188,15 @@ def build_constraints(
     """Return the planner's constraints, by table or glob.
 
     Args:
-        plain: `planner.constraints`.
+        named: `planner.constraints`.
         overrides: The types of single tables (`+plan.tables.C3=row_wise`).
         mode: The mode of all tables, or `auto`.
         row_order: The order of the rows of all tables; None leaves it to the planner.
 
     Raises:
-        ConfigError: A constraint has an unknown key.
         PlanError: A mode or type does not exist.
     """
-    known = [name for name in ParameterConstraints.__dataclass_fields__ if name != "statistics"]
-    found: dict[str, ParameterConstraints] = {}
-    for pattern, wanted in plain.items():
-        for key in wanted:
-            if key not in known:
-                raise ConfigError(
-                    f"planner.constraints.{pattern}.{key}: unknown; {suggest(str(key), known)}"
-                )
-        found[str(pattern)] = ParameterConstraints(**wanted)
+    found = dict(named)
     if mode not in ("auto", *MODES):
         raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
     for pattern, kind in overrides.items():
@@ -224,10 +214,9 @@ def build_constraints(
 
 
 def _rules(plan: PlanSettings, tables: Sequence[EmbeddingConfig]) -> list[PlanRule]:
-    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan.rules or ())]
     rules = [
-        replace(r, tables=list(of_all_members(dict.fromkeys(r.tables), tables))) if r.tables else r
-        for r in rules
+        replace(r, tables=list(of_all_members(dict.fromkeys(r.globs), tables))) if r.globs else r
+        for r in plan.rules or ()
     ]
     if plan.dp_max_rows is not None and plan.dp_max_rows not in [r.rows_at_most for r in rules]:
         raise PlanError(

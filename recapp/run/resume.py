@@ -36,29 +36,30 @@ from recapp.stored.run_files import folder_of
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     KeepPosition,
-    LogDynamicRows,
-    LogRate,
     RecordPerformance,
     StartReport,
     StepClock,
 )
-from recapp.trainer.changed_callbacks import ChangedCallbacks
-from recapp.trainer.changed_optimizer import ChangedOptimizer
+from recapp.trainer.changed_settings import ChangedCallbacks, ChangedOptimizer
+from recapp.trainer.curves import LogSettings
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.ending import EndTogether
-from recapp.trainer.fill_tables import FillTables
-from recapp.trainer.keep_last import KeepLast, best_known
-from recapp.trainer.keep_snapshots import JOINED_FILE, KeepSnapshots, kept_before
-from recapp.trainer.log_settings import LogSettings
-from recapp.trainer.missed_validation import validate_first
+from recapp.trainer.keep_checkpoints import (
+    JOINED_FILE,
+    KeepLast,
+    KeepSnapshots,
+    best_known,
+    kept_before,
+    validate_first,
+)
 from recapp.trainer.progress import (
     NoteEarlyStop,
-    NoteFall,
     ProgressLines,
     TerminalProgress,
     steps_planned,
 )
 from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.table_callbacks import FillTables, LogDynamicRows
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,6 @@ class RunCallbacks:
             ),
             self.clock,
             self.performance,
-            LogRate(self.clock),
             LogDynamicRows(),
             LogSettings(settings),
             *average_of(recipe),
@@ -274,7 +274,6 @@ class RunCallbacks:
                 features=schema.features,
             ),
             *([] if has_bar(chosen) else [progress]),
-            NoteFall(),
             self.early_stop,
             *chosen,
             self.last,

@@ -36,7 +36,7 @@ from recapp.dataset.data_settings import ScoringSettings
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.errors import ConfigError, suggest
 from recapp.optim.rules import sgd
-from recapp.planner.topology import RESERVE_BYTES, hardware_of
+from recapp.planner.topology import RESERVE_BYTES
 from recapp.processes.rank_environment import is_first, rank_info
 from recapp.run.constructors import construct, make
 from recapp.run.model import check_outputs
@@ -53,13 +53,13 @@ from recapp.stored.run_files import goes_on_in
 from recapp.tables.collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.batch_callback import skip_idle_hooks
-from recapp.trainer.changed_optimizer import TOTAL, ChangedOptimizer
+from recapp.trainer.changed_settings import TOTAL, ChangedOptimizer
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
-from recapp.trainer.restart_tables import RestartTables
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.unusable_callbacks import refuse_class
+from recapp.trainer.table_callbacks import RestartTables
+from recapp.trainer.trainer_settings import refuse_class
 
 CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
 
@@ -454,7 +454,7 @@ def build_strategy(
         hosts=topology.hosts,
         memory_bytes=topology.memory_bytes,
         reserve_bytes=RESERVE_BYTES if reserve is None else reserve,
-        hardware=hardware_of(topology.hardware),
+        hardware=topology.costs,
         transport=engine.transport,
         backend=engine.backend,
         payload=PAYLOADS[engine.payload],

@@ -4,15 +4,14 @@ keys, missing keys, wrong values.
     composed settings -> unknown keys refused, defaults filled in, values read by their annotations
                       -> settings
 
-Every command checks the settings that Hydra composed, and checks a checkpoint's settings again
-after the command line has changed them. The check imports a `_target_` only if the command line
-changes its group: importing Lightning takes a second, and a rank checks every `_target_` before it
-calls it.
+Every command checks the settings that Hydra composed, or those of a checkpoint after the command
+line has changed them. The check imports a `_target_` only where it is asked to: importing torch and
+Lightning takes seconds, and rank 0 has imported them.
 """
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 from traceback import extract_tb
 from typing import Any
@@ -66,7 +65,7 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
 def checked(
     config: Mapping[str, Any],
     kind: type,
-    overrides: Sequence[str] | None = None,
+    touched: Collection[str] | None = None,
     given: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Return the settings of a command, complete and with the types that the record names.
@@ -74,15 +73,13 @@ def checked(
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
         kind: The record of the command's settings.
-        overrides: The command line. Only constructors in groups that it changes are checked; None
-            checks all.
+        touched: The groups whose constructors are checked; None checks all.
         given: Arguments that recapp passes to the constructor of a group beside those of
             `Made.given`, by the name of the group: the meaning of each.
 
     Raises:
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
     """
-    touched = None if overrides is None else _touched_by(overrides)
     checker = _Checker(kind, touched, given or {})
     return checker.group(dict(config), kind, "")
 
@@ -122,10 +119,12 @@ def override_names(overrides: Iterable[str]) -> list[str]:
     return [override.lstrip("+~").partition("=")[0] for override in overrides]
 
 
-def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
-    """Return the groups that a command line changes; None if it chooses an experiment, which may
-    change any group.
+def touched_by(overrides: Iterable[str] | None) -> Collection[str] | None:
+    """Return the groups that a command line changes; None without one, and if it chooses an
+    experiment, which may change any group.
     """
+    if overrides is None:
+        return None
     names = [name.replace("/", ".") for name in override_names(overrides)]
     tops = {name.partition("@")[0].partition(".")[0] for name in names}
     return None if "experiment" in tops else tops
@@ -188,7 +187,8 @@ class _Checker:
         groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
         if groups and isinstance(value, dict):
             return self.group(value, closest(value, groups), name)
-        if groups and not (value is None and type(None) in parts_of(annotation)):
+        others = {*parts_of(annotation)} - {*groups, type(None)}
+        if groups and not others and not (value is None and type(None) in parts_of(annotation)):
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
         if made := made_of(annotation):
             return (
@@ -212,7 +212,7 @@ class _Checker:
             return [
                 self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
             ]
-        return None if groups else read(value, annotation, name)
+        return None if groups and not others else read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
         """Check the settings of a dataclass and return them, with its defaults for missing ones."""
@@ -370,7 +370,7 @@ def _names(kind: type, prefix: str) -> Iterable[str]:
     for key, (annotation, _) in fields_of(kind).items():
         yield f"{prefix}{key}"
         for part in parts_of(annotation):
-            if dataclasses.is_dataclass(part):
+            if dataclasses.is_dataclass(part) and str not in parts_of(annotation):  # no file's
                 yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
 
 

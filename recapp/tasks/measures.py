@@ -28,7 +28,6 @@ class Measure:
         shown: Whether progress, comparisons and tables of a sweep show the metric.
         defined: Whether the metric is finite on any rows if the predictions are finite.
         on_request: Whether the metric is measured only if `metrics.names` has it.
-        fall: The fall below the best value so far that prints a note; None prints no note.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Measure:
     training: str | None = None
     shown: bool = False
     defined: bool = False
-    fall: float | None = None
     on_request: bool = False
 
     @property

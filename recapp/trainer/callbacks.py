@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
-from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
 from recapp.models.layer_table import layer_table
 from recapp.planner.topology import hosts_in_blocks
-from recapp.processes.process_status import command_age, process_age
+from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_report import plan_rows, rank_rows, table_uses
@@ -29,14 +27,14 @@ from recapp.reporting.run_record import Performance, RankMemory, write_record
 from recapp.reporting.summary import print_rows_read
 from recapp.stored.run_files import remove_earlier
 from recapp.tasks.measures import Measures
-from recapp.trainer.accumulation import check_validations
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import datamodule_of, resumable_data
-from recapp.trainer.keep_last import saves_between_epochs, step_of_best
+from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
+from recapp.trainer.step_of_ranks import check_validations
 from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
-from recapp.transport.run_ranks import describe
+from recapp.transport.choose_transport import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged
@@ -185,7 +183,8 @@ class _Counters(NamedTuple):
 
 
 class StepClock(BatchCallback):
-    """Measures every training step: milliseconds, CPU time, rows, bytes sent, collectives.
+    """Measures every training step: milliseconds, CPU time, rows, bytes sent, collectives. Logs the
+    samples per second and the wait for the input exchange every `RATE_STEPS` steps.
 
     A step includes the wait for its data and excludes validation. The clock also measures how long
     the host waits in a step for the messages of the tables: for counts and ids (`input_wait_ms`),
@@ -225,6 +224,20 @@ class StepClock(BatchCallback):
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
         self.rows.append(resumable_data(trainer).batch_size * batches)
         self._last = now
+        if done % RATE_STEPS == 0:
+            self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        """Log the recent samples per second of all ranks, and the wait of this rank for the input
+        exchange of a step.
+        """
+        log = trainer.lightning_module.log
+        # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all work
+        # that is queued there
+        log("samples_per_s", torch.tensor(self.recent_rate()), batch_size=1)
+        if self._host_waits:
+            waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
+            log("input_wait_ms", torch.tensor(statistics.mean(waits)), batch_size=1)
 
     def recent_rate(self) -> float:
         """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
@@ -232,13 +245,6 @@ class StepClock(BatchCallback):
         """
         ms = sum(step.ms for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
-
-    def recent_input_wait_ms(self) -> float | None:
-        """Return the mean wait for counts and ids on this rank, in milliseconds a step, over the
-        last `RATE_STEPS` steps; None if it is not measured.
-        """
-        waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
-        return statistics.mean(waits) if waits and self._host_waits else None
 
     def summary(self) -> dict[str, Any]:
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
@@ -265,28 +271,6 @@ class StepClock(BatchCallback):
             "collectives_per_step": statistics.median_low(step.calls for step in self._steps),
             **{name: statistics.median(getattr(s, name) for s in measured) for name in waits},
         }
-
-
-class LogRate(BatchCallback):
-    """Logs the samples per second of all ranks, and the wait of this rank for the input exchange
-    of a step.
-
-    Args:
-        clock: The clock that measures the steps.
-    """
-
-    def __init__(self, clock: StepClock) -> None:
-        self.clock = clock
-
-    def on_step(self, trainer: Trainer, done: int) -> None:
-        """Log both after every `RATE_STEPS` steps."""
-        if done % RATE_STEPS == 0:
-            log = trainer.lightning_module.log
-            # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all
-            # work that is queued there
-            log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
-            if (waited := self.clock.recent_input_wait_ms()) is not None:
-                log("input_wait_ms", torch.tensor(waited), batch_size=1)
 
 
 class StartReport(Callback):
@@ -372,55 +356,6 @@ def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
         return {"host": found}
     return {"host": found, "plan's_host": rank * strategy.hosts // strategy.comm.world}
-
-
-class LogDynamicRows(Callback):
-    """Logs for every dynamic table the number of its rows, and the numbers of new, admitted and
-    evicted keys in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
-
-    It is collective, and sends one small message.
-    """
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the counts of all ranks."""
-        if trainer.state.fn == TrainerFn.FITTING:  # `training` is False in a validation
-            self._log(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the counts once more, and print them on rank 0."""
-        counted = self._log(trainer)
-        if counted and trainer.is_global_zero:
-            print()
-            print_table(counted, title="Dynamic tables")
-
-    def _log(self, trainer: Trainer) -> list[dict[str, Any]]:
-        counted = [row for t in strategy_of(trainer).sharded_tables() for row in counted_rows(t)]
-        values = {
-            f"{name}/{row['table']}": row[name]
-            for row in counted
-            for name in ("rows", "new_keys", "admitted", "evicted")
-        }
-        for logger in trainer.loggers if values else ():
-            logger.log_metrics(values, trainer.global_step)
-        return counted
-
-
-def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
-    """Return a record for each dynamic table: the number of its rows, and the numbers of new,
-    admitted and evicted keys in this run. It is collective.
-    """
-    rows = shared.stored.rows_of_runs()
-    changes = shared.stored.changes() if rows else {}
-    return [
-        {
-            "table": table,
-            "rows": sum(counts["rows"]),
-            "new_keys": changes[table].new,
-            "admitted": changes[table].admitted,
-            "evicted": changes[table].evicted,
-        }
-        for table, counts in rows.items()
-    ]
 
 
 class RecordPerformance(BatchCallback):

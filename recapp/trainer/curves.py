@@ -1,33 +1,37 @@
-"""A run's curves as CSV, for any spreadsheet: one row per logged step, one column per metric. A
-cell is empty if the step has no value of the metric.
+"""The curves of a run as CSV, for any spreadsheet, and its settings as hyper-parameters of loggers.
 
     epoch,lr-dense,step,train_auc,train_loss,val_auc
     0,0.001,19,,,
     0,,19,0.6612,0.5093,
 
-`train_loss` is the mean over the steps since the previous row with a `train_loss`. `train_auc`, a
-running metric of the task, is the AUC of the epoch so far.
-
-Lightning's own CSV logger deletes the file of an earlier run during set-up: before it is known
-whether the new run can start, and even if the new run resumes from a checkpoint of the same
-directory. This logger does not touch the file before its first write, and a resumed run keeps the
-rows of the steps before its checkpoint.
+A row is a logged step; a cell is empty if the step has no value of the metric. `train_loss` is the
+mean over the steps since the previous row with a `train_loss`. `train_auc`, a running metric of the
+task, is the AUC of the epoch so far.
 """
 
 import csv
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from recapp.console import note
 from recapp.reporting.record import write_whole
+from recapp.settings.records import leaves
 
 
 class CSVCurves(Logger):
     """Writes `<save_dir>/csv/metrics.csv`.
+
+    Lightning's own CSV logger deletes the file of an earlier run during set-up: before it is known
+    whether the new run can start, and even if the new run resumes from a checkpoint of the same
+    directory. This logger does not touch the file before its first write, and a resumed run keeps
+    the rows of the steps before its checkpoint.
 
     Args:
         save_dir: The directory of the run.
@@ -99,3 +103,47 @@ class CSVCurves(Logger):
         writer.writeheader()
         writer.writerows(rows)
         write_whole(self.file, text.getvalue())
+
+
+# a resumed run has another `ckpt_path`, and services refuse another value of a setting
+NOT_LOGGED = ("logger", "ckpt_path", "trust", "format", "choices")
+CREDENTIALS = re.compile(r"(?i)key$|token|secret|passw|credential")
+PLAIN_NAME = re.compile(r"\w[\w. -]*", re.ASCII)
+
+
+class LogSettings(Callback):
+    """Logs the settings of the run to every logger, as hyper-parameters with dotted names, and the
+    chosen options by the names of their groups.
+
+    Settings of loggers and those that look like credentials are left out.
+
+    Args:
+        settings: Returns the plain settings once the data module is set up.
+    """
+
+    def __init__(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        self.settings = settings
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Log the settings on rank 0. A logger that refuses them still gets the curves."""
+        if not (trainer.loggers and trainer.is_global_zero):
+            return
+        found = self.settings()
+        logged = {
+            name: value
+            for name, value in leaves(found, is_whole=_is_whole)
+            if name.partition(".")[0] not in NOT_LOGGED
+            and not any(map(CREDENTIALS.search, name.split(".")))
+        }
+        logged |= found["choices"]
+        for logger in trainer.loggers:
+            try:
+                logger.log_hyperparams(logged)
+            except Exception as error:  # of a service, such as a run that was logged with others
+                said = " ".join(str(error).split())
+                note(f"{type(logger).__name__}: does not take the settings of the run: {said}")
+
+
+def _is_whole(name: str, settings: Mapping[str, Any]) -> bool:
+    """Return whether loggers may refuse the names in a mapping, such as names of columns."""
+    return not all(map(PLAIN_NAME.fullmatch, settings))

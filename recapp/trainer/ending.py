@@ -174,8 +174,11 @@ class EndTogether(BatchCallback):
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 
     def _check_all_losses(self, trainer: Trainer) -> None:
-        """Check on all ranks the losses of the last steps, which no counts message has reported
-        yet.
+        """Check on all ranks the losses of the last steps. Counts messages carry the reports of
+        steps before them; of the last steps none has followed.
+
+        A report is one number: the lowest `SIGNAL_BITS` hold the signal that the rank got, the
+        others the first step whose loss was not finite, 0 for none.
 
         It waits for every rank, so call it only before work that waits for every rank anyway.
         """

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
@@ -36,7 +35,6 @@ from recapp.optim.schedule import Plateau
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.keep_last import keeps_best
 from recapp.trainer.module import TaskModule, measures_of
 
 # to read a loss, the host waits for the device, and an AUC takes 3 ms
@@ -222,63 +220,6 @@ class PredictProgress(BatchCallback):
     ) -> None:
         """Stop the bar, so that the error is printed below it."""
         self._shown.close()
-
-
-class NoteFall(Callback):
-    """Prints a note if validation gets worse while training goes on: a second epoch costs about
-    .02 AUC on Criteo's logs.
-
-    It watches the task's best metric, if this metric defines how large a fall is worth a note
-    (`Measure.fall`). A checkpoint keeps the best value so far, so it notes a fall after a resume
-    too.
-    """
-
-    def __init__(self) -> None:
-        self._best = -math.inf
-        self._metric = ""
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the metric of this validation with the best so far."""
-        measures = measures_of(pl_module)
-        watched = measures.get(measures.best)
-        if watched is None or watched.fall is None:
-            return
-        if self._metric and self._metric != watched.of_validation:
-            self._best = -math.inf  # of another metric, which this run has replaced
-        self._metric = watched.of_validation
-        value = float(trainer.callback_metrics.get(self._metric, math.nan))
-        sign = -1 if watched.better == "min" else 1  # so that the best value is the largest
-        if (
-            trainer.state.fn == TrainerFn.FITTING
-            and trainer.is_global_zero
-            and sign * value < self._best - watched.fall
-        ):
-            kept = "; the best checkpoint is kept" if keeps_best(trainer) else ""
-            advice = (
-                ""
-                if trainer.early_stopping_callbacks
-                else f"{', and' if kept else ';'} callbacks=early_stopping stops in time"
-            )
-            note(
-                f"validation {watched.title} {'fell' if sign > 0 else 'rose'} from "
-                f"{sign * self._best:.4f} to {value:.4f}: training longer on the same rows "
-                f"overfits{kept}{advice}"
-            )
-        self._best = max(self._best, sign * value) if value == value else self._best
-
-    @property
-    def state_key(self) -> str:
-        """Return the key of this callback's state in checkpoints."""
-        return "TellFall"  # the class had this name when the first checkpoints were written
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far and its metric, for a checkpoint."""
-        return {"best": self._best, "metric": self._metric}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the best value so far from a checkpoint; an earlier version named no metric."""
-        self._best = float(state_dict["best"])
-        self._metric = state_dict.get("metric", "")
 
 
 class NoteEarlyStop(Callback):

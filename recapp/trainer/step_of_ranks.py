@@ -5,23 +5,29 @@ steps of several batches, train like one process with the global batch.
     backward            weight the loss by this rank's share of the global batch; update the tables,
                         unless the optimiser's step does
     optimizer_step      forward, backward, and the step; average running statistics
+
+Lightning's clipping of gradients clips those of table rows, too.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from lightning.fabric.utilities.types import Optimizable
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from recapp.engine.sharded_collection import tables_as_parameters
+from recapp.engine.sharded_collection import sharded_collections, tables_as_parameters
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.errors import ConfigError
+from recapp.optim.clipping import clip_norm, clip_value
 from recapp.optim.named_rules import Rules
-from recapp.trainer.accumulation import Accumulation
-from recapp.trainer.clip_tables import clip_tables_too, clip_waiting, update_in_step
+from recapp.optim.optimizer import HybridOptimizer
 from recapp.trainer.own_optimizers import take_tables
 from recapp.transport.communicator import Comm, average_over_ranks
 from recapp.transport.dense_gradients import AverageOverRanks
@@ -87,7 +93,7 @@ class StepOfRanks(DDPStrategy):
         rows = sum(rows_W)
         share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
         if self._accumulation is not None:
-            share *= self._accumulation.weight(rows)
+            share *= self._accumulation.add(rows)
         if share != 1:
             closure_loss = closure_loss * share
         return super().backward(closure_loss, optimizer, *args, **kwargs)
@@ -125,3 +131,194 @@ class StepOfRanks(DDPStrategy):
         found = super().optimizer_step(optimizer, closure, model, **kwargs)
         average_over_ranks(self._statistics)
         return found
+
+
+class Accumulation:
+    """Gradients of several batches that one step adds up (`Trainer(accumulate_grad_batches=k)`).
+
+    A step trains as with one batch of all rows of its k batches: each batch counts by its rows.
+
+        Lightning    loss of each batch / k
+        here         times rows of the batch / rows of the first one; before the step, gradients
+                     times k rows of the first one / rows of all
+
+    Both factors are 1 where all batches have as many rows, so then nothing is rounded but the sums:
+    the gradients of a row, and of a dense weight, are added in the order of the batches. The last
+    step of an epoch may have fewer batches, and a smaller last one.
+
+    Args:
+        batches: The number of batches of a step, k.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self._rows: list[int] = []
+
+    def add(self, rows: int) -> float:
+        """Add a batch, and return the factor of its loss: its rows over those of the step's first
+        batch, so that each row has the same weight. `end` divides by the rows of all.
+
+        Args:
+            rows: The rows of the batch over all ranks.
+        """
+        self._rows.append(rows)
+        return rows / self._first
+
+    def end(self, optimizer: Optimizer, tables: Sequence[ShardedTables]) -> None:
+        """Scale the gradients of the dense part and of tables to those of one batch, before they
+        are clipped.
+
+        Args:
+            optimizer: The optimiser with the dense part.
+            tables: The tables, whose gradients wait.
+        """
+        factor = self.batches * self._first / max(sum(self._rows), 1)
+        self._rows = []
+        if factor == 1:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        for shared in tables:
+            shared.update.scale(factor)
+
+    def ended_by(
+        self,
+        closure: Callable[[], Any],
+        optimizer: Optimizer,
+        tables: Sequence[ShardedTables],
+    ) -> Callable[[], Any]:
+        """Return a closure that runs forward and backward of the last batch of a step and then
+        calls `end`.
+        """
+
+        def ended() -> Any:
+            loss = closure()
+            self.end(optimizer, tables)
+            return loss
+
+        return ended
+
+    @property
+    def _first(self) -> int:
+        """Return the rows of the first batch of the step, at least 1."""
+        return max(self._rows[0], 1) if self._rows else 1
+
+
+def check_validations(trainer: Trainer) -> None:
+    """Check that no validation falls inside a step of several batches.
+
+    Args:
+        trainer: The trainer, when training starts.
+
+    Raises:
+        ConfigError: The last step of an epoch has fewer batches, so that validations counted across
+            epochs leave the ends of steps.
+    """
+    of_step = trainer.accumulate_grad_batches
+    batches = trainer.num_training_batches
+    one_epoch = trainer.max_epochs == 1 or 0 <= trainer.max_steps <= -(-batches // of_step)
+    if trainer.check_val_every_n_epoch is None and not one_epoch and batches % of_step:
+        raise ConfigError(
+            f"trainer.val_check_interval={trainer.val_check_interval}: counts batches across "
+            f"epochs, and an epoch of {batches:.0f} batches ends with a shorter step "
+            f"(trainer.accumulate_grad_batches={of_step}), so that later validations would fall "
+            "inside steps: set null for a validation at every epoch's end"
+        )
+
+
+def clip_tables_too(
+    trainer: Trainer, optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables]
+) -> None:
+    """Make the trainer clip the gradients of table rows too. The optimiser's step then updates the
+    rows.
+
+    Args:
+        trainer: The trainer; its precision plugin clips for every module.
+        optimizers: The optimisers of the module: one `HybridOptimizer`.
+        tables: The sharded tables.
+
+    Raises:
+        ConfigError: `gradient_clip_val` is not set, or the optimisers are not one
+            `HybridOptimizer`.
+    """
+    if not trainer.gradient_clip_val:
+        raise ConfigError(
+            f"clip_tables=True: Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips "
+            "nothing: set it, or leave clip_tables out"
+        )
+    update_in_step(optimizers, tables, "clip_tables=True")
+    clip_waiting(trainer)
+
+
+def clip_waiting(trainer: Trainer) -> None:
+    """Make the trainer clip the gradients of rows that wait for the step of an optimiser, too."""
+    trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
+
+
+def update_in_step(
+    optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables], setting: str
+) -> None:
+    """Make the step of the optimiser update the tables, instead of backward. Gradients of several
+    backwards add up until then.
+
+    Args:
+        optimizers: The optimisers of the module: one `HybridOptimizer`.
+        tables: The sharded tables.
+        setting: The setting that needs it, for the error.
+
+    Raises:
+        ConfigError: The optimisers are not one `HybridOptimizer`.
+    """
+    hybrids = [one for one in optimizers if isinstance(one, HybridOptimizer)]
+    if len(hybrids) != 1 or len(optimizers) != 1:
+        names = ", ".join(type(one).__name__ for one in optimizers) or "none"
+        raise ConfigError(
+            f"{setting}: the module's optimizers are {names}, and tables are updated in the step "
+            "of one HybridOptimizer: return HybridOptimizer(dense, strategy.sparse_groups()) from "
+            "configure_optimizers"
+        )
+    held = [shared.update for shared in tables]
+    for gradients in held:
+        gradients.defer(hybrids[0])
+    hybrids[0].table_gradients = list(held)
+
+
+def _clip(
+    optimizer: Optimizer,
+    clip_val: int | float = 0.0,
+    gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+) -> None:
+    """Clip all gradients of an optimiser (`Precision.clip_gradients`)."""
+    if clip_val <= 0:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    tables = optimizer.table_gradients if isinstance(optimizer, HybridOptimizer) else []
+    if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+        clip_value(parameters, tables, clip_val)
+    else:
+        clip_norm(parameters, tables, clip_val)
+
+
+OF_BATCH_NORM = ("running_mean", "running_var")
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """Return the running statistics of the dense part of a model.
+
+    Those are the buffers of torch's batch norms, means and variances by which an evaluation
+    normalises, and the buffers that another layer names in `running_statistics`.
+
+    Each rank sees its own rows, so its statistics are its own, and the ranks average them after
+    every step: the average of their running means is the running mean of their averages, because
+    both are linear. DDP's `broadcast_buffers` would take the statistics of rank 0 alone.
+    """
+    inside = {id(part) for held in sharded_collections(module) for part in held.modules()}
+    found = []
+    for part in module.modules():
+        names = getattr(part, "running_statistics", ())
+        names = OF_BATCH_NORM if isinstance(part, _BatchNorm) else names
+        buffers = [] if id(part) in inside else [getattr(part, name, None) for name in names]
+        found += [buffer for buffer in buffers if isinstance(buffer, Tensor)]
+    return found

@@ -60,13 +60,10 @@ from recapp.stored.checkpoint import (
 from recapp.stored.meta_file import check_state, state_must_fit
 from recapp.stored.run_files import with_absolute_paths
 from recapp.trainer.average_weights import WeightAverage
-from recapp.trainer.check_trainer import check_trainer
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.layer_statistics import running_statistics
-from recapp.trainer.lightnings_waits import limit_waits
+from recapp.trainer.lightnings_parts import check_trainer, limit_waits, reach_tables
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.model_summary import count_tables
-from recapp.trainer.module_methods import reach_tables
 from recapp.trainer.own_optimizers import rules_said
 from recapp.trainer.restore import check_groups, restore_in_one_line
 from recapp.trainer.run_plan import (
@@ -79,7 +76,13 @@ from recapp.trainer.run_plan import (
     plan_from,
     with_counted_modes,
 )
-from recapp.trainer.saved_manifest import SavedRun, dense_states, manifest_of, plain_part_of
+from recapp.trainer.sharded_checkpoint import (
+    SavedRun,
+    StoredTables,
+    dense_states,
+    manifest_of,
+    plain_part_of,
+)
 from recapp.trainer.started_ranks import (
     FORK,
     TABLES_LEFT,
@@ -89,11 +92,10 @@ from recapp.trainer.started_ranks import (
     in_a_notebook,
     meeting_error,
 )
-from recapp.trainer.step_of_ranks import StepOfRanks
-from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.step_of_ranks import StepOfRanks, running_statistics
+from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
-from recapp.transport.run_ranks import make_comm
 
 
 class EmbeddingShardingStrategy(StepOfRanks):
@@ -122,7 +124,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         reserve_bytes: The bytes of this memory that tables may not use.
         hardware: The rates by which the planner estimates times; None takes the default of the
             device.
-        transport: The transport of the tables' messages (`recapp/transport/run_ranks.py`).
+        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
         backend: The backend of the kernels (`recapp/kernels/backend.py`).
         payload: The dtype of the vectors and gradients that are sent; None takes the compute dtype.
         modes: The modes of tables whose plan leaves the mode open. Modes that stay open are decided

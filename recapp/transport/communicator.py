@@ -266,7 +266,7 @@ class Comm:
         rank: The number of this rank.
         world: The number of ranks.
         transport: The name of the backend, or `none` for one rank.
-        fallback: The reason why `recapp.transport.run_ranks` chose no faster transport; else
+        fallback: The reason why `recapp.transport.choose_transport` chose no faster transport; else
             empty.
         calls: The number of swaps started so far.
         bytes_sent: The number of bytes that this rank sent in swaps so far.

@@ -32,12 +32,13 @@ from recapp.benchmarks.session import rule
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import dense_of
 from recapp.planner.topology import Topology
 from recapp.settings.records import to_plain
+from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
-from recapp.transport.run_ranks import make_comm
 
 CPU = torch.device("cpu")
 MODEL = TinyModel("small", 32, 4, (8,), (8, 1))

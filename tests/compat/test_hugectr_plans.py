@@ -20,7 +20,8 @@ from recapp.compat.hugectr.plans import (
     written_plan,
 )
 from recapp.errors import PlanError
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.run.plan_of_run import plan_of_run

@@ -8,7 +8,8 @@ from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
 from recapp.engine.sharded_collection import shard_bags
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule
 from recapp.planner.topology import Topology
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

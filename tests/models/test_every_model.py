@@ -24,8 +24,8 @@ import recapp
 from recapp.errors import ConfigError
 from recapp.models.catalogue import MODELS
 from recapp.models.dropout import FieldDropout
-from recapp.run.early_checks import check_training
 from recapp.run.model import build_model
+from recapp.run.run_checks import check_training
 from recapp.run.run_rows import rows_of
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.option_files import conf_dir

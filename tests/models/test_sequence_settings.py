@@ -9,7 +9,7 @@ import pytest
 from jobs import recipe
 
 from recapp.errors import ConfigError
-from recapp.run.early_checks import check_training
+from recapp.run.run_checks import check_training
 
 ROWS = 64
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
-from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
+from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.search_space import SearchSpace, lower_bound
 from recapp.planner.topology import Topology
@@ -51,6 +51,7 @@ def machine(rng):
         *({"host": link(), "network": link()} for _ in range(2)),
         1e11,
         0.5,
+        0,
     )
 
 
@@ -137,6 +138,7 @@ def price(call, item, link):
         {"host": link, "network": link},
         1e11,
         0.5,
+        0,
     )
 
 

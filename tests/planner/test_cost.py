@@ -29,7 +29,7 @@ from recapp.tables.unsharded_collection import EmbeddingBagCollection
 KERNELS = {name: Work(0, 1) for name in ("route", "link", "serve", "group")}
 KERNELS |= {name: Work(0, 1, 1.0) for name in ("answer", "combine", "spread", "update")}
 LINKS = {"host": Link({2: 10}, {2: 1.0}), "network": Link({2: 20}, {2: 0.5})}
-MACHINE = Hardware("toy", "by hand", "cpu", 2, None, KERNELS, LINKS, LINKS, 1e9, 0.5)
+MACHINE = Hardware("toy", "by hand", "cpu", 2, None, KERNELS, LINKS, LINKS, 1e9, 0.5, 0)
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=["f"])
 KNOWN = TableStatistics(100, 1.0, 1.0, ((1.0, 1.0), (10.0, 8.0), (20.0, 12.0), (40.0, 20.0)))
 # route + link; combine; spread
@@ -261,8 +261,8 @@ def test_a_step_takes_what_its_python_takes_in_training_only():
 
 
 def test_calls_are_paid_once_for_each_width_and_mode():
-    calls = {name: Work(5, 1, 1.0) for name in KERNELS}
-    hardware = Hardware("toy", "x", "cpu", 2, None, calls, LINKS, LINKS, 1e9, 0.5)
+    calls = {name: replace(work, call_us=5) for name, work in KERNELS.items()}
+    hardware = Hardware("toy", "x", "cpu", 2, None, calls, LINKS, LINKS, 1e9, 0.5, 0)
     ranks = CandidateRanks([0, 1], [[0, 1]])
 
     def step(dims):

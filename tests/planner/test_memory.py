@@ -13,7 +13,8 @@ from recapp.console import size
 from recapp.engine.row_store import FloatStore, StoredGroup
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule
 from recapp.planner.rank_memory import bytes_per_rank, check_memory
 from recapp.planner.topology import Topology
 from recapp.sharding.layout import make_layout

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
-from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
+from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.search import SMALLEST_GAIN
@@ -33,7 +33,7 @@ KERNELS |= {name: Work(20, 10) for name in ("route", "link", "serve", "group")}
 LINK = Link({2: 50, 64: 100}, {2: 3.0, 64: 3.0})
 NETWORK = Link({2: 100, 16: 200}, {2: 0.5, 16: 0.5})
 LINKS = {"host": LINK, "network": NETWORK}
-MACHINE = Hardware("toy", "by hand", "cpu", 4, None, KERNELS, LINKS, LINKS, 1e11, 0.5)
+MACHINE = Hardware("toy", "by hand", "cpu", 4, None, KERNELS, LINKS, LINKS, 1e11, 0.5, 0)
 
 
 def table(name, rows, dim, features=1, **more):

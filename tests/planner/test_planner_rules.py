@@ -11,16 +11,14 @@ import yaml
 
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.plan_rules import (
-    PlanRule,
-    plan_by_rules,
-    read_rule,
-    table_facts,
-)
+from recapp.planner.plan_rules import plan_by_rules, table_facts
+from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology, machine
 from recapp.reporting.plan_report import plan_rows, rank_rows
+from recapp.settings.check_settings import checked
 from recapp.settings.option_files import conf_dir
+from recapp.settings.records import record
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 
@@ -84,7 +82,12 @@ def plan(tables, rules=MIXED, world=2, hosts=1, **options):
 def shipped(name):
     """The rules of `conf/plan/<name>.yaml`."""
     plain = yaml.safe_load((conf_dir() / f"plan/{name}.yaml").read_text())
-    return [read_rule(rule, f"{name}.rules[{i}]") for i, rule in enumerate(plain["rules"])]
+    return read_rules(*plain["rules"])
+
+
+def read_rules(*plain):
+    """The rules of `plan.rules`."""
+    return list(record(PlanSettings, checked({"rules": list(plain)}, PlanSettings)).rules)
 
 
 def types(made):
@@ -149,15 +152,12 @@ def test_rows_are_mixed_where_a_table_is_cut_by_rows_and_a_rule_or_the_plan_says
     assert plan([table("a", 10, 4)], [dealt]).tables["a"].row_order == "mixed"
     with pytest.raises(PlanError, match=r"table a: plan\.row_order=mix: did you mean mixed"):
         plan([table("a", 10, 4)], rules, row_order="mix")
-    with pytest.raises(ConfigError, match=r"plan\.rules\[0\]\.row_order=mix: did you mean mixed"):
-        read_rule({"type": "row_wise", "row_order": "mix"}, "plan.rules[0]")
+    with pytest.raises(ConfigError, match=r"rules\[0\]\.row_order=mix: did you mean mixed"):
+        read_rules({"type": "row_wise", "row_order": "mix"})
 
 
 def test_a_glob_written_as_text_is_one_glob():
-    rules = [
-        read_rule({"type": "row_wise", "tables": "C*"}, "plan.rules[0]"),
-        PlanRule("table_wise"),
-    ]
+    rules = read_rules({"type": "row_wise", "tables": "C*"}, {"type": "table_wise"})
     assert types(plan([table("C1", 10, 4), table("x", 10, 4)], rules)) == {
         "C1": "row_wise",
         "x": "table_wise",
@@ -205,47 +205,30 @@ def test_a_table_without_a_rule_is_an_error_that_says_how_to_end_the_list():
         plan(SAMPLE, [PlanRule("row_wise", rows_above=50_000)])
 
 
-def test_unknown_conditions_and_types_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"plan.rules\[2\]: unknown condition row_above; did you mean rows_above"
-    ):
-        read_rule({"type": "row_wise", "row_above": 5}, "plan.rules[2]")
-    with pytest.raises(ConfigError, match="a rule needs a type, one of table_wise, row_wise"):
-        read_rule({"rows_above": 5}, "plan.rules[0]")
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"type": "row_wise", "row_above": 5}, "row_above: did you mean .*rows_above"),
+        ({"rows_above": 5}, r"rules\[1\].type must be given"),
+        ("row_wise", r"rules\[1\]=row_wise: is a group of settings"),
+        ({"type": "row_wise", "rows_above": "many"}, "rows_above=many: must be a whole number of"),
+        ({"type": "row_wise", "memory_share_above": -1}, "=-1: must be a number of at least 0"),
+        ({"type": "row_wise", "dim_below": True}, "dim_below=true: must be a whole number"),
+        ({"type": "row_wise", "lookups_per_row_above": float("nan")}, "=nan: must be"),
+        ({"type": "row_wise", "access": "frequently"}, "access=frequently: did you mean frequent"),
+        ({"type": "row_wise", "interconnect": "infiniband"}, "=infiniband: .*fast.*slow"),
+    ],
+)
+def test_wrong_rules_are_refused_in_one_line(rule, says):
+    with pytest.raises(ConfigError, match=says):
+        read_rules({"type": "table_wise"}, rule)
+
+
+def test_an_unknown_type_is_refused():
     with pytest.raises(
         PlanError, match="table large_table: unknown sharding type rowwise; did you mean row_wise"
     ):
-        plan(SAMPLE, [read_rule({"type": "rowwise"}, "plan.rules[0]")])
-
-
-def test_values_that_no_condition_can_have_are_refused():
-    for plain, says in (
-        (
-            {"rows_above": "many"},
-            r"plan.rules\[0\].rows_above=many: must be a number of at least 0",
-        ),
-        (
-            {"memory_share_above": -1},
-            (
-                r"plan.rules\[0\].memory_share_above=-1: must be a number of at least "
-                r"0"
-            ),
-        ),
-        ({"dim_below": True}, "dim_below=True: must be a number"),
-        ({"lookups_per_row_above": float("nan")}, "=nan: must be"),
-        ({"access": "frequently"}, r"plan.rules\[0\].access=frequently: did you mean frequent"),
-        ({"interconnect": "infiniband"}, "interconnect=infiniband: .*fast.*slow"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            read_rule({"type": "row_wise", **plain}, "plan.rules[0]")
-    with pytest.raises(
-        ConfigError,
-        match=(
-            r"plan.rules\[1\]=row_wise: must be a mapping of a type and its "
-            r"conditions, e.g. \{type: row_wise"
-        ),
-    ):
-        read_rule("row_wise", "plan.rules[1]")
+        plan(SAMPLE, [PlanRule("rowwise")])
 
 
 def test_each_decision_names_the_rule_that_fired():

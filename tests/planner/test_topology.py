@@ -8,6 +8,7 @@ from recapp.errors import ConfigError
 from recapp.planner.hardware import default_hardware, read_hardware, read_machine, write_hardware
 from recapp.planner.planner_settings import Machines
 from recapp.planner.topology import Topology, hosts_in_blocks, machine, topology_of
+from recapp.settings.records import record
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_ranks_that_leave_a_host_half_empty_are_refused():
 
 def test_settings_say_more_than_the_machine():
     settings = read_machine("dgx_h100") | {"hosts": 4, "memory_bytes": 7, "reserve_bytes": 1}
-    topology = topology_of(Machines(**settings), 2)
+    topology = topology_of(record(Machines, settings), 2)
     assert (topology.world_size, topology.hosts, topology.memory_bytes, topology.reserve_bytes) == (
         8,
         4,

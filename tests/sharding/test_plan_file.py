@@ -16,7 +16,8 @@ from parity.cases import random_tiling
 
 from recapp.cli.compose import with_absolute_paths
 from recapp.errors import ConfigError, PlanError
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import RESERVE_BYTES, Topology
 from recapp.run.plan_of_run import plan_of_run

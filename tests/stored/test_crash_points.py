@@ -33,8 +33,8 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.directories import find_checkpoints, is_checkpoint
 from recapp.stored.local_files import LOCAL
-from recapp.trainer.keep_last import KeepLast
-from recapp.trainer.saved_manifest import SavedRun
+from recapp.trainer.keep_checkpoints import KeepLast
+from recapp.trainer.sharded_checkpoint import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.communicator import Comm
 

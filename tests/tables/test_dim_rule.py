@@ -4,7 +4,7 @@ import pytest
 from jobs import recipe
 
 from recapp.errors import ConfigError
-from recapp.run.early_checks import check_training
+from recapp.run.run_checks import check_training
 from recapp.tables.table_settings import DimRule
 
 DATA = [
@@ -47,19 +47,10 @@ def test_tables_get_dims_by_their_rows():
     assert [t.embedding_dim for t in sized.model_tables.tables] == [60, 12, 20]
 
 
-def test_a_history_without_its_item_is_refused_where_dims_are_counted_later():
-    given = [*DATA[:3], "tables.dim_rule={factor: 6}", "tables.sequences=[b]"]
-    with pytest.raises(ConfigError, match=r"model\.history=null: no column that pools its ids"):
-        check_training(recipe("train", [*given, "model=din"]))
-    shared = [*given, "tables.shared={b: a}"]
-    check_training(recipe("train", [*shared, "model=din"]))
-    check_training(recipe("train", [*shared, "model=bst"]))  # its heads are checked with the dims
-
-
-@pytest.mark.parametrize("sizes", [[SIZED], []], ids=["sized", "counted later"])
-def test_models_of_one_dim_are_refused_before_ranks_start(sizes):
+def test_models_of_one_dim_are_refused_before_ranks_meet():
     with pytest.raises(ConfigError, match=r"one dim, and these have .*: leave out dataset.tab"):
-        check_training(recipe("train", [*DATA, *sizes, "model=autoint"]))
-    check_training(recipe("train", [*DATA, *sizes, "model=dcnv2"]))
+        check_training(recipe("train", [*DATA, SIZED, "model=autoint"]))
+    check_training(recipe("train", [*DATA, SIZED, "model=dcnv2"]))
+    check_training(recipe("train", [*DATA, "model=autoint"]))  # its ranks count the ids first
     same = "tables.dim_rule={least: 16, most: 16}"
-    check_training(recipe("train", [*DATA[:3], *sizes, same, "model=autoint"]))
+    check_training(recipe("train", [*DATA[:3], SIZED, same, "model=autoint"]))

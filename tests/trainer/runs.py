@@ -20,7 +20,7 @@ from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer import callbacks as own
 from recapp.trainer.ending import EndTogether
-from recapp.trainer.keep_last import KeepLast
+from recapp.trainer.keep_checkpoints import KeepLast
 
 STOP = 4
 MORE = 3

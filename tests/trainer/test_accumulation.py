@@ -6,7 +6,7 @@ from trainer.runs import compose, fit
 from trainer.test_restart_tables import blocks_of, same
 
 from recapp.errors import ConfigError
-from recapp.trainer.accumulation import Accumulation
+from recapp.trainer.step_of_ranks import Accumulation
 
 LARGE = ("dataset.batch_size=96", "trainer.limit_train_batches=3")
 SMALL = (
@@ -64,11 +64,11 @@ def test_batches_of_other_sizes_count_by_their_rows():
     optimizer = torch.optim.SGD([weight])
     accumulation = Accumulation(3)
     for rows, loss in ((8, 1.0), (8, 2.0), (4, 6.0)):
-        (weight * loss / 3 * accumulation.weight(rows)).sum().backward()
+        (weight * loss / 3 * accumulation.add(rows)).sum().backward()
     accumulation.end(optimizer, [])
     assert weight.grad.item() == pytest.approx((8 * 1 + 8 * 2 + 4 * 6) / 20)
     weight.grad = None
-    (weight * 3.0 / 3 * accumulation.weight(8)).sum().backward()
+    (weight * 3.0 / 3 * accumulation.add(8)).sum().backward()
     accumulation.end(optimizer, [])
     assert weight.grad.item() == pytest.approx(3)
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs, on_logs
 
 from recapp.errors import CheckpointError
-from recapp.run.early_checks import check_resumed
+from recapp.run.run_checks import check_resumed
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.progress import steps_planned

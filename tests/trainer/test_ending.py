@@ -19,7 +19,7 @@ from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.sparse.batch import LABEL
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.trainer.ending import LossWatch
-from recapp.trainer.missed_validation import _forget_begun
+from recapp.trainer.keep_checkpoints import _forget_begun
 
 LAST = "checkpoints/last.ckpt"
 TESTS = Path(__file__).parents[1]

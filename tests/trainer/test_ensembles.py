@@ -18,7 +18,7 @@ from recapp.planner.planner_settings import Machines, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import topology_of
 from recapp.run.plan_of_run import build_plan
-from recapp.run.stored_checks import check_fits_checkpoint
+from recapp.run.run_checks import check_tables
 from recapp.run.training import build_callbacks
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.collections import member_name, of_all_members
@@ -96,7 +96,7 @@ def test_a_stored_ensemble_keeps_its_number_of_members(trained, logs):
     last = trained[0] / "checkpoints/last.ckpt"
     wanted = compose(logs, "ensemble=2", f"ckpt_path={last}")
     with pytest.raises(CheckpointError, match="ensemble=2: the checkpoint has an ensemble of 3"):
-        check_fits_checkpoint(wanted, ["ensemble=2"])
+        check_tables(wanted, read_manifest(last))
 
 
 @pytest.mark.full

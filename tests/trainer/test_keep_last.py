@@ -20,7 +20,7 @@ from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_che
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.trainer.keep_last import KeepLast, step_of_best
+from recapp.trainer.keep_checkpoints import KeepLast, step_of_best
 from recapp.transport.communicator import Comm
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer
 
-from recapp.trainer import lightnings_waits
-from recapp.trainer.lightnings_waits import limit_waits
+from recapp.trainer import lightnings_parts
+from recapp.trainer.lightnings_parts import limit_waits
 
 
 class Group:
@@ -23,7 +23,7 @@ class Rows(LightningDataModule):
 
 
 def test_a_rank_waits_no_longer_for_the_one_that_prepares_data_than_for_others(monkeypatch):
-    monkeypatch.setattr(lightnings_waits, "_distributed_is_initialized", lambda: True)
+    monkeypatch.setattr(lightnings_parts, "_distributed_is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda group: None)
     trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
     trainer.datamodule = Rows()

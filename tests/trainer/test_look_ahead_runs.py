@@ -14,7 +14,8 @@ from trainer.runs import compose, fit
 
 from recapp.errors import IdError
 from recapp.optim.rules import sgd
-from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import plan_by_rules
+from recapp.planner.planner_settings import PlanRule
 from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.trainer.lookahead import LookAhead

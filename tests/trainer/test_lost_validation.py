@@ -20,7 +20,7 @@ from recapp.dataset.footers import first_outside, place_of_bag, place_of_id
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.errors import CheckpointError, IdError
-from recapp.run.id_checks import check_ids
+from recapp.run.run_checks import check_ids
 from recapp.settings.values import typed
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.local_files import Files

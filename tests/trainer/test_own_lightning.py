@@ -44,8 +44,8 @@ from recapp.stored.manifest import sealed
 from recapp.tasks.task import Output
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.known_to_lightning import make_known
+from recapp.trainer.sharded_checkpoint import whole_checkpoint
 from recapp.trainer.trainer_settings import AverageSettings
-from recapp.trainer.whole_checkpoint import whole_checkpoint
 
 IDS = BATCHES[3][0]
 ROW_WISE = {"*": ParameterConstraints(sharding_types=["row_wise"])}

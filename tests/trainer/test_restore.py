@@ -16,8 +16,7 @@ from recapp.stored.checkpoint import read_manifest, read_meta
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import check_state, write_meta
 from recapp.stored.model_manifests import META, CheckpointManifest
-from recapp.trainer.keep_snapshots import KeepSnapshots
-from recapp.trainer.progress import NoteFall
+from recapp.trainer.keep_checkpoints import KeepSnapshots
 from recapp.trainer.restore import check_groups
 
 SETTINGS = (
@@ -76,7 +75,6 @@ def cases():
     yield ("callbacks", "AverageWeights", "updates"), (0,)
     yield ("callbacks", "RestartTables", "epoch"), (GONE, *odd)
     yield ("callbacks", "KeepSnapshots", "kept"), (GONE, 5, "x", [5], ["a\0b"], ["x" * 5000])
-    yield ("callbacks", "TellFall", "best"), (GONE, "x", None, math.nan, [])
     yield ("callbacks", "Timer", "time_elapsed"), (5, {"train": "x"}, {"train": math.inf})
     yield ("callbacks", "Counts"), (5, {"steps": "x"}, {"steps": math.inf}, {"step": 1})
     yield FIT, (GONE, 5, [])
@@ -141,7 +139,7 @@ class Judged(Callback):
 
 
 def extra():
-    return [Timer(), Counts(), NoteFall()]
+    return [Timer(), Counts()]
 
 
 @pytest.fixture(scope="module")

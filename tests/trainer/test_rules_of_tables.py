@@ -6,6 +6,7 @@ from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice
 from recapp.cli.compose import compose_over
 from recapp.errors import ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
+from recapp.run.commands import check_constructors
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
 
@@ -47,7 +48,7 @@ def test_settings_make_rules_by_name_and_glob(logs):
 )
 def test_settings_that_make_no_rule_are_refused_before_ranks_start(logs, override, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        compose(logs, override)
+        check_constructors(compose(logs, override))
     assert len(str(refused.value).splitlines()) == 1
 
 

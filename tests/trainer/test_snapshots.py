@@ -14,8 +14,8 @@ from trainer.test_ending import Send
 from recapp.errors import CheckpointError, ConfigError
 from recapp.processes.stopping import Stopped
 from recapp.reporting.summary import report_end
-from recapp.run.early_checks import check_resumed, check_training
 from recapp.run.resume import Resumed
+from recapp.run.run_checks import check_resumed, check_training
 from recapp.stored.checkpoint import (
     load_table,
     name_metrics,
@@ -28,8 +28,7 @@ from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.meta_file import dense_state
 from recapp.tables.collections import member_name
 from recapp.train import with_snapshots
-from recapp.trainer.keep_snapshots import KeepSnapshots, kept_before
-from recapp.trainer.missed_validation import validate_first
+from recapp.trainer.keep_checkpoints import KeepSnapshots, kept_before, validate_first
 from recapp.transport.communicator import Comm
 
 SHORT = ("trainer.max_steps=2", "tables.wide=true")

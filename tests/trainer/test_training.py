@@ -1,14 +1,10 @@
 """What the strategy and the optimiser promise an ordinary LightningModule."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.trainer.states import TrainerFn
-from shop_task import ShopTask
 from trainer.runs import compose, fit
 
 from recapp.engine.table_strips import TableStrips
@@ -18,9 +14,8 @@ from recapp.run import training
 from recapp.run.model import build_model
 from recapp.run.training import build_strategy
 from recapp.stored.checkpoint import read_meta
-from recapp.trainer.callbacks import LogRate, StepClock
-from recapp.trainer.module import TaskModule
-from recapp.trainer.progress import NoteEarlyStop, NoteFall
+from recapp.trainer.callbacks import StepClock
+from recapp.trainer.progress import NoteEarlyStop
 
 
 def test_a_schedule_reaches_tables_and_dense_part_alike(logs, tmp_path):
@@ -179,7 +174,7 @@ def test_what_a_step_waits_for_is_left_open_where_the_host_does_not_wait(
         def on_train_batch_end(self, trainer, *_):
             seen.update(trainer.callback_metrics)
 
-    fit(compose(logs, "trainer.max_steps=12"), tmp_path, clock, LogRate(clock), Logged())
+    fit(compose(logs, "trainer.max_steps=12"), tmp_path, clock, Logged())
     known = {name for name in clock.summary() if name.endswith("_wait_ms")}
     assert known == ({"input_wait_ms", "exchange_wait_ms"} if waits else set())
     assert "samples_per_s" in seen and ("input_wait_ms" in seen) is waits
@@ -201,101 +196,6 @@ def test_cpu_time_is_that_of_steps_without_validation(logs, tmp_path, monkeypatc
     fit(settings, tmp_path, Works(), clock)
     found = clock.summary()["cpu_seconds_per_sample"]
     assert found * clock.rows[0] == pytest.approx(0.5)
-
-
-def validate(callback, trainer, module, *aucs):
-    """Have a callback hear of validations with these AUCs while training."""
-    trainer.state.fn = TrainerFn.FITTING
-    for auc in aucs:
-        trainer.fit_loop.epoch_loop.val_loop._results.clear()
-        trainer._logger_connector._callback_metrics = {"val_auc": torch.tensor(auc)}
-        callback.on_validation_end(trainer, module)
-
-
-def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
-    _, trainer, module = fit(compose(logs, "trainer.max_steps=1"), tmp_path)
-    validate(NoteFall(), trainer, module, 0.75, 0.747, 0.73)
-    said = capsys.readouterr().err
-    assert said.count("fell") == 1
-    assert "from 0.7500 to 0.7300" in said
-    assert "overfits; the best checkpoint is kept, and callbacks=early_stopping" in said
-
-
-def test_no_best_checkpoint_is_promised_where_none_is_kept(capsys):
-    module = TaskModule(ShopTask(), lambda: None, lambda parameters: None)
-    fall = NoteFall()
-    for loss in (0.5, 0.502):
-        trainer = SimpleNamespace(
-            callback_metrics={"val_order_loss": torch.tensor(loss)},
-            state=SimpleNamespace(fn=TrainerFn.FITTING),
-            is_global_zero=True,
-            early_stopping_callbacks=[],
-            checkpoint_callbacks=[ModelCheckpoint()],  # keeps the last alone
-        )
-        fall.on_validation_end(trainer, module)
-    assert "rows overfits; callbacks=early_stopping stops in time" in capsys.readouterr().err
-
-
-def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, capsys):
-    _, trainer, module = fit(
-        compose(logs, "trainer.max_steps=1", "callbacks=early_stopping"), tmp_path
-    )
-    validate(NoteFall(), trainer, module, 0.75, 0.73)
-    said = capsys.readouterr().err
-    assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
-
-
-def test_a_rise_of_a_metric_whose_least_value_is_best_is_told_as_well(capsys):
-    module = TaskModule(ShopTask(), lambda: None, lambda parameters: None)
-    fall = NoteFall()
-    for loss in (0.5, 0.4995, 0.5001, 0.502):
-        trainer = SimpleNamespace(
-            callback_metrics={"val_order_loss": torch.tensor(loss)},
-            state=SimpleNamespace(fn=TrainerFn.FITTING),
-            is_global_zero=True,
-            early_stopping_callbacks=[],
-            checkpoint_callbacks=[],
-        )
-        fall.on_validation_end(trainer, module)
-    said = capsys.readouterr().err
-    assert said.count("rose") == 1
-    assert "validation log loss of orders rose from 0.4995 to 0.5020" in said
-
-
-def test_checkpoints_of_earlier_versions_keep_the_best_auc():
-    assert NoteFall().state_key == "TellFall"
-
-
-def test_a_fall_after_a_resume_is_noted(logs, tmp_path, capsys):
-    class Good(Callback):
-        def on_validation_end(self, trainer, pl_module):
-            trainer.callback_metrics["val_auc"].fill_(0.99)
-
-    fit(compose(logs, "trainer.max_steps=2"), tmp_path, Good(), NoteFall())
-    fit(
-        compose(logs, "trainer.max_steps=3"),
-        tmp_path / "rest",
-        NoteFall(),
-        ckpt_path=tmp_path / "checkpoints/last.ckpt",
-    )
-    assert "validation AUC fell from 0.9900 to 0." in capsys.readouterr().err
-
-
-def test_the_best_of_another_metric_is_no_measure_of_a_fall(capsys):
-    module = TaskModule(ShopTask(), lambda: None, lambda parameters: None)
-    trainer = SimpleNamespace(
-        callback_metrics={"val_order_loss": torch.tensor(0.5)},
-        state=SimpleNamespace(fn=TrainerFn.FITTING),
-        is_global_zero=True,
-        early_stopping_callbacks=[],
-        checkpoint_callbacks=[],
-    )
-    for state in ({"best": 0.99, "metric": "val_auc"}, {"best": -0.4, "metric": "val_order_loss"}):
-        fall = NoteFall()
-        fall.load_state_dict(state)
-        fall.on_validation_end(trainer, module)
-    assert capsys.readouterr().err.count("rose") == 1
-    assert fall.state_dict() == {"best": -0.4, "metric": "val_order_loss"}
 
 
 STOPPING = [

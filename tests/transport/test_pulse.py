@@ -6,7 +6,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from recapp.transport.shared_memory import Pulses
+from recapp.transport.pulse import LONGEST_LOOK_SECONDS, Pulses, SecondsSeen
 
 LOST_SECONDS = 2.0  # a thread of a busy machine is not held up for so long
 
@@ -90,3 +90,15 @@ def test_nobody_is_lost_after_the_end(store):
     watched.rank[1].end()
     assert not watched.end.wait(0.5)
     watched.stop()
+
+
+def test_seconds_in_which_nobody_looked_do_not_count(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    seen = SecondsSeen()
+    assert seen.look([1, 2]) == {1: 0, 2: 0}
+    now[0] += 1.5
+    assert seen.look([1]) == {1: 1.5}
+    now[0] += 3600
+    assert seen.look([1, 2]) == {1: 1.5 + LONGEST_LOOK_SECONDS, 2: 0}
+    assert seen.look([]) == {} and seen.look([1]) == {1: 0}

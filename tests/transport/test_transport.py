@@ -15,8 +15,7 @@ from recapp import console
 from recapp.errors import ConfigError, LaunchError
 from recapp.processes import process_memory
 from recapp.processes.process_memory import Pool
-from recapp.transport.communicator import Comm
-from recapp.transport.run_ranks import (
+from recapp.transport.choose_transport import (
     TRANSPORTS,
     HostInfo,
     check_transport,
@@ -24,6 +23,7 @@ from recapp.transport.run_ranks import (
     make_comm,
     obstacle_to_sharing,
 )
+from recapp.transport.communicator import Comm
 from recapp.transport.shared_memory import file_bytes
 
 

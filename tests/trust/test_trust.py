@@ -20,11 +20,10 @@ from recapp import eval as evaluation
 from recapp import train
 from recapp.cli import compose
 from recapp.cli.recipe_of_job import stored_recipe
-from recapp.cli.stored_recipe import recipe_of_stored
+from recapp.cli.stored_recipe import check_generated, recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
 from recapp.run.commands import recipe_of
-from recapp.run.early_checks import check_generated
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block

@@ -310,8 +310,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     @property
     def needs_numbers(self) -> bool:
-        """Return whether the table needs numbers when it is sharded, too. Dynamic tables have no
-        threshold functions, and need at least one row for each of their runs.
+        """Return whether a sharded table, too, gives each id a slot of this module. Else it is a
+        dynamic table: these have no threshold functions, and at least one row for each of their
+        runs.
         """
         return self._zch_size < RUNS or self.policy.threshold_filtering_func is not None
 

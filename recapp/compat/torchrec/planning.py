@@ -22,8 +22,7 @@ from torch import nn
 
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
-from recapp.planner import constraints as recapp_constraints
-from recapp.planner import embedding_planner
+from recapp.planner import embedding_planner, planner_settings
 from recapp.planner import topology as recapp_topology
 from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
@@ -153,7 +152,7 @@ def ParameterConstraints(
     min_partition: int | None = None,
     pooling_factors: Sequence[float] | None = None,
     **others: Any,
-) -> recapp_constraints.ParameterConstraints:
+) -> planner_settings.ParameterConstraints:
     """Return the constraints of a table.
 
     Args:
@@ -176,7 +175,7 @@ def ParameterConstraints(
         sharding_types = _types_of_kernels(compute_kernels, sharding_types)
         if set(compute_kernels) == {EmbeddingComputeKernel.DENSE.value}:
             others["as_parameter"] = True
-    return recapp_constraints.ParameterConstraints(
+    return planner_settings.ParameterConstraints(
         sharding_types=sharding_types,
         min_partition=min_partition,
         pooling_factors=pooling_factors,
@@ -229,7 +228,7 @@ class FixedPercentageStorageReservation:
         batch_size: int,
         module: nn.Module,
         sharders: Sequence[Any],
-        constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
+        constraints: Mapping[str, planner_settings.ParameterConstraints] | None = None,
     ) -> recapp_topology.Topology:
         """Return the topology with the bytes that tables must leave free for a model.
 
@@ -348,7 +347,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         partitioner: None = None,
         performance_model: None = None,
         stats: None = None,
-        constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
+        constraints: Mapping[str, planner_settings.ParameterConstraints] | None = None,
         debug: bool = False,
         **others: Any,
     ) -> None:

@@ -23,7 +23,7 @@ from recapp.parallel import (
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.transport.run_ranks import make_comm
+from recapp.transport.choose_transport import make_comm
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:

@@ -1,31 +1,40 @@
-"""Writes `last.ckpt`, from which training resumes, and finds the best checkpoint over all runs of a
-model.
+"""Writes `last.ckpt`, from which training resumes, finds the best checkpoint over all runs of a
+model, and keeps the models of the last epochs.
 
     checkpoints/step_000020.ckpt                 the best, of Lightning's ModelCheckpoint
     checkpoints/last.ckpt -> step_000020.ckpt    if the best is also the last
     checkpoints/last.ckpt -> last.ckpt.000027    else a directory of its own
+    checkpoints/snapshot_000206.ckpt             the end of epoch 2
+    checkpoints/snapshots.ckpt                   recapp/stored/joined_checkpoint.py joins them
 
 `last.ckpt` is always a link, and one rename replaces it. So it points to a whole checkpoint at
 every moment.
+
+A signal saves and ends a run without validation. An unbroken run validates at that step, keeps the
+best checkpoint and steps a `ReduceLROnPlateau`. A run that resumes there does the same first
+(`validate_first`), so its state then equals the state of the unbroken run after its validation.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 from lightning.pytorch.trainer.states import TrainerFn
 
+from recapp import console
 from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.stored.checkpoint import link_checkpoint, read_manifest
+from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_checkpoint
 from recapp.stored.local_files import files_at
-from recapp.stored.meta_file import state_must_fit
-from recapp.stored.run_files import LAST, find_named, folder_of
+from recapp.stored.meta_file import check_form, state_must_fit
+from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
 from recapp.trainer.batch_callback import BatchCallback
+from recapp.trainer.data_protocols import resumable_data
 from recapp.trainer.strategy import strategy_of
 
 
@@ -105,7 +114,7 @@ class KeepLast(BatchCallback, Checkpoint):
     def keep_unvalidated(self, trainer: Trainer) -> None:
         """Save a state that has no validation yet, or never will. Every rank calls it.
 
-        A run that resumes from it validates first (`recapp/trainer/missed_validation.py`).
+        A run that resumes from it validates first (`recapp/trainer/keep_checkpoints.py`).
         """
         for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
             del trainer.callback_metrics[name]  # of an earlier state
@@ -132,11 +141,6 @@ class KeepLast(BatchCallback, Checkpoint):
         callbacks = _model_checkpoints(trainer)
         best = [c.best_model_path for c in callbacks if c.best_model_path and c.monitor]
         return best[0] if best else str(self.path)
-
-
-def keeps_best(trainer: Trainer) -> bool:
-    """Return whether a callback keeps the best checkpoint."""
-    return any(c.monitor for c in _model_checkpoints(trainer))
 
 
 def saves_between_epochs(callback: Checkpoint) -> bool:
@@ -245,3 +249,152 @@ def _known_best(
         "kth_best_model_path": worst if full else "",
         "kth_value": scores[worst] if full else callback.kth_value,
     }
+
+
+JOINED_FILE = "snapshots.ckpt"
+
+
+class KeepSnapshots(Callback):
+    """Saves a checkpoint at the end of each epoch, and keeps the latest ones: the mean of their
+    outputs predicts better than the last one (Huang et al., "Snapshot Ensembles: Train 1, Get M for
+    Free", arXiv 1704.00109). They differ most where tables begin anew at each epoch
+    (`optimizer.restart_tables`): each epoch then ends with rows of its own.
+
+    Args:
+        folder: The directory of the run's checkpoints.
+        count: The number of epochs to keep.
+
+    Attributes:
+        kept: The checkpoints, earliest first. A resumed run goes on with those of the run before,
+            and deletes none of these unless it writes into the same directory.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.count = count
+        self.kept: list[Path] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the checkpoints that are kept, and their greatest number."""
+        return {KEPT: [str(path.absolute()) for path in self.kept], "count": self.count}
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take over the checkpoints of an earlier run."""
+        state = checkpoint["callbacks"].get(self.state_key)
+        if state is not None:
+            beside = folder_of(trainer.ckpt_path or "")
+            run = strategy_of(trainer).saved.run
+            self.kept = kept_before(state, self.count, beside, run, noted=trainer.is_global_zero)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the state at the end of a whole epoch, and delete the earliest if there are too
+        many. A part of an epoch, which `trainer.max_steps` ends, makes no snapshot.
+        """
+        if trainer.is_last_batch:
+            self.keep(trainer)
+
+    def keep(self, trainer: Trainer) -> None:
+        """Save the state at the end of an epoch, unless that is done. Every rank calls it."""
+        path = self.folder / f"snapshot_{trainer.global_step:06d}.ckpt"
+        if path.name in {kept.name for kept in self.kept}:
+            return
+        self.kept.append(path)  # before it is saved: a run that resumes from it has it, too
+        trainer.save_checkpoint(path)
+        for old in self.kept[: -self.count]:
+            if trainer.is_global_zero and old.parent == self.folder:
+                remove_checkpoint(old)
+        self.kept = self.kept[-self.count :]
+        trainer.strategy.barrier()
+
+
+def kept_before(
+    state: Mapping[str, Any], count: int, beside: Path, run: str, *, noted: bool = True
+) -> list[Path]:
+    """Return the latest `count` checkpoints of an earlier run that still exist, earliest first.
+
+    An earlier run deletes its earliest ones while it goes on, also after the checkpoint was written
+    that names them. The run that resumes ends these epochs again, and has as many in the end.
+
+    Args:
+        state: The state of `KeepSnapshots` in a checkpoint.
+        count: The number of epochs to keep.
+        beside: The directory of that checkpoint.
+        run: The identity of the run that wrote it.
+        noted: Whether a note names those that are missing.
+    """
+    with state_must_fit("the list of snapshots", "snapshots"):
+        check_form(state, {KEPT: [""] * len(state[KEPT])}, "KeepSnapshots")
+        found = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
+    gone = [Path(path).name for path, here in found.items() if here is None]
+    if gone and noted:
+        console.note(
+            f"snapshots={count}: the run of ckpt_path has deleted {', '.join(gone)}; the epochs "
+            "that end from here on take their place"
+        )
+    return [here for here in found.values() if here is not None]
+
+
+def validate_first(trainer: Trainer, *, over: bool) -> None:
+    """Make `fit` of a resumed run validate before it trains, if an unbroken run validates at this
+    step.
+
+    Args:
+        trainer: The trainer, before `fit`.
+        over: Whether the step was the last one, so that no training follows.
+    """
+    go_on = trainer.fit_loop.run
+    run = _end if over else _begin
+    trainer.fit_loop.run = lambda: run(trainer, go_on)  # type: ignore[method-assign]
+
+
+def _begin(trainer: Trainer, go_on: Callable[[], None]) -> None:
+    """Validate if a validation is due at this step, then go on with training."""
+    fit = trainer.fit_loop
+    fit.setup_data()
+    assert fit._data_fetcher is not None
+    if fit.epoch_loop._should_check_val_fx(fit._data_fetcher):
+        _validate(trainer)
+        # so Lightning goes on as from a checkpoint whose state was validated
+        fit.epoch_loop.val_loop._has_run = False
+    go_on()
+
+
+def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
+    """Validate as every run does after its last step; train no further step."""
+    fit = trainer.fit_loop
+    fit.setup_data()
+    fit.on_run_start()
+    trainer.should_stop = True
+    if fit.epoch_loop._should_check_val_epoch():
+        _validate(trainer)
+    if not resumable_data(trainer).position.batches:  # the signal came before the snapshot, too
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, KeepSnapshots):
+                callback.keep(trainer)
+    fit.on_run_end()
+
+
+def _forget_begun(progress: BatchProgress) -> None:
+    """Subtract the batches of the interrupted validation from the total count, because this
+    validation starts again.
+    """
+    begun = progress.current
+    total = progress.total
+    is_over = progress.is_last_batch and begun.completed == begun.ready
+    for name in vars(begun) if not is_over else ():
+        setattr(total, name, getattr(total, name) - getattr(begun, name))
+
+
+def _validate(trainer: Trainer) -> None:
+    epoch = trainer.fit_loop.epoch_loop
+    batches = epoch.batch_progress
+    if batches.current.completed < batches.current.processed:  # type: ignore[attr-defined]
+        # the checkpoint was written before Lightning counted its step as completed
+        batches.increment_completed()
+    _forget_begun(epoch.val_loop.batch_progress)
+    epoch.val_loop.restarting = False
+    trainer.validating = True
+    epoch.val_loop.run()
+    trainer.training = True

@@ -1,0 +1,499 @@
+"""What rank 0 checks before the ranks meet, besides what records and constructors refuse: the files
+of a run, the parts that are made late, a checkpoint under changed settings.
+
+    recipe  ->  nothing, or the error in one line     check_run
+            ->  notes: sizes after dataset.scale, files that train and validate, no validation
+
+The other ranks wait for rank 0 meanwhile, or end with it.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+from recapp.console import note, short_path
+from recapp.dataset.files import file_names
+from recapp.dataset.fingerprint import file_facts, resumed_files
+from recapp.dataset.footers import first_outside, place_of_id
+from recapp.dataset.order import check_order
+from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
+from recapp.dataset.sequential_rows import check_values
+from recapp.dataset.source import (
+    labels_that_may_be_wrong,
+    open_files,
+    open_source,
+    text_that_may_be_no_number,
+    text_that_must_be_integers,
+)
+from recapp.dataset.synthetic import check_directory
+from recapp.errors import CheckpointError, ConfigError, suggest
+from recapp.models.catalogue import MODELS, KnownModel
+from recapp.optim.named_rules import check_types, rules_of, tables_that_restart
+from recapp.processes.launch import rank_count
+from recapp.processes.rank_environment import rank_info
+from recapp.run.commands import check_constructors
+from recapp.run.model import build_model
+from recapp.run.model_tables import check_collections
+from recapp.run.recipe import Train
+from recapp.settings.records import TARGET, leaves, to_plain
+from recapp.settings.values import Paths, shown
+from recapp.stored.block_files import by
+from recapp.stored.checkpoint import read_manifest
+from recapp.stored.manifest import Manifest
+from recapp.stored.start_values import check_values as check_start_files
+from recapp.stored.stored_model import read_stored
+from recapp.tables.collections import MOST_MEMBERS, named_tables, of_all_members
+from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
+from recapp.tables.ids import OutsideTable
+from recapp.tables.table_settings import TablesOfDataset
+
+AS_BEFORE = "set dataset, tables and model as they were when it was saved"
+MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
+START_VALUES = (  # of rows and of optimiser state
+    "init_range",
+    "weight_init_max",
+    "weight_init_min",
+    "initial_accumulator",
+    "initial_accumulator_value",
+)
+
+
+def check_run(recipe: Train) -> None:
+    """Check a run that trains, and print what is odd about its data.
+
+    Args:
+        recipe: The recipe of the run.
+
+    Raises:
+        RecappError: The first mistake.
+    """
+    check_training(recipe)
+    check_data(recipe)
+    if recipe.ckpt_path:
+        check_resumed(recipe)
+    else:
+        check_start_values(recipe)
+    check_ids(recipe)
+    if named := recipe.without_validation:
+        note(
+            f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
+            "checkpoint"
+        )
+
+
+def check_measuring(recipe: Train, *, test: bool) -> None:
+    """Check a run that measures a stored model, and print what is odd about its data.
+
+    Args:
+        recipe: The recipe of the run.
+        test: Whether it measures on `dataset.test_path`.
+
+    Raises:
+        RecappError: The first mistake.
+    """
+    check_scoring(recipe)
+    check_data(recipe, test=test)
+
+
+def check_scoring(recipe: Train) -> None:
+    """Check that a stored model fits the settings of a run that scores.
+
+    Args:
+        recipe: The recipe of the run.
+
+    Raises:
+        RecappError: The first mistake.
+    """
+    assert recipe.ckpt_path is not None
+    check_constructors(recipe, ("model", "task"))
+    check_tables(recipe, read_stored(recipe.ckpt_path))
+
+
+# ---- data
+
+
+def check_data(recipe: Train, *, test: bool = False) -> None:
+    """Check the data of a run, as far as its settings and its first file tell: impossible columns,
+    no label, files that do not exist or are no Parquet files, columns that the first file lacks,
+    text instead of row numbers or dense values and fractions instead of labels in its first row
+    group, other data where data are to be generated, too few lanes.
+
+    Args:
+        recipe: The recipe of a run.
+        test: Whether the run measures on `dataset.test_path`.
+
+    Raises:
+        ConfigError, DataError: The first mistake.
+    """
+    schema = recipe.labelled_schema
+    if not schema.labels:
+        raise ConfigError(NO_LABEL)
+    _check_metrics(recipe, schema)
+    if isinstance(recipe.tables, TablesOfDataset):
+        check_sizes(recipe.dataset, schema)
+    if words := recipe.dataset.scale_in_words():
+        note(words)
+    dataset = recipe.dataset.scaled
+    here = rank_info()
+    ranks = here.world if here else rank_count(recipe.trainer.devices, recipe.trainer.accelerator)
+    check_order(dataset.batch_size, dataset.lanes, ranks, dataset.shuffle_rows)
+    named = {"path": dataset.path, "val_path": dataset.val_path}
+    for key, paths in ({"test_path": dataset.test_path} if test else named).items():
+        if paths is not None and dataset.generate is None:
+            _check_files(paths, schema, f"dataset.{key}", recipe.metrics.columns)
+    if not test and dataset.val_path is not None and dataset.generate is None:
+        _note_shared_files(dataset.path, dataset.val_path)
+    if not test and dataset.generate:
+        if not isinstance(dataset.path, str) or has_magic(dataset.path):
+            raise ConfigError(
+                f"dataset.path={shown(to_plain(dataset.path))}: data are generated into one "
+                "directory; files of your own are read by dataset=custom dataset.path=..."
+            )
+        check_directory(dataset.path, dataset.generate, dataset.table_rows)
+    plan = recipe.plan.path if recipe.plan else None
+    if plan is not None and not Path(plan).is_file():
+        raise ConfigError(
+            f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one"
+        )
+
+
+def _check_metrics(recipe: Train, schema: Schema) -> None:
+    """Check that the data have what metrics read.
+
+    Raises:
+        ConfigError: A column is no sparse column, groups have no ids of their own, or sample
+            weights would not count.
+    """
+    for column, setting in recipe.metrics.columns.items():
+        if column not in schema.sparse:
+            raise ConfigError(
+                f"{setting}={column}: no sparse column: {suggest(column, schema.sparse)}"
+            )
+    group = recipe.metrics.group
+    if group in schema.vocabularies:
+        raise ConfigError(
+            f"metrics.group={group}: dataset.min_frequency gives all rare ids of {group} one id, "
+            "which would be one group: name other columns in dataset.min_frequency, such as "
+            "{C1: 2}, or another metrics.group"
+        )
+    if schema.weights and recipe.metrics.extra:
+        name = next(iter(recipe.metrics.extra))
+        raise ConfigError(
+            f"metrics.extra.{name}: metrics of torchmetrics count no weights, and dataset.weight "
+            "names some: leave one of them out"
+        )
+
+
+def _check_files(
+    paths: Any, schema: Schema, setting: str, read_by_metrics: Mapping[str, str]
+) -> None:
+    """Check that files exist, and that the first one with rows has the columns of the schema, and
+    single ids in those that metrics read.
+    """
+    for name in file_names(paths, setting=setting):
+        source = open_files([name], schema, setting=setting)
+        if source.segments:
+            break
+    if not source.segments:
+        return
+    schema.check_bags(source.bags)
+    for column in source.bags.intersection(read_by_metrics):
+        raise ConfigError(
+            f"{read_by_metrics[column]}={column}: the column has a list of ids in a row: choose "
+            "one of single ids"
+        )
+    ids = text_that_must_be_integers(source, schema)
+    numbers = text_that_may_be_no_number(source, schema)
+    labels = labels_that_may_be_wrong(source, schema)
+    if ids or numbers or labels:
+        check_values(source, schema, ids=ids, numbers=numbers, labels=labels)
+
+
+def _note_shared_files(path: Paths, val_path: Paths) -> None:
+    """Print if files both train and validate, so that a metric says little about other rows."""
+    trained = {os.path.realpath(name) for name in file_names(path)}
+    names = file_names(val_path, setting="dataset.val_path")
+    both = [name for name in names if os.path.realpath(name) in trained]
+    if both:
+        note(
+            f"dataset.val_path={shown(to_plain(val_path))}: dataset.path names {len(both):,} of "
+            f"its files, too, so that their rows train and validate: {', '.join(both[:3])}"
+        )
+
+
+def check_ids(recipe: Train) -> None:
+    """Check that training and validation files have no id outside of a table whose id rule is
+    `error`, as far as their footers tell.
+
+    Raises:
+        OutsideTable: An id has no row; the text names table, feature, id, file and row.
+    """
+    if recipe.dataset.generate is not None:
+        return
+    strict = {
+        lookup.feature: lookup
+        for collection in recipe.model_tables.collections.values()
+        for lookup in collection.lookups
+        if lookup.table.id_rule is IdRule.ERROR and lookup.table.dynamic is None
+    }
+    for split in ("path", "val_path") if strict else ():
+        _check_ids_of(recipe, f"dataset.{split}", getattr(recipe.dataset.scaled, split), strict)
+
+
+def _check_ids_of(
+    recipe: Train, setting: str, paths: Paths | None, strict: dict[str, TableLookup]
+) -> None:
+    """Check the files of one split. Footers that tell of an id that no row has are not believed."""
+    schema = recipe.labelled_schema
+    tables = {feature: lookup.table for feature, lookup in strict.items()}
+    limits = {f: range(t.min_key, t.min_key + t.num_embeddings) for f, t in tables.items()}
+    looks = 0
+    for name in file_names(paths, setting=setting) if paths is not None else ():
+        source = open_files([name], schema, setting=setting)
+        looks += len(source.segments) * len(limits)
+        outside = first_outside(source, schema, limits)
+        if outside and (place := place_of_id(source, schema, *outside)):
+            raise OutsideTable(
+                tables[outside[0]], outside[0], 0, outside[1], f" in {place} ({setting})"
+            )
+        if looks > MOST_LOOKS:
+            return
+
+
+# ---- training
+
+
+def check_training(recipe: Train) -> None:
+    """Check the parts of a run that trains which are made after the ranks meet.
+
+    Args:
+        recipe: The recipe of a run.
+
+    Raises:
+        ConfigError: A constructor of the settings refuses its arguments, the layers are invalid or
+            do not fit the tables, the model does not take a collection of tables, or tables cannot
+            begin anew or be joined.
+    """
+    check_constructors(recipe)
+    known = MODELS.get(recipe.model.target)
+    if known is None or _dims_are_open(recipe):  # its constructor may not run on paper
+        check_collections(recipe.model, recipe.model_tables.collections)
+    else:
+        build_model(recipe, on_paper=True)
+    if known is not None:
+        _check_output(recipe, known)
+    if recipe.metrics.bootstrap:
+        raise ConfigError(
+            f"metrics.bootstrap={recipe.metrics.bootstrap}: intervals are of recapp.eval: "
+            "python -m recapp.eval ckpt_path=DIR metrics.bootstrap=200"
+        )
+    if recipe.optimizer.restart_tables:
+        _check_restarts(recipe)
+    if recipe.snapshots > 1:
+        _check_snapshots(recipe)
+    rules = rules_of(recipe.rules, [table.name for table in recipe.all_tables])
+    for member in recipe.members:
+        for collection in member.collections.values():
+            check_types(rules, collection.tables)
+
+
+def _dims_are_open(recipe: Train) -> bool:
+    """Return whether the dims of tables follow from ids that are counted later."""
+    tables = recipe.tables
+    return isinstance(tables, TablesOfDataset) and tables.dim_rule is not None and recipe.counts_ids
+
+
+def _check_output(recipe: Train, known: KnownModel) -> None:
+    """Check that a model whose losses are those of clicks predicts a logit."""
+    outputs = [output.name for output in recipe.built_task.outputs]
+    if known.of_clicks(recipe.model.arguments) and outputs != ["logit"]:
+        raise ConfigError(
+            f"model ({recipe.model.target}): trains with losses of clicks besides that of the task "
+            f"({type(recipe.built_task).__name__}), which predicts {', '.join(outputs)}: choose "
+            "another model, or task=click"
+        )
+
+
+def _check_snapshots(recipe: Train) -> None:
+    """Check that the models of the last epochs will make an ensemble.
+
+    Raises:
+        ConfigError: There are fewer epochs than models, there are too many models, a table is
+            dynamic, or two tables would get one name.
+    """
+    setting = f"snapshots={recipe.snapshots}"
+    epochs = recipe.trainer.length[0]
+    if 0 <= epochs < recipe.snapshots:
+        fewer = f"set snapshots={epochs}" if epochs > 1 else "leave snapshots out"
+        raise ConfigError(
+            f"{setting}: keeps the models of {recipe.snapshots} epochs, and training has {epochs} "
+            f"(trainer.max_epochs): set trainer.max_epochs={recipe.snapshots} or more, or {fewer}"
+        )
+    models = recipe.ensemble * recipe.snapshots
+    if models > MOST_MEMBERS:
+        raise ConfigError(
+            f"{setting} ensemble={recipe.ensemble}: would join {models} models, and "
+            f"{MOST_MEMBERS} is the most: lower one of both"
+        )
+    tables = replace(recipe, ensemble=models).all_tables
+    if dynamic := [table.name for table in tables if table.dynamic is not None]:
+        raise ConfigError(
+            f"{setting}: table {dynamic[0]} is dynamic, and models of dynamic tables cannot be "
+            "joined: give tables a number of rows, or leave snapshots out"
+        )
+    twice = [name for name, n in Counter(table.name for table in tables).items() if n > 1]
+    if twice:
+        raise ConfigError(
+            f"{setting}: two of the joined models' tables would be called {twice[0]}: rename the "
+            "column"
+        )
+
+
+def _check_restarts(recipe: Train) -> None:
+    """Check the names of the tables that begin anew, and that those of one rule do so together."""
+    tables = recipe.all_tables
+    patterns = of_all_members(dict.fromkeys(recipe.optimizer.restart_tables), tables)
+    rules = rules_of(recipe.rules, [table.name for table in tables])
+    values = recipe.tables.values or {}
+    for name in tables_that_restart(list(patterns), rules):
+        if name in values:
+            raise ConfigError(
+                f"optimizer.restart_tables: {name}: would lose the values of tables.values."
+                f"{name}={values[name]} at the second epoch: leave it out, or freeze the table"
+            )
+
+
+def check_start_values(recipe: Train) -> None:
+    """Check the files of start values of a run that does not resume, except for values that are not
+    finite, which are found when they are read.
+
+    Raises:
+        ConfigError, DataError: There is no such table, or a file does not fit its table.
+    """
+    if values := recipe.tables.values:
+        named_tables("tables.values", list(values), recipe.all_tables)
+        check_start_files(values, recipe.all_tables, recipe.schema, not recipe.counts_ids)
+
+
+# ---- a checkpoint under changed settings
+
+
+def check_resumed(recipe: Train) -> None:
+    """Check that training can resume from its checkpoint, with the settings of this run.
+
+    Args:
+        recipe: The recipe of a run that resumes from a checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint has no state of training, or other tables; or it was saved
+            within an epoch, and the files have changed since.
+        ConfigError: A setting has changed that a run has no use for once it has begun.
+    """
+    assert recipe.ckpt_path is not None
+    manifest = read_manifest(recipe.ckpt_path)
+    if manifest.is_joined:
+        raise CheckpointError(
+            f"ckpt_path={short_path(recipe.ckpt_path)}: joins several models and has no state of "
+            "training: resume from last.ckpt beside it"
+        )
+    check_starts(recipe, manifest.config)
+    check_tables(recipe, manifest)
+    batches = manifest.position["batches"]
+    if batches and recipe.dataset.generate is None and recipe.resume_data != "ignore":
+        resumed_files(
+            manifest.info["position"].get("files"),
+            file_facts(open_source(recipe.dataset.path, recipe.schema).files),
+            batches=batches,
+            checkpoint=short_path(manifest.folder),
+        )
+
+
+def check_tables(recipe: Train, manifest: Manifest) -> None:
+    """Check that a stored model has the tables that the settings make. Its dense part is compared
+    when it is loaded.
+
+    Args:
+        recipe: The recipe of a run that loads the model.
+        manifest: The manifest of the model.
+
+    Raises:
+        CheckpointError: A checkpoint has others; the error names the first table.
+        ArtefactError: An artefact has others.
+    """
+    kind = manifest.kind
+    members = manifest.config.get("ensemble", 1)
+    if members != recipe.ensemble:
+        raise kind.error(
+            f"ensemble={recipe.ensemble}: the {kind.name} has an ensemble of {members}: leave "
+            "out the setting, or train anew"
+        )
+    tables = {table.name: table for table in recipe.all_tables}
+    for table in tables.values():
+        _check_table(manifest, table, None if recipe.counts_ids else table.num_embeddings)
+    manifest.check_left_out(tables)
+
+
+def check_starts(recipe: Train, stored: Mapping[str, Any]) -> None:
+    """Check that a run that goes on changes no start value, which would have no effect.
+
+    Args:
+        recipe: The recipe of the run.
+        stored: The settings of its checkpoint.
+
+    Raises:
+        ConfigError: A start value has changed.
+    """
+    restarts = bool(recipe.optimizer.restart_tables)
+    before, now = (dict(leaves(_numbered(each))) for each in (stored, to_plain(recipe)))
+    for name, value in now.items():
+        home, _, leaf = name.rpartition(".")
+        of_file = home == "tables.values"
+        if not (of_file or leaf in START_VALUES) or (before.get(name) or None) == (value or None):
+            continue
+        others = [f"{home}.{key}" for key in (TARGET, "rule")]
+        anew = any(before.get(other) != now.get(other) for other in others)
+        new_rows = restarts or any(table.dynamic for table in recipe.all_tables)
+        if of_file or not (anew or (new_rows and home != "optimizer.dense")):
+            raise ConfigError(
+                f"{name}={shown(value)}: is a start value, which has no effect where training goes "
+                "on from ckpt_path: leave it out, or train anew"
+            )
+
+
+def _numbered(settings: Any) -> Any:
+    """Return plain settings with lists as mappings from the number of an item."""
+    items = dict(enumerate(settings)) if isinstance(settings, list) else settings
+    return {k: _numbered(v) for k, v in items.items()} if isinstance(items, Mapping) else items
+
+
+def _check_table(manifest: Manifest, table: EmbeddingConfig, rows: int | None) -> None:
+    """Check that a table has the shape of the stored one.
+
+    Args:
+        manifest: The manifest of the stored model.
+        table: The table.
+        rows: The number of rows; None if it is not known yet.
+    """
+    kind = manifest.kind
+    shapes = manifest.shapes
+    if table.name not in shapes:
+        raise kind.error(
+            f"the {kind.name} has no table {table.name}: {suggest(table.name, shapes)}; {AS_BEFORE}"
+        )
+    stored = shapes[table.name]
+    if stored.dynamic != (table.dynamic is not None):
+        kinds = ("grows", "has a fixed number of rows")
+        raise kind.error(
+            f"table {table.name} {kinds[not stored.dynamic]} in the {kind.name}, but "
+            f"{kinds[stored.dynamic]} by the settings: {AS_BEFORE}"
+        )
+    wanted = (stored.rows if stored.dynamic or rows is None else rows, table.embedding_dim)
+    if stored[:2] != wanted:
+        raise kind.error(
+            f"table {table.name} is {by(stored[:2])} in the {kind.name}, but {by(wanted)} by the "
+            f"settings: {AS_BEFORE}"
+        )

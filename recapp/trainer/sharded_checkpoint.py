@@ -1,0 +1,315 @@
+"""The checkpoint of a sharded module: the entries that describe the run, the tensors of tables that
+a run loads, and the whole checkpoint for `load_from_checkpoint` and a plain Trainer.
+
+    DIR/manifest.json, meta.pt    the run and its identity, by which its checkpoints know each other
+                                  (`recapp/stored/run_files.py`); the dense part, hyper-parameters
+    DIR/*.safetensors, manifest   whole tables, under their names in the module
+
+A plain Trainer validates, tests and predicts with such a checkpoint. It cannot go on training: the
+state of the tables' optimiser lies in shards.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from recapp import console
+from recapp.engine.dynamic_keys import (
+    ALWAYS_LOADED,
+    OF_ADMISSION,
+    SKETCH,
+    WAITING_COUNTS,
+    without_waiting,
+)
+from recapp.engine.sharded_collection import sharded_tables, weight_names
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.errors import CheckpointError
+from recapp.optim.rules import FROZEN
+from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.checkpoint import load_table, read_manifest, read_meta
+from recapp.stored.derived_values import DERIVED_VALUES, plain_values
+from recapp.stored.directories import is_checkpoint
+from recapp.stored.meta_file import check_state
+from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.run_files import with_absolute_paths, with_paths
+from recapp.tables.dynamic import Counter
+from recapp.trainer.data_protocols import (
+    DerivesColumns,
+    KeepsPosition,
+    ProvidesExample,
+    datamodule_of,
+)
+
+
+class SavedRun:
+    """The checkpoints of a run so far.
+
+    Attributes:
+        run: The identity of the run, as rank 0 has it; after a resume all ranks have the same.
+        newest: The checkpoint that was saved last; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.run = token_hex(8)
+        self.newest: Path | None = None
+        self._step = -1
+
+    def entries(self, path: Path) -> dict[str, str]:
+        """Return the entries by which a checkpoint tells whose it is."""
+        return {RUN: self.run, SAVED_AS: path.name}
+
+    def in_step(self, step: int) -> Path | None:
+        """Return the newest checkpoint if it is of this step."""
+        return self.newest if self._step == step else None
+
+    def wrote(self, path: Path, step: int) -> None:
+        """Note a checkpoint of a step."""
+        self.newest = path
+        self._step = step
+
+
+def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
+    """Return the entries of a manifest, without the entries of the file format. It is collective.
+
+    Args:
+        trainer: The trainer; its validation metrics must belong to the state that is saved.
+        module: The sharded module.
+        plan: The plan of the module's tables.
+    """
+    tables = sharded_tables(module)
+    data = datamodule_of(trainer)
+    # ends a deferred step, before the updates are counted
+    dynamic = {name: rows for t in tables for name, rows in t.stored.rows_of_runs().items()}
+    begun = {name: number for t in tables for name, number in t.update.begun.items()}
+    continues = isinstance(data, KeepsPosition)
+    measured = trainer.callback_metrics.items()
+    return {
+        "plan": plan.to_dict(),
+        "metrics": {name: float(value) for name, value in measured if name.startswith("val_")},
+        "step": trainer.global_step,
+        "position": data.state_dict() if continues else None,
+        "ids": data.id_encoding() if continues else None,
+        "example": data.example() if isinstance(data, ProvidesExample) else [],
+        "updates": [shared.updates for shared in tables],
+        "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
+        "weights": weight_names(module),
+        **({"dynamic": dynamic} if dynamic else {}),
+        **({"begun": begun} if begun else {}),
+    }
+
+
+def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the plain part of a checkpoint: Lightning's state, with paths relative to the
+    checkpoint's directory, and the fitted values of derived columns.
+
+    Args:
+        trainer: The trainer.
+        state: Lightning's state.
+        folder: The directory in which the checkpoint will lie.
+    """
+    if "callbacks" in state:  # not where only weights are saved
+        to = partial(os.path.relpath, start=folder.absolute())
+        state = {**state, "callbacks": with_paths(state["callbacks"], to)}
+    data = datamodule_of(trainer)
+    values = data.derived_values() if isinstance(data, DerivesColumns) else {}
+    return {**state, DERIVED_VALUES: plain_values(values)} if values else state
+
+
+def dense_states(module: LightningModule) -> dict[str, Tensor]:
+    """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
+    names: dict[Tensor, str] = {held: name for name, held in module.named_parameters()}
+    return {
+        f"{names.get(parameter, 'a parameter')}, {kind}": value
+        for optimizer in module.trainer.optimizers
+        for parameter, state in optimizer.state.items()
+        for kind, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+class StoredTables:
+    """Fills tables from a checkpoint of any plan.
+
+    Args:
+        tables: The sharded tables of the model.
+        fitting: Whether the run trains, so that it needs the optimiser's state too.
+        speaks: Whether this rank prints notes about state that is not loaded.
+    """
+
+    def __init__(self, tables: Sequence[ShardedTables], fitting: bool, speaks: bool) -> None:
+        self.tables = list(tables)
+        self.fitting = fitting
+        self.speaks = speaks
+
+    def to_fill(self, manifest: CheckpointManifest) -> Iterator[Block]:
+        """Yield the rectangles that this rank reads from a checkpoint."""
+        changed = self._changed_rules(manifest)
+        dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
+        updates = [*manifest.updates, *([0] * len(self.tables))]
+        averaged = self.fitting and manifest.is_averaged
+        for shared, number in zip(self.tables, updates, strict=False):
+            for block in shared.stored.blocks_to_load(dynamic, number, averaged=averaged):
+                if self._is_wanted(block, changed, manifest):
+                    yield _as_stored(block, manifest) if averaged else block
+
+    def _is_wanted(
+        self, block: Block, changed: Mapping[str, tuple[str, str]], manifest: CheckpointManifest
+    ) -> bool:
+        if block.tensor in (*ALWAYS_LOADED, *OF_WEIGHTS) or not self.fitting:
+            return block.tensor in (*ALWAYS_LOADED, *OF_WEIGHTS)
+        if block.tensor in OF_ADMISSION:
+            return (block.table, block.tensor) in manifest.tensors
+        return block.table not in changed
+
+    def filled(self, manifest: CheckpointManifest) -> None:
+        """Take over the loaded rows and the counts of updates. It is collective.
+
+        Raises:
+            CheckpointError: Keys of dynamic tables are in the wrong place.
+        """
+        for shared in self.tables:
+            shared.stored.loaded()
+        changed = self._changed_rules(manifest)
+        for shared, number in zip(self.tables, manifest.updates, strict=False):
+            shared.updates = number
+            # state that begins anew is corrected as that of first updates
+            shared.update.count_from(manifest.begun | dict.fromkeys(changed, number))
+        if self.speaks:
+            _say(changed)
+            if others := self._other_counters(manifest):
+                console.note(
+                    f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "
+                    "often keys without a row were seen is counted anew"
+                )
+
+    def _other_counters(self, manifest: CheckpointManifest) -> list[str]:
+        """Return the tables whose keys the checkpoint has counted with another counter than this
+        run; empty if the run does not train.
+        """
+        # the tensor of the other counter
+        tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
+        return [
+            table.name
+            for shared in self.tables
+            for table in shared.state.layout.tables
+            if self.fitting
+            and table.dynamic is not None
+            and table.dynamic.seen > 1
+            and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
+        ]
+
+    def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:
+        """Return the names of the stored row rule and of the current one, by table, for tables
+        whose row rule has changed. Their optimiser state is not loaded; empty if the run does not
+        train.
+        """
+        if not self.fitting:
+            return {}
+        now = {name: rule.name for t in self.tables for name, rule in t.rules.items()}
+        before = manifest.rules
+        return {
+            name: (before[name], rule)
+            for name, rule in now.items()
+            if before.get(name, rule) != rule
+        }
+
+
+def _as_stored(block: Block, manifest: CheckpointManifest) -> Block:
+    """Return a block under the name of its tensor in a checkpoint with an average.
+
+    Training goes on with the raw weights. Where the average has the type of the table, it is stored
+    as the weights alone.
+    """
+    if block.tensor == WEIGHT:
+        return block._replace(tensor=RAW)
+    if block.tensor == AVERAGE and (block.table, AVERAGE) not in manifest.tensors:
+        return block._replace(tensor=WEIGHT)
+    return block
+
+
+def _say(changed: Mapping[str, tuple[str, str]]) -> None:
+    """Print a note for the tables whose row rule has changed."""
+    for rules in dict.fromkeys(changed.values()):
+        alike = [name for name in changed if changed[name] == rules]
+        one = len(alike) == 1
+        if rules[1] == FROZEN.name:
+            console.note(f"{_some(alike)} {'is' if one else 'are'} frozen from here on")
+            continue
+        console.note(
+            f"{_some(alike)} go{'es' if one else ''} on by {rules[1]}, the "
+            f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
+        )
+
+
+def _some(tables: Sequence[str]) -> str:
+    """Return a few names of tables, and the number of the others, as text."""
+    named = ", ".join(tables[:3])
+    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
+    return f"table{'s' if len(tables) > 1 else ''} {named}{more}"
+
+
+class WholeCheckpoint(dict[str, Any]):
+    """A checkpoint in Lightning's form, for weights alone."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "optimizer_states":
+            raise CheckpointError(
+                "the checkpoint was trained sharded, and the state of its tables' optimiser lies "
+                "in shards: go on training with Trainer(strategy=EmbeddingShardingStrategy()); "
+                "validate, test, predict and load_from_checkpoint need no strategy"
+            )
+        return super().__getitem__(name)
+
+
+def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
+    """Return a checkpoint in Lightning's form: one state dict with the dense part and whole tables,
+    on the CPU. It needs memory for all tables.
+
+    Raises:
+        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows; or the
+            checkpoint does not name the weights of the module that its tables are.
+    """
+    manifest = read_manifest(path)
+    if manifest.dynamic:
+        raise CheckpointError(
+            f"checkpoint {path}: table {next(iter(manifest.dynamic))} is dynamic, and an unsharded "
+            "module has no such rows: use recapp.load_model(path, module=...)"
+        )
+    names = manifest.weights
+    if not names:
+        raise CheckpointError(
+            f"checkpoint {path} does not say which weights of the module its tables are: it is "
+            "older than load_from_checkpoint; use recapp.load_model(path, module=...)"
+        )
+    meta = read_meta(path)
+    check_state(meta, path)
+    tables = {table: load_table(path, table) for table in set(names.values())}
+    named = {name: tables[table] for name, table in names.items()}
+    meta = with_absolute_paths(meta, path)
+    return WholeCheckpoint(meta | {"state_dict": {**meta["state_dict"], **named}})
+
+
+def read_for_lightning(path_or_url: Any, map_location: Any) -> dict[str, Any] | None:
+    """Return a checkpoint of recapp as Lightning reads a file; None for any other path.
+
+    Args:
+        path_or_url: What Lightning shall read.
+        map_location: The device of the tensors; a function or None leaves them on the CPU.
+    """
+    if not (isinstance(path_or_url, str | Path) and is_checkpoint(path_or_url)):
+        return None
+    found = whole_checkpoint(path_or_url)
+    if isinstance(map_location, str | torch.device):
+        state = found["state_dict"].items()
+        found["state_dict"] = {
+            n: v.to(map_location) if isinstance(v, Tensor) else v for n, v in state
+        }
+    return found

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from recapp.console import note
 from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.inference.storage import QUANTIZE, row_bytes
-from recapp.tables.collections import of_all_members
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.named_collections import of_all_members
 
 if TYPE_CHECKING:
     from recapp.inference.probe import Probe

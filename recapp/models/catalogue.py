@@ -12,8 +12,8 @@ from inspect import signature
 from typing import Any
 
 from recapp.models import attention_checks, cross_checks, fm_checks, widths
-from recapp.tables.collections import BAGS, SEQUENCES
 from recapp.tables.config import TableLookup
+from recapp.tables.named_collections import BAGS, SEQUENCES
 from recapp.tables.table_settings import WIDE
 
 Check = Callable[[Mapping[str, Any], Sequence[int]], None]

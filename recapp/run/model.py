@@ -25,7 +25,8 @@ from recapp.settings.records import Constructor
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.stored_model import Artefact
-from recapp.tables.collections import ModelTables, embedding_tables
+from recapp.tables.collections import embedding_tables
+from recapp.tables.named_collections import ModelTables
 from recapp.tables.unsharded_collection import (
     EmbeddingBagCollection,
     EmbeddingCollection,

@@ -12,14 +12,6 @@ from recapp.models.catalogue import MODELS
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.settings.values import shown
-from recapp.tables.collections import (
-    BAGS,
-    SEQUENCES,
-    CollectionTables,
-    ModelTables,
-    model_tables,
-    usual_collection,
-)
 from recapp.tables.config import (
     DataType,
     EmbeddingConfig,
@@ -31,6 +23,14 @@ from recapp.tables.config import (
 )
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
 from recapp.tables.listed import listed_tables
+from recapp.tables.named_collections import (
+    BAGS,
+    SEQUENCES,
+    CollectionTables,
+    ModelTables,
+    model_tables,
+    usual_collection,
+)
 from recapp.tables.table_settings import WIDE, FurtherTables, TableSettings, TablesOfDataset
 
 UNPOOLED = (

@@ -30,8 +30,9 @@ from recapp.run.run_rows import sized_on_paper, statistics_of
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
-from recapp.tables.collections import embedding_lookups, embedding_tables, of_all_members
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.named_collections import of_all_members
 from recapp.tables.row_order import RowOrderName
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}

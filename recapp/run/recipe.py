@@ -23,7 +23,7 @@ from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSetti
 from recapp.processes.launch import LaunchSettings
 from recapp.settings.records import Constructor, Made, absent, composed, in_hand, not_a_setting
 from recapp.settings.values import Within, shown
-from recapp.tables.collections import MOST_MEMBERS
+from recapp.tables.named_collections import MOST_MEMBERS
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
 from recapp.tasks.metric_settings import MetricSettings
 from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
@@ -31,8 +31,8 @@ from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, Tr
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema, Values
     from recapp.optim.named_rules import Rules
-    from recapp.tables.collections import ModelTables
     from recapp.tables.config import EmbeddingConfig
+    from recapp.tables.named_collections import ModelTables
     from recapp.tasks.task import Task
 
 Model = Annotated[
@@ -187,7 +187,7 @@ class Recipe(Command):
         """
         from recapp.optim.named_rules import with_frozen
         from recapp.run.constructors import row_rules
-        from recapp.tables.collections import named_tables, of_all_members
+        from recapp.tables.named_collections import named_tables, of_all_members
 
         found = row_rules(self.optimizer.sparse)
         found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
@@ -208,7 +208,7 @@ class Recipe(Command):
     @property
     def members(self) -> "list[ModelTables]":
         """Return the tables of each member of the ensemble; a single model is its only member."""
-        from recapp.tables.collections import member_tables
+        from recapp.tables.named_collections import member_tables
 
         return [member_tables(self.model_tables, number) for number in range(self.ensemble)]
 

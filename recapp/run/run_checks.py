@@ -46,9 +46,9 @@ from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.start_values import check_values as check_start_files
 from recapp.stored.stored_model import read_stored
-from recapp.tables.collections import MOST_MEMBERS, named_tables, of_all_members
 from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
 from recapp.tables.ids import OutsideTable
+from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_members
 from recapp.tables.table_settings import TablesOfDataset
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"

@@ -50,7 +50,7 @@ from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.run_files import goes_on_in
-from recapp.tables.collections import of_all_members
+from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.batch_callback import skip_idle_hooks
 from recapp.trainer.changed_settings import TOTAL, ChangedOptimizer

@@ -32,7 +32,7 @@ from recapp.stored.local_files import TMP, beside, files_at
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.stored_model import Checkpoint, every_file, open_as
-from recapp.tables.collections import MOST_MEMBERS, member_name
+from recapp.tables.named_collections import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm
 
 SAME = ("model", "tables", "task")

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.settings.records import to_plain
-from recapp.tables.collections import ModelTables, model_tables, usual_collection
 from recapp.tables.config import (
     EmbeddingConfig,
     PoolingType,
@@ -24,6 +23,7 @@ from recapp.tables.config import (
     output_of,
     table_config,
 )
+from recapp.tables.named_collections import ModelTables, model_tables, usual_collection
 from recapp.tables.table_settings import ListedLookup, ListedTable, ListedTables
 
 _NO_ARGUMENTS = ("feature_names", "collection", "max_key")

@@ -34,7 +34,8 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_table
 from recapp.stored.stored_model import open_stored
-from recapp.tables.collections import BAGS, SEQUENCES, collections_in
+from recapp.tables.collections import collections_in
+from recapp.tables.named_collections import BAGS, SEQUENCES
 from recapp.tables.table_settings import WIDE
 
 TARGETS = {

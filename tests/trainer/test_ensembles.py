@@ -21,8 +21,8 @@ from recapp.run.plan_of_run import build_plan
 from recapp.run.run_checks import check_tables
 from recapp.run.training import build_callbacks
 from recapp.stored.checkpoint import load_table, read_manifest
-from recapp.tables.collections import member_name, of_all_members
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.named_collections import member_name, of_all_members
 
 MEMBERS = 3
 SEED = 5

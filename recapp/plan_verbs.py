@@ -16,9 +16,9 @@ from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
-from recapp.planner.constraints import MODES
 from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_as
 from recapp.planner.hardware import Hardware, default_hardware
+from recapp.planner.options import MODES
 from recapp.planner.planner_settings import ParameterConstraints, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology

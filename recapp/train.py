@@ -252,7 +252,9 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
     sized = training.sized_by(recipe, data)
     module = training.build_module(recipe, lambda: build_model(sized()))
-    strategy = build_strategy(recipe, training=True, sized=sized)
+    strategy = build_strategy(
+        recipe, training=True, resumed=resumed.manifest if resumed else None, sized=sized
+    )
 
     loggers = training.build_loggers(recipe, job_dir)
     callbacks = RunCallbacks(

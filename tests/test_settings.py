@@ -33,7 +33,6 @@ from recapp.trainer.trainer_settings import TrainerSettings
 CONF = Path(__file__).parents[1] / "conf"
 MAPPINGS = (
     "topology.hardware",
-    "bench.plans",
     "dataset.table_dims",
     "plan.tables",
     "plan.sharding_types",
@@ -114,7 +113,11 @@ def test_the_settings_of_a_command_are_those_of_its_file():
 def test_what_conf_holds_is_allowed_and_complete(command):
     config = composed(command)
     assert checked(config, command) == config
-    if command not in ("report", "serve"):  # which have settings that must be given
+    if command not in (
+        "report",
+        "serve",
+        "bench_inference",
+    ):  # which have settings that must be given
         assert plain_of(recipe_of(config, command)) == config | {"choices": {}}
 
 

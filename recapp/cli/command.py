@@ -48,6 +48,7 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import about, record
+from recapp.run.commands import COMMANDS
 from recapp.settings import option_files
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import FLAGS, is_group, named_folders
@@ -91,6 +92,8 @@ def run(
             print(versions())
             return 0
         verb = take_verb(name, verbs, arguments)
+        if f"{name}_{verb}" in COMMANDS:  # a verb with settings of its own
+            name = f"{name}_{verb}"
         if set(HELP) & set(arguments):
             print(help_of(name, arguments), end="")
             return 0

@@ -392,7 +392,8 @@ def check_groups(primary: str, arguments: Sequence[str]) -> None:
     others = set(names_of(COMMANDS["train"])) - set(names_of(COMMANDS[primary]))
     for name in override_names(arguments):
         if (top := re.split(r"[./@]", name)[0]) in others and is_group(top, folders):
-            raise ConfigError(f"{name}: recapp.{primary} reads no setting of {top}: leave it out")
+            command = primary.replace("_", " ")
+            raise ConfigError(f"{name}: recapp.{command} reads no setting of {top}: leave it out")
     elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
     for name, _, value in (argument.partition("=") for argument in arguments):
         there = options(name, folders) if is_group(name, folders) else []

@@ -1,0 +1,152 @@
+"""Stored models meet a file system in seven operations: a store of objects keeps them as well as
+local disks do.
+"""
+
+import ast
+import os
+import resource
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import torch
+from object_store import ObjectFiles, Objects
+from tables import save, whole
+from trainer.runs import compose, fit, make_logs
+
+import recapp
+from recapp.errors import CheckpointError
+from recapp.model_export import export_model
+from recapp.run.commands import Export
+from recapp.stored.artefact_files import unfinished
+from recapp.stored.checkpoint import (
+    link_checkpoint,
+    load_table,
+    read_manifest,
+    remove_checkpoint,
+    verify,
+)
+from recapp.stored.directories import find_checkpoints
+from recapp.stored.kinds import CHECKPOINT
+from recapp.stored.local_files import LocalFiles
+from recapp.stored.manifest import to_json
+from recapp.stored.model_manifests import ArtefactManifest
+from recapp.stored.model_store import STORES, Pinned, write_file
+from recapp.stored.store import Files
+from recapp.stored.stored_model import open_artefact, read_stored
+
+ROOM = Path(recapp.__file__).parent / "stored"
+TOUCHES = {
+    *("open", "stat", "lstat", "exists", "is_file", "is_dir", "is_symlink", "iterdir", "glob"),
+    *("rglob", "mkdir", "rmdir", "unlink", "rename", "replace_file", "symlink_to", "resolve"),
+    *("read_text", "read_bytes", "write_text", "write_bytes", "touch", "listdir", "scandir"),
+    *("fsync", "fstat", "realpath", "rmtree", "makedirs", "remove_file", "flock"),
+}
+"""Calls by which Python touches files."""
+SEAM = ("local_files.py", "model_store.py")  # the second reads files that a store has opened
+
+
+def touching(text):
+    """The calls of a file that touch a file system by other means than the seam."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
+        by_seam = isinstance(called, ast.Attribute) and ast.unparse(called.value) == "pinned"
+        if name in TOUCHES and not by_seam:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+def test_a_call_that_touches_files_is_found():
+    assert list(touching("with open(file) as source:\n    pass"))
+    assert list(touching("(folder / file).stat()")) and list(touching("os.scandir(folder)"))
+    assert not list(touching("pinned.open(file, kind)\nfiles.size(folder)"))
+
+
+def test_only_the_seam_of_the_room_touches_a_file_system():
+    found = {
+        path.name: calls
+        for path in sorted(ROOM.glob("*.py"))
+        if path.name not in SEAM and (calls := list(touching(path.read_text())))
+    }
+    assert found == {}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A directory of a store of objects, which the disks of this machine do not have."""
+    top = Path("/no-such-directory-of-this-machine")
+    monkeypatch.setitem(STORES, top, ObjectFiles(Objects(tmp_path / "objects")))
+    return top
+
+
+def test_a_store_has_seven_operations():
+    names = [name for name in vars(Files) if not name.startswith("_")]
+    assert len(names) == 7
+    assert all(hasattr(kind, name) for kind in (LocalFiles, ObjectFiles) for name in names)
+
+
+def test_another_store_keeps_checkpoints_without_a_change_elsewhere(elsewhere):
+    path = elsewhere / "a.ckpt"
+    for value in (1.0, 2.0):
+        table = whole("A", "weight", torch.full((8, 2), value))
+        assert save(path, [[table], []], manifest={"step": int(value)}) == [None] * 2
+    assert verify(path) > 8 * 2 * 4 and load_table(path, "A").unique().tolist() == [2]
+    link_checkpoint(elsewhere / "last.ckpt", path)
+    assert read_manifest(elsewhere / "last.ckpt").step == 2
+    assert find_checkpoints(elsewhere) == [path]
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint .*lst\.ckpt: did you mean last\.ckpt"
+    ):
+        read_manifest(elsewhere / "lst.ckpt")
+    with pytest.raises(CheckpointError, match="was not removed, because"):
+        remove_checkpoint(path)
+    remove_checkpoint(elsewhere / "last.ckpt")
+    remove_checkpoint(path)
+    assert find_checkpoints(elsewhere) == [] and not elsewhere.exists()
+
+
+def test_another_store_keeps_artefacts_without_a_change_elsewhere(elsewhere):
+    for name, overwrite in (("one", False), ("two", True)):
+        with unfinished(elsewhere / "art", overwrite) as folder:
+            files = {"rows/a.bin": write_file(folder / "rows/a.bin", b"rows")}
+            described = ArtefactManifest(folder, {"name": name}, files, ())
+            write_file(folder / "manifest.json", to_json(described).encode())
+    assert read_stored(elsewhere / "art").info == {"name": "two"}
+    with open_artefact(elsewhere / "art") as artefact:
+        assert artefact.verify() == 4 and artefact.read("rows/a.bin") == b"rows"
+    assert not elsewhere.exists()
+
+
+def test_a_run_is_saved_resumed_and_exported_in_another_store(elsewhere, tmp_path):
+    logs = make_logs(tmp_path / "logs")
+    _, trainer, _ = fit(compose(logs, "trainer.max_steps=4"), tmp_path / "first")
+    losses = []
+    for folder in (tmp_path, elsewhere):
+        path = folder / "a.ckpt"
+        trainer.save_checkpoint(path)
+        assert verify(path) and read_manifest(path).step == 4
+        longer = compose(logs, "trainer.max_steps=9")
+        seen, _, _ = fit(longer, tmp_path / f"more{len(losses)}", ckpt_path=str(path))
+        losses.append(seen.losses)
+        export_model(path, folder / "art", Export(report_rows=0, compile=False))
+    assert losses[0] == losses[1] and len(losses[0]) == 5
+    local, other = (recapp.load_model(folder / "art") for folder in (tmp_path, elsewhere))
+    assert other.example.equals(local.example)
+    assert (other.predict(other.example) == local.predict(local.example)).all()
+    assert not elsewhere.exists()
+
+
+def test_a_model_of_more_files_than_a_process_may_open_raises_its_limit(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for number in range(40):
+        (tmp_path / f"{number}.bin").write_bytes(b"x")
+    there = max(map(int, os.listdir("/proc/self/fd")))
+    with ExitStack() as opened, closing(Pinned(tmp_path)) as pinned:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 10, limits[1]))
+        files = [
+            opened.enter_context(pinned.open(f"{number}.bin", CHECKPOINT)) for number in range(40)
+        ]
+        assert {file.read() for file in files} == {b"x"}

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from recapp import console
@@ -48,6 +47,9 @@ from recapp.trainer.data_protocols import (
     datamodule_of,
 )
 
+if TYPE_CHECKING:  # scoring without ranks does without Lightning
+    from lightning.pytorch import LightningModule, Trainer
+
 
 class SavedRun:
     """The checkpoints of a run so far.
@@ -76,7 +78,9 @@ class SavedRun:
         self._step = step
 
 
-def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
+def manifest_of(
+    trainer: "Trainer", module: "LightningModule", plan: ShardingPlan
+) -> dict[str, Any]:
     """Return the entries of a manifest, without the entries of the file format. It is collective.
 
     Args:
@@ -106,7 +110,7 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
     }
 
 
-def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+def plain_part_of(trainer: "Trainer", state: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the plain part of a checkpoint: Lightning's state, with paths relative to the
     checkpoint's directory, and the fitted values of derived columns.
 
@@ -123,7 +127,7 @@ def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state
 
 
-def dense_states(module: LightningModule) -> dict[str, Tensor]:
+def dense_states(module: "LightningModule") -> dict[str, Tensor]:
     """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
     names: dict[Tensor, str] = {held: name for name, held in module.named_parameters()}
     return {

@@ -57,7 +57,7 @@ def command_lines(conf: Path) -> Iterator[str]:
         found = comments_of(conf / f"{name}.yaml")
         plain = yaml.safe_load((conf / f"{name}.yaml").read_text())
         kinds = _hints(COMMANDS.get(name, Command))
-        title = "every command" if name == "command" else f"recapp.{name}"
+        title = "every command" if name == "command" else f"recapp.{name.replace('_', ' ')}"
         yield f"### {title}"
         yield ""
         if name != "command":

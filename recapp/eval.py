@@ -105,15 +105,15 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.record import DETAILS_FILE
     from recapp.run.run_checks import check_measuring
-    from recapp.run.trained_model import model_on_ranks, with_stored_columns
+    from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import TerminalProgress
 
-    recipe = with_stored_columns(recipe)
+    recipe, opened = open_trained(recipe)
     if is_first() and not step:
-        check_measuring(recipe, test=recipe.split == "test")
+        check_measuring(recipe, opened.stored.manifest, test=recipe.split == "test")
     data = build_data(recipe)
-    model = model_on_ranks(recipe)
+    model = opened.on_ranks(recipe)
     trainer = model.trainer(recipe, [TerminalProgress()] if wants_bar(recipe) else [])
 
     loop = trainer.validate if recipe.split == "val" else trainer.test

@@ -1,109 +1,226 @@
-"""Prepare the models of `bench inference` by training, export and loading, which only `cli` can do.
-`recapp/benchmarks/scoring_speed.py` measures them.
+"""`bench inference`: measure how fast a trained model scores, for each way to store its tables,
+each batch size and each number of threads.
 
-    the command    shape -> logs, settings of recapp.train -> one rank -> checkpoint
-    its worker     checkpoint -> export_model for each width -> artefacts
-                   validation rows -> the raw rows that batches are cut from
+    checkpoint -> an artefact for each way to store its tables; an artefact is measured as it is
+    validation rows, else a made-up row -> the batches, the same for all that is timed
+
+    eager       recapp.load_model of the artefact: a decoded batch becomes scores
+    compiled    the same with the compiled dense part (trust_compiled=true)
+    cpp         the program of `recapp/inference/cpp`, by its own clock: it maps the artefact and
+                waits for lines such as "64 32 40": the size of a batch, batches, steps
+    raw_rows    compiled (eager, where nothing is compiled), with the decoding of raw Arrow rows
+
+The p99 is taken over the steps of all rounds.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch import nn
 
 from recapp import console
-from recapp.benchmarks import bench_worker, scoring_speed
-from recapp.benchmarks.scoring_speed import Served
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.workloads import ServedModel
-from recapp.cli.job import Job, run_recipe
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.benchmarks.session import Session, listed
+from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.sequential_rows import example_rows
-from recapp.engine.read_only_store import like, values_of
-from recapp.engine.sharded_collection import embedding_collections
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, LaunchError
 from recapp.inference.build_cpp import build, missing_tools
-from recapp.inference.export_settings import Export, Quantize
-from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.storage import values
+from recapp.inference.export_settings import Export
+from recapp.inference.scorer import Scorer
 from recapp.model_export import export_model
 from recapp.model_loading import load_model
 from recapp.run.model import model_to_shard
 from recapp.run.recipe import Recipe
-from recapp.run.run_rows import made_up_rows, validation_source, write_generated
+from recapp.run.run_rows import made_up_rows, validation_source
 from recapp.run.trained_model import with_columns_of
-from recapp.settings.values import in_quotes
+from recapp.sparse.batch import Batch
+from recapp.stored.artefact_files import example_bytes
 from recapp.stored.directories import is_artefact
-from recapp.stored.stored_model import Artefact, open_artefact
+from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups
 
-VALIDATION_SHARE = "7/8"  # of generated rows: batches need many rows, training needs few
+T = TypeVar("T")
 MOST_ROWS = 1 << 16  # rows that batches are cut from, at most
+MOST_STEPS = 2000  # of a turn: a p99 needs many
+MOST_BATCHES = 2048  # of a size: more than fit into a cache
+US_OF_MS = 1e3
 
 
-def train_generated(model: ServedModel, folder: Path, job: Job) -> Path:
-    """Write logs, train a DLRM on them for one step, and return its checkpoint.
-
-    Args:
-        model: The model, with the shapes of its tables.
-        folder: The directory of logs and checkpoint.
-        job: The job of the command.
-    """
-    recipe = recipe_under(
-        "train",
-        [
-            "dataset=generated",
-            f"dataset.path={in_quotes(folder / 'logs')}",
-            f"dataset.table_rows=[{','.join(map(str, model.sizes))}]",
-            f"dataset.generate.rows={model.rows}",
-            f"dataset.val_share={VALIDATION_SHARE}",
-            f"tables.dim={model.dim}",
-            "trainer.max_steps=1",
-            "trainer.devices=1",
-            "trainer.accelerator=cpu",
-            "trainer.limit_val_batches=1",
-            "trainer.enable_progress_bar=false",
-            "logger=none",
-            "callbacks=none",
-            "format=json",
-        ],
-    )
-    write_generated(recipe.dataset)
-    directory = folder / "run"
-    directory.mkdir(parents=True)
-    run_recipe(recipe, replace(job, directory=directory), "recapp.train")
-    return directory / "checkpoints" / "last.ckpt"
-
-
-def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Measure the models of the settings. `bench_worker` writes records and pictures.
+@dataclass(frozen=True)
+class Batches:
+    """Batches of one size.
 
     Args:
-        settings: The checked settings of `recapp.bench`, with the checkpoint or artefact of each
-            model as `served`.
-        job_dir: The directory of the records and pictures.
+        size: The samples of each batch.
+        raw: The raw rows of each batch.
+        decoded: The same batches, decoded for a model.
     """
-    bench_worker.run(settings, job_dir, measure)
+
+    size: int
+    raw: list[RawTable]
+    decoded: list[Batch]
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A loaded model with one way to store its tables.
+
+    Args:
+        quantize: The way to store tables.
+        path: The artefact.
+        eager: The artefact, with the dense part in eager.
+        compiled: The artefact with its compiled dense part; None where there is none.
+        batches: The batches of each size.
+        rows_file: A file with the rows of all batches.
+    """
+
+    quantize: str
+    path: Path
+    eager: Scorer
+    compiled: Scorer | None
+    batches: list[Batches]
+    rows_file: Path
+
+    def contenders(self, of_size: Batches, program: "CppProgram | None") -> dict[str, Contender]:
+        """Return what scores batches of one size, by its name.
+
+        Args:
+            of_size: The batches.
+            program: The C++ program, started with the threads of the measurement; None to leave it
+                out.
+        """
+        ways: dict[str, Contender] = {"eager": scoring(self.eager.scores, of_size.decoded)}
+        if self.compiled is not None:
+            ways["compiled"] = scoring(self.compiled.scores, of_size.decoded)
+        if program is not None:
+            ways["cpp"] = CppScores(program, of_size.size, len(of_size.raw))
+        ways["raw_rows"] = scoring((self.compiled or self.eager).predict, of_size.raw)
+        return ways
+
+
+def scoring(score: Callable[[T], object], batches: Sequence[T]) -> Steps:
+    """Return a contender that scores raw or decoded batches in turn."""
+    return Steps({"step": in_turn(score, batches)}, inside=torch.inference_mode)
 
 
 def measure(session: Session) -> None:
-    """Measure every model of a session."""
+    """Measure the model of the settings in every way."""
     settings = session.settings
-    program = cpp_program(session.folder / "cpp") if settings.compile else None
-    for name, path in settings.served.items():
-        served = served_model(
-            name,
-            Path(path),
-            settings.quantize,
-            settings.compile,
-            session.folder,
-            program,
+    with TemporaryDirectory(prefix="recapp_bench_") as temporary:
+        folder = Path(temporary)
+        program = cpp_program(folder / "cpp") if settings.compile else None
+        for stored in stored_models(Path(settings.artefact), settings, folder):
+            for threads in listed(settings.threads):
+                torch.set_num_threads(threads)
+                with started(program, stored, threads) as process:
+                    for of_size in stored.batches:
+                        ways = stored.contenders(of_size, process)
+                        measure_ways(session, stored, of_size, threads, ways)
+
+
+def measure_ways(
+    session: Session,
+    stored: StoredModel,
+    of_size: Batches,
+    threads: int,
+    ways: Mapping[str, Contender],
+) -> None:
+    """Time all ways on batches of one size, and add a record for each."""
+    title = f"{stored.quantize}, batch {of_size.size}, threads: {threads}"
+    for way, times in session.measure(title, ways, MOST_STEPS).items():
+        session.add(
+            {
+                "quantize": stored.quantize,
+                "batch_size": of_size.size,
+                "threads": threads,
+                "way": way,
+                **latency(times, of_size.size),
+            }
         )
-        scoring_speed.run(session, served)
+
+
+def latency(times: Measured, size: int) -> dict[str, Any]:
+    """Return the entries of a record: median, p99 and rows a second of batches of some size."""
+    steps = [ms for of_round in times.rounds["step"] for ms in of_round]
+    p99 = float(np.quantile(steps, 0.99))
+    return {
+        **compared(times, {}),
+        "p99_ms": p99,
+        "tail_ratio": p99 / times.median(),
+        "samples_per_second": size * len(steps) / sum(steps) * 1e3,
+        "steps": len(steps),
+    }
+
+
+def stored_models(path: Path, settings: Any, folder: Path) -> Iterator[StoredModel]:
+    """Yield a model with each way to store its tables.
+
+    Args:
+        path: A checkpoint or an artefact. An artefact is measured as it is.
+        settings: The settings, with `quantize`, `batch_size` and `compile`.
+        folder: The directory of artefacts and rows.
+    """
+    artefacts = {}
+    if is_artefact(path):
+        kinds = {t.storage for t in open_artefact(path).manifest.tables}
+        storage = kinds.pop() if len(kinds) == 1 else "mixed"
+        artefacts["none" if storage == "fp32" else storage] = path
+    else:
+        for width in listed(settings.quantize):
+            options = Export(quantize=width, report_rows=0, compile=settings.compile)
+            artefacts[width] = folder / width
+            export_model(path, artefacts[width], options)
+    artefact = open_artefact(next(iter(artefacts.values())))
+    recipe = with_columns_of(recipe_of_stored(artefact.manifest), artefact)
+    rows = _rows(recipe, model_to_shard(artefact, recipe))
+    sizes = listed(settings.batch_size)
+    rows = rows.take(np.arange(max(rows.num_rows, *sizes, 1)) % rows.num_rows)
+    rows_file = folder / "rows.arrow"
+    rows_file.write_bytes(example_bytes(rows))
+    for width, stored in artefacts.items():
+        eager = load_model(stored, trust_compiled=False)
+        compiled = load_model(stored, trust_compiled=True) if settings.compile else None
+        if compiled is not None and not compiled.info["compiled"]:
+            compiled = None
+        batches = [batches_of(eager, rows, size) for size in sizes]
+        yield StoredModel(width, stored, eager, compiled, batches, rows_file)
+
+
+def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
+    """Return the batches of a size.
+
+    Args:
+        scorer: The scorer that decodes rows.
+        rows: The rows, enough for at least one batch.
+        size: The samples of a batch.
+    """
+    count = min(MOST_BATCHES, rows.num_rows // size)
+    raw = [rows.slice(number * size, size) for number in range(count)]
+    return Batches(size, raw, [scorer.batch(part) for part in raw])
+
+
+def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
+    """Return the rows that batches are cut from."""
+    schema = recipe.schema
+    source = validation_source(recipe)
+    if source is not None:
+        return example_rows(source, schema, min(source.rows, MOST_ROWS))
+    console.note("all batches repeat one made-up row, so its vectors stay in the caches")
+    return made_up_rows(schema, embedding_lookups(model))
+
+
+# ---- the C++ program
+
+CppProgram = subprocess.Popen[str]
 
 
 def cpp_program(folder: Path) -> Path | None:
@@ -124,74 +241,46 @@ def cpp_program(folder: Path) -> Path | None:
         return None
 
 
-def served_model(
-    name: str,
-    path: Path,
-    quantize: Sequence[Quantize],
-    compiles: bool,
-    folder: Path,
-    program: Path | None,
-) -> Served:
-    """Return a model in every form that is measured.
+@contextmanager
+def started(program: Path | None, stored: StoredModel, threads: int) -> Iterator[CppProgram | None]:
+    """Run the C++ program inside the `with`; yield None where it is not built or the artefact has
+    no compiled dense part.
+    """
+    if program is None or stored.compiled is None:
+        yield None
+        return
+    command: list[str | Path] = [program, stored.path, stored.rows_file, "--turns"]
+    command.append(f"--threads={threads}")
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+@dataclass(frozen=True)
+class CppScores:
+    """Batches that the C++ program scores.
 
     Args:
-        name: The name of the model in records.
-        path: A checkpoint or an artefact. An artefact is measured as it is.
-        quantize: The ways to store the tables of a checkpoint.
-        compiles: Whether to compile dense parts.
-        folder: The directory of artefacts.
-        program: The C++ program; None if it was not built.
+        program: The process, which waits for its turns.
+        size: The samples of a batch.
+        batches: The number of different batches, which steps take in turn.
     """
-    artefacts = {}
-    if is_artefact(path):
-        artefacts[_storage_of(open_artefact(path))] = path
-    else:
-        for width in quantize:
-            options = Export(quantize=width, report_rows=0, compile=compiles, name=name)
-            artefacts[width] = folder / f"{name}_{width}"
-            export_model(path, artefacts[width], options)
-    artefact = open_artefact(next(iter(artefacts.values())))
-    recipe = with_columns_of(recipe_of_stored(artefact.manifest), artefact)
-    return Served(
-        name,
-        artefacts,
-        _rows(recipe, model_to_shard(artefact, recipe)),
-        load_model,
-        _plain_model(artefact, recipe),
-        program,
-    )
 
+    program: CppProgram
+    size: int
+    batches: int
 
-def _storage_of(artefact: Artefact) -> str:
-    """Return how the tables of an artefact are stored, in the words of `quantize`."""
-    kinds = {t.storage for t in artefact.manifest.tables}
-    return "none" if kinds == {"fp32"} else kinds.pop() if len(kinds) == 1 else "mixed"
+    def run(self, steps: int) -> Times:
+        """Score batches, and return the time of each.
 
-
-def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
-    """Return the rows that batches are cut from."""
-    schema = recipe.schema
-    source = validation_source(recipe)
-    if source is not None:
-        return example_rows(source, schema, min(source.rows, MOST_ROWS))
-    console.note("all batches repeat one made-up row, so its vectors stay in the caches")
-    return made_up_rows(schema, embedding_lookups(model))
-
-
-def _plain_model(artefact: Artefact, recipe: Recipe) -> nn.Module | None:
-    """Return the model with tables of `torch.nn.EmbeddingBag` in floats. If a table is dynamic,
-    print that and return None.
-    """
-    held = mapped_tables(artefact).tables
-    model = model_to_shard(artefact, recipe)
-    for _, collection in embedding_collections(model):
-        modules: Any = getattr(collection, collection.tables_of)
-        for t in collection.tables():
-            if t.dynamic is not None:
-                console.note(f"table {t.name} is dynamic: there is no plain torch to compare with")
-                return None
-            own = held[t.name]
-            raw = values_of(own.rows)[own.first_row : own.first_row + own.count]
-            rows = values(like(own.rows, raw))
-            modules[t.name].weight = nn.Parameter(rows, requires_grad=False)
-    return model.eval().requires_grad_(False)
+        Raises:
+            LaunchError: The program has ended.
+        """
+        assert self.program.stdin is not None and self.program.stdout is not None
+        self.program.stdin.write(f"{self.size} {self.batches} {steps}\n")
+        self.program.stdin.flush()
+        line = self.program.stdout.readline()
+        if not line:
+            raise LaunchError("the C++ program ended without an answer; its error stands above")
+        return {"step": [us / US_OF_MS for us in json.loads(line)["us"]]}

@@ -43,7 +43,7 @@ from recapp.inference.compiled import (
     load_compiled,
 )
 from recapp.inference.export_settings import AUTO, Export
-from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.placed_model import one_rank
 from recapp.inference.probe import Measured, Probe
 from recapp.inference.row_writer import RowWriter

@@ -3,6 +3,7 @@
 """
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -12,13 +13,13 @@ from recapp import console
 from recapp.cli.job import Job
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.cli.stored_recipe import recipe_of_stored
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError, PlanError, suggest
 from recapp.inference.choose_storage import storage_of
 from recapp.inference.storage import QUANTIZE
-from recapp.planner.constraints import MODES
-from recapp.planner.embedding_planner import fewest_ranks, stored_as
-from recapp.planner.hardware import default_hardware
-from recapp.planner.planner_settings import PlanSettings
+from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_as
+from recapp.planner.hardware import Hardware, default_hardware
+from recapp.planner.options import MODES
+from recapp.planner.planner_settings import ParameterConstraints, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.reporting.plan_report import explained
@@ -32,7 +33,6 @@ from recapp.reporting.prediction_errors import (
 )
 from recapp.reporting.record import PERFORMANCE_FILE, PREDICTED_FILE
 from recapp.reporting.run_record import Performance, PlanReport, read_performance, read_record
-from recapp.reporting.scaling import scaled
 from recapp.run.commands import OnPaper
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
@@ -250,7 +250,7 @@ def measured_runs(path: str) -> list[tuple[str, PlanReport, Performance]]:
 
 
 def scale(recipe: OnPaper, job: Job) -> None:
-    """Print step time, memory and bytes for growing numbers of ranks."""
+    """Print step time, memory and bytes of the tables for growing numbers of ranks."""
     known = [BEST, *SHARDING_TYPES]
     if not recipe.ranks:
         raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")
@@ -261,32 +261,54 @@ def scale(recipe: OnPaper, job: Job) -> None:
             raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
     checked = compared_by_ranks(measured_runs(recipe.path)) if recipe.path is not None else []
     hardware = recipe.topology.costs or default_hardware("cpu")
-    sizes = 2 * len(MODES) * len(recipe.ranks) * len(chosen)
-    with console.progress("planning, sizes", sizes) as advance:
-        rows = scaled(
-            sorted(recipe.ranks),
-            chosen,
-            hardware,
-            recipe.rules,
-            recipe.weak_batch,
-            advance,
-        )
+    problem = replace(problem_on_paper(recipe), batch_per_rank=recipe.weak_batch)
+    rows = []
+    with console.progress("plans", len(MODES) * len(recipe.ranks) * len(chosen)) as advance:
+        for plan, mode in product(chosen, MODES):
+            types = None if plan == BEST else [plan]
+            wish = ParameterConstraints(modes=[mode], sharding_types=types)
+            for world in sorted(recipe.ranks):
+                at = replace(problem, topology=_topology(world, hardware))
+                rows.append({"plan": plan, "mode": mode, "ranks": world, **_cost(at, wish)})
+                advance(1)
     if recipe.format == "json":
         console.emit_document({"rows": rows, "checked": checked})
         return
     columns = [
-        console.Column("growth", "growth"),
         console.Column("plan", "plan"),
         console.Column("mode", "mode"),
         console.Column("ranks", "ranks"),
         console.Column("step_ms", "step\nms", ",.2f"),
-        console.Column("efficiency", "effi-\nciency", ".0%"),
-        console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9),
-        console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
-        console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6),
+        console.Column("samples_per_second", "samples\n/ s", ",.0f"),
+        console.Column("bytes_per_rank", "MB a\nrank", ",.1f", 1e6),
+        console.Column("sent_per_rank", "MB sent\na rank", ",.2f", 1e6),
     ]
-    console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
+    title = f"{recipe.weak_batch:,} samples a rank on {hardware.name}; -: no room"
+    console.print_table(rows, columns, title=title)
     _print_checked(checked, hardware.name)
+
+
+def _topology(world: int, hardware: Hardware) -> Topology:
+    """Return ranks that fill hosts of some hardware."""
+    hosts = world // hardware.ranks_per_host if world % hardware.ranks_per_host == 0 else 1
+    memory = None if hardware.memory_bytes is None else [hardware.memory_bytes] * world
+    return Topology(world, hosts, hardware.compute_device, memory, hardware=hardware)
+
+
+def _cost(problem: PlanningProblem, wish: ParameterConstraints) -> dict[str, float | None]:
+    """Return what the best plan costs; None for each number if the tables do not fit."""
+    try:
+        cost = plan_tables(problem, {"*": wish}).cost
+    except PlanError:
+        names = ("step_ms", "samples_per_second", "bytes_per_rank", "sent_per_rank")
+        return dict.fromkeys(names)
+    world = problem.topology.world_size
+    return {
+        "step_ms": cost.step_seconds * 1e3,
+        "samples_per_second": world * problem.batch_per_rank / cost.step_seconds,
+        "bytes_per_rank": float(cost.bytes_W.max()),
+        "sent_per_rank": cost.sent_bytes / world,
+    }
 
 
 def _print_checked(rows: list[Settings], hardware: str) -> None:

@@ -92,20 +92,6 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     leave_ranks()
 
 
-def _scores_of(recipe: Predict) -> dict[str, Any]:
-    """Return the facts that determine the scores: the stored model and the settings of
-    arithmetic.
-    """
-    from recapp.stored.stored_model import read_stored
-
-    assert recipe.ckpt_path is not None
-    return {
-        **read_stored(recipe.ckpt_path).version_entry,
-        "precision": recipe.trainer.precision,
-        "payload": recipe.engine.payload,
-    }
-
-
 def score(recipe: Predict) -> dict[str, Any]:
     """Score the rows of the input, and write the scores.
 
@@ -113,18 +99,24 @@ def score(recipe: Predict) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.run.run_checks import check_scoring
-    from recapp.run.trained_model import model_on_ranks, with_stored_columns
+    from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
-    recipe = with_stored_columns(recipe)
+    recipe, opened = open_trained(recipe)
+    manifest = opened.stored.manifest
     if is_first():
-        check_scoring(recipe)
-    assert recipe.ckpt_path is not None and recipe.output is not None
+        check_scoring(recipe, manifest)
+    assert recipe.output is not None
+    scores_of = {  # the facts that determine the scores: the model, the settings of arithmetic
+        **manifest.version_entry,
+        "precision": recipe.trainer.precision,
+        "payload": recipe.engine.payload,
+    }
     data = build_data(recipe, scoring=recipe)
-    model = model_on_ranks(recipe)
-    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=_scores_of(recipe))
+    model = opened.on_ranks(recipe)
+    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=scores_of)
     progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
     trainer = model.trainer(recipe, [*progress, writer])
 

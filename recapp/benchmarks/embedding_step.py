@@ -1,12 +1,8 @@
 """`step` and `strategies`: the embedding step on several ranks (exchange, lookup, backward, and the
-update by row-wise Adagrad), without a model around the tables; and steps that all ranks begin
-together, with the bytes of their messages, such as a model's forward alone.
+update by row-wise Adagrad), without a model around the tables; and the forward of a model alone.
 
-`step` compares plans and transports, and recapp with TorchRec. All plans and transports of recapp
-are timed in the same rounds first, so that they compare with each other (`best_plan_ratio`: the
-fastest plan's time over this plan's). Then recapp and TorchRec are timed under the same plan, one
-plan after the other. Bags are summed, looked up as sequences, or concatenated. TorchRec has no
-concatenation: its `EmbeddingCollection` gives the same vectors, one after the other.
+`step` compares plans on a workload: all of them are timed in the same rounds (`best_plan_ratio`:
+the fastest plan's time over this plan's). Bags are summed, looked up as sequences, or concatenated.
 
 `strategies` compares sharding strategies on tables that the settings list. Every strategy shards
 the same tables, looks up the same ids and takes the same gradient. Forward is timed alone and
@@ -21,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.benchmarks.resident import peak_bytes, settled_bytes
-from recapp.benchmarks.session import Session, rule
-from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, ratio, spread
+from recapp.benchmarks.session import Session, listed, rule
+from recapp.benchmarks.timing import Measured, Steps, compared, in_turn, spread
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.sharded_collection import ShardedCollection, shard_model
 from recapp.engine.state import EngineObserver
-from recapp.processes.process_memory import forget_peak_resident
+from recapp.processes.process_memory import (
+    forget_peak_resident,
+    peak_resident_bytes,
+    settled_bytes,
+)
 from recapp.reporting.phases import PhaseClock
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -35,7 +34,11 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.listed import listed_tables
 from recapp.transport.communicator import Comm
+
+PHASE_STEPS = 20
+MEMORY_STEPS = 3
 
 
 class StepOnRanks(Steps):
@@ -105,12 +108,6 @@ def batch_times(measured: Measured, batch_size: int, ranks: int) -> dict[str, fl
     }
 
 
-PHASE_STEPS = 20
-
-Key = tuple[str, str]
-"""The names of a plan and of a transport."""
-
-
 class EmbeddingStep(StepOnRanks):
     """The embedding step of recapp, as a contender: requests, lookup, backward, update.
 
@@ -138,27 +135,48 @@ class EmbeddingStep(StepOnRanks):
 
     def _vectors(self, batch: KeyedJaggedTensor) -> list[Tensor]:
         """Return the vectors of all bags, or the vectors of each sequence."""
-        found = self.collection(batch)
-        if isinstance(found, KeyedTensor):
-            return [found.values()]
-        return [sequence.values() for sequence in found.values()]
+        output = self.collection(batch)
+        if isinstance(output, KeyedTensor):
+            return [output.values()]
+        return [sequence.values() for sequence in output.values()]
 
     def phases(self) -> dict[str, float]:
-        """Run some steps, and return the mean milliseconds of each part on this rank.
+        """Run some steps, and return the milliseconds of each part as `phase_<name>_ms`, means of
+        steps and of ranks. Every rank calls this method.
 
         `rest` begins at the end of the last part that the collection marks.
         """
         clock = PhaseClock()
         state = self.collection.shared.state
-        own_observer = state.observer
+        observer = state.observer
         state.observer = EngineObserver(ends=clock)
         for _ in range(PHASE_STEPS):
             self.comm.barrier()
             clock.start()
             self.step()
             clock.end("rest")
-        state.observer = own_observer
-        return clock.means()
+        state.observer = observer
+        of_ranks = self.comm.all_gather(clock.means())
+        return {
+            f"phase_{name}_ms": sum(ms[name] for ms in of_ranks) / len(of_ranks)
+            for name in of_ranks[0]
+        }
+
+    def memory(self, before: int) -> dict[str, float]:
+        """Run some steps, and return the GB that tables and buffers hold afterwards, and the peak
+        of the steps, each on the rank with the most. Every rank calls this method.
+
+        Args:
+            before: The resident bytes of this process before it made the tables.
+        """
+        forget_peak_resident()
+        self.run(MEMORY_STEPS)
+        peak = peak_resident_bytes() or 0
+        of_ranks = self.comm.all_gather((settled_bytes() - before, peak - before))
+        return {
+            "memory_gb": max(now for now, _ in of_ranks) / 1e9,
+            "memory_peak_gb": max(peak for _, peak in of_ranks) / 1e9,
+        }
 
 
 def shard_workload(
@@ -177,78 +195,38 @@ def shard_workload(
     return sharded
 
 
-def run(session: Session) -> None:
-    """Measure workloads under plans through transports, or strategies, as the verb says."""
-    comms = session.open_transports()
-    if session.settings.verb == "strategies":
-        _measure_strategies(session, *comms.values())
-        return
-    for name in session.settings.workload:
-        _measure(session, WORKLOADS[name], comms)
+def measure_step(session: Session) -> None:
+    """Measure every workload under every plan."""
+    for name in listed(session.settings.workload):
+        _measure(session, WORKLOADS[name])
 
 
-def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> None:
-    batches = session.batches(workload)
+def _measure(session: Session, workload: Workload) -> None:
+    comm = session.transport(session.settings.transport)
+    batches = workload.batches(comm.rank)
     plans = {
         name: session.plan(name, workload.tables(), batches, workload.lookups())
-        for name in session.settings.plans
+        for name in session.rules
     }
     backend = session.settings.backend
     steps = {
-        (name, transport): EmbeddingStep(
-            shard_workload(workload, plan, comm, backend), batches, session.comm
-        )
+        name: EmbeddingStep(shard_workload(workload, plan, comm, backend), batches, session.comm)
         for name, plan in plans.items()
-        for transport, comm in comms.items()
     }
-    all_plans: dict[Key, Measured] = {}
-    if len(steps) > 1:
-        by_label = session.measure(
-            f"{workload.name}, all plans", {"/".join(key): step for key, step in steps.items()}
+    measured = session.measure(workload.name, steps)
+    fastest = min(measured.values(), key=lambda each: each.median())
+    for name, step in steps.items():
+        session.add(
+            {
+                "workload": workload.name,
+                "plan": name,
+                "transport": comm.transport,
+                **compared(measured[name], {"best_plan": fastest}),
+                "pooled_tables": sum(s.mode == "pooled" for s in plans[name].tables.values()),
+                "bytes_exchanged": step.bytes_exchanged(),
+                **step.phases(),
+            }
         )
-        all_plans = {key: by_label["/".join(key)] for key in steps}
-    for name, plan in plans.items():
-        own = {transport: steps[name, transport] for transport in comms}
-        measured = {transport: all_plans[name, transport] for transport in comms if all_plans}
-        specs = session.specs("step", workload, plan)
-        with session.rivals("torchrec", specs) as others:
-            if others or not all_plans:  # both under one plan, in the same rounds
-                measured = session.measure(f"{workload.name}, {name}", {**own, **others})
-        for transport, step in own.items():
-            session.add(
-                {
-                    "workload": workload.name,
-                    "plan": name,
-                    "transport": transport,
-                    **compared(measured[transport], beside("torchrec", measured)),
-                    **_against_plans((name, transport), all_plans),
-                    "pooled_tables": sum(s.mode == "pooled" for s in plan.tables.values()),
-                    "bytes_exchanged": step.bytes_exchanged(),
-                    **_phases(step),
-                }
-            )
-
-
-def _against_plans(key: Key, all_plans: dict[Key, Measured]) -> dict[str, Any]:
-    """Return the ratio of the fastest plan's time to this plan's, through the same transport."""
-    comparable = [m for (_, transport), m in all_plans.items() if transport == key[1]]
-    if len(comparable) < 2:
-        return ratio("best_plan", None, Measured())
-    return ratio("best_plan", min(comparable, key=lambda m: m.median()), all_plans[key])
-
-
-def _phases(step: EmbeddingStep) -> dict[str, float]:
-    """Return the parts of a step as `phase_<name>_ms`, means of all ranks, and their sum as
-    `phases_ms`.
-    """
-    of_ranks = step.comm.all_gather(step.phases())
-    phases = {
-        f"phase_{name}_ms": sum(ms[name] for ms in of_ranks) / len(of_ranks) for name in of_ranks[0]
-    }
-    return phases | {"phases_ms": sum(phases.values())}
-
-
-MEMORY_STEPS = 3
 
 
 def workload_of(tables: Sequence[EmbeddingConfig]) -> Workload:
@@ -258,71 +236,61 @@ def workload_of(tables: Sequence[EmbeddingConfig]) -> Workload:
     return Workload("listed", 1, rows_F, dim_F, (1,) * len(tables))
 
 
-def _measure_strategies(session: Session, comm: Comm) -> None:
+def measure_strategies(session: Session) -> None:
     """Measure every strategy with every batch size and every kind of ids."""
+    comm = session.transport(session.settings.transport)
     settings = session.settings
-    made = session.listed_tables()
-    listed = workload_of(made)
+    tables = listed_tables(settings.tables).tables
+    whole = workload_of(tables)
     tables = [
         replace(t, feature_names=[feature])
-        for t, feature in zip(made, listed.features, strict=True)
+        for t, feature in zip(tables, whole.features, strict=True)
     ]
     workloads = [
-        listed.of_shape(batch_size, settings.bag, ids)
-        for ids in settings.ids
-        for batch_size in settings.batch_size
+        whole.of_shape(batch_size, settings.bag, ids)
+        for ids in listed(settings.ids)
+        for batch_size in listed(settings.batch_size)
     ]
-    batches = {w.name: session.batches(w) for w in workloads}
+    batches = {w.name: w.batches(comm.rank) for w in workloads}
     largest = max(workloads, key=lambda w: w.batch_size).name
     steps: dict[str, dict[str, EmbeddingStep]] = {w.name: {} for w in workloads}
     memory: dict[tuple[str, str], dict[str, float]] = {}
-    for name in settings.plans:
-        session.print_note(f"{name}: tables are made")
+    for name in session.rules:
         before = settled_bytes()
-        plan = session.plan(name, tables, batches[largest])
-        collection = session.shard(tables, plan, comm)
+        collection = session.shard(tables, session.plan(name, tables, batches[largest]), comm)
         for w in workloads:
             step = EmbeddingStep(collection, batches[w.name], session.comm)
             steps[w.name][name] = step
-            memory[w.name, name] = _memory(step, before, session.comm)
+            memory[w.name, name] = step.memory(before)
     for w in workloads:
-        both = steps[w.name]
-        forward = {
-            name: forward_alone(step.collection, step.batches, step.comm, comm)
-            for name, step in both.items()
-        }
-        for kind, contenders in (("forward", forward), ("forward+backward", both)):
-            measured = session.measure(f"{kind}, batch {w.batch_size}", contenders)
-            for name, contender in contenders.items():
-                session.add(
-                    {
-                        "strategy": name,
-                        "ids": "zipf" if w.zipf else "uniform",
-                        "batch_size": w.batch_size,
-                        "step": kind,
-                        **batch_times(measured[name], w.batch_size, comm.world),
-                        **memory[w.name, name],
-                        "bytes_exchanged": contender.bytes_exchanged(),
-                        "transport": comm.transport,
-                        "ranks": comm.world,
-                        "rounds": len(measured[name].rounds["step"]),
-                    }
-                )
+        _compare_strategies(session, w, steps[w.name], memory)
 
 
-def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
-    """Run some steps, and return the GB that tables and buffers hold afterwards, and the peak of
-    the steps, each on the rank with the most.
-
-    Args:
-        step: The step to run.
-        before: The resident bytes of this process before it made the tables.
-        comm: The ranks.
-    """
-    forget_peak_resident()
-    step.run(MEMORY_STEPS)
-    of_ranks = comm.all_gather((settled_bytes() - before, peak_bytes() - before))
-    return {
-        "memory_gb": max(now for now, _ in of_ranks) / 1e9,
-        "memory_peak_gb": max(peak for _, peak in of_ranks) / 1e9,
+def _compare_strategies(
+    session: Session,
+    workload: Workload,
+    both: dict[str, EmbeddingStep],
+    memory: dict[tuple[str, str], dict[str, float]],
+) -> None:
+    """Time forward alone and whole steps of all strategies, and add their records."""
+    forward = {
+        name: forward_alone(step.collection, step.batches, step.comm, step.messages)
+        for name, step in both.items()
     }
+    for kind, contenders in (("forward", forward), ("forward+backward", both)):
+        measured = session.measure(f"{kind}, batch {workload.batch_size}", contenders)
+        for name, contender in contenders.items():
+            session.add(
+                {
+                    "strategy": name,
+                    "ids": "zipf" if workload.zipf else "uniform",
+                    "batch_size": workload.batch_size,
+                    "step": kind,
+                    **batch_times(measured[name], workload.batch_size, session.comm.world),
+                    **memory[workload.name, name],
+                    "bytes_exchanged": contender.bytes_exchanged(),
+                    "transport": contender.messages.transport,
+                    "ranks": session.comm.world,
+                    "rounds": session.settings.rounds,
+                }
+            )

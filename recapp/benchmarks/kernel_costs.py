@@ -78,10 +78,10 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
     weight = taken**-2
     for _ in range(PASSES):
         scale = np.sqrt(weight)
-        found = _not_negative(counted * scale[:, None], taken * scale)
-        fitted = np.maximum(counted @ found, LEAST_SECONDS)
+        solution = _not_negative(counted * scale[:, None], taken * scale)
+        fitted = np.maximum(counted @ solution, LEAST_SECONDS)
         weight = _weights(fitted, taken)
-    return found.tolist(), float(np.median(np.abs(fitted / taken - 1)))
+    return solution.tolist(), float(np.median(np.abs(fitted / taken - 1)))
 
 
 def _weights(fitted: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,14 +103,14 @@ def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> N
     least = float((target**2).sum())
     for n in range(1, matrix.shape[1] + 1):
         for kept in map(list, combinations(range(matrix.shape[1]), n)):
-            found = (
+            solution = (
                 np.linalg.lstsq(matrix[:, kept] / size[kept], target, rcond=None)[0] / size[kept]
             )
-            left = float(((matrix[:, kept] @ found - target) ** 2).sum())
-            if (found >= 0).all() and left < least * (1 - 1e-9):
+            left = float(((matrix[:, kept] @ solution - target) ** 2).sum())
+            if (solution >= 0).all() and left < least * (1 - 1e-9):
                 least = left
                 best = np.zeros(matrix.shape[1])
-                best[kept] = found
+                best[kept] = solution
     return best
 
 
@@ -266,7 +266,7 @@ class KernelSteps:
             clock(part)
 
         state = self.collection.shared.state
-        own_observer = state.observer
+        observer = state.observer
         state.observer = EngineObserver(ends=ends)
         for i in range(WARM + steps):
             self.other[: len(self.other) // OTHER_PART] += 1
@@ -277,7 +277,7 @@ class KernelSteps:
             pooled_BK.backward(self.gradient_BK)
             clock.end("rest")
         self.done += WARM + steps
-        state.observer = own_observer
+        state.observer = observer
         parts = clock.parts_ms(WARM)
         for kernel, marks in PARTS.items():
             self.seconds.setdefault(kernel, []).append(sum(parts.get(m, 0.0) for m in marks) / 1e3)
@@ -357,7 +357,6 @@ def measure_kernels(
     cases: Sequence[Case] = CASES,
     rounds: int = 5,
     steps: int = STEPS,
-    advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Sample]]:
     """Return samples of every kernel. Every rank calls this function.
 
@@ -371,18 +370,12 @@ def measure_kernels(
         cases: The tables and batches.
         rounds: The number of rounds; each case and shape has one turn in each round.
         steps: The timed steps of a turn.
-        advance: The function that is called with 1 after each turn, and with the number of a case's
-            shapes once their steps are built.
     """
-    runs: list[KernelSteps] = []
-    for case in cases:
-        runs += _steps(case, device, backend, comm.rank)
-        advance(len(case.shapes))
+    runs = [run for case in cases for run in _steps(case, device, backend, comm.rank)]
     for _ in range(rounds):
         for run in runs:
             comm.barrier()
             run.run(steps)
-            advance(1)
     of_ranks = comm.all_gather([run.samples() for run in runs])
     return {
         k: [
@@ -392,11 +385,6 @@ def measure_kernels(
         ]
         for k in KERNELS
     }
-
-
-def turns(cases: Sequence[Case] = CASES, rounds: int = 5) -> int:
-    """Return the sum of the numbers that `measure_kernels` passes to `advance`."""
-    return sum(len(case.shapes) for case in cases) * (1 + rounds)
 
 
 def _median(ranks: Sequence[Sample]) -> Sample:
@@ -421,7 +409,7 @@ def fit_kernels(
     samples: Mapping[str, Sequence[Sample]],
 ) -> tuple[dict[str, Work], dict[str, float]]:
     """Return the `Work` of each kernel, and the median relative error of the line fitted to it."""
-    found = {}
+    works = {}
     errors = {}
     for kernel in KERNELS:
         measured = samples[kernel]
@@ -431,5 +419,5 @@ def fit_kernels(
         ]
         (step, call, item, *byte), errors[kernel] = fit(counts, [s.seconds for s in measured])
         rate = math.inf if whole else min(MOST_GB_PER_S, 1e-9 / max(byte[0], 1e-30))
-        found[kernel] = Work(call * 1e6, item * 1e9, rate, step * 1e6)
-    return found, errors
+        works[kernel] = Work(call * 1e6, item * 1e9, rate, step * 1e6)
+    return works, errors

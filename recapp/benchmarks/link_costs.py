@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from recapp.benchmarks.kernel_costs import fit, synchroniser, typical
-from recapp.benchmarks.ranks import first_ranks, reducer
+from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.dense_gradients import AverageOverRanks
 
 # the bytes that one rank sends to another in an all-to-all, and the bytes that an all-reduce sums
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
@@ -44,6 +46,38 @@ class LinkCost:
     latency_us: float
     gb_per_s: float
     error: float
+
+
+def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None:
+    """Return a Comm of the first ranks, or None on the other ranks. Every rank calls this function.
+
+    Args:
+        world: The number of ranks in the Comm.
+        transport: The name of the transport; `auto` chooses one.
+        device: The device of the messages, which decides the backend of the process group.
+
+    Raises:
+        LaunchError: The transport is given by name, and does not work here.
+    """
+    group = dist.new_group(list(range(world)), backend="nccl" if device.type == "cuda" else "gloo")
+    return make_comm(group, device, transport) if dist.get_rank() < world else None
+
+
+def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
+    """Return a function that starts an all-reduce of a tensor, as training reduces dense gradients.
+
+    The returned function itself returns a function that waits for the result.
+    """
+    average = AverageOverRanks(comm) if comm.device.type == "cpu" else None
+
+    def start(tensor: torch.Tensor) -> Callable[[], object]:
+        if average is not None:
+            average.start(tensor)
+            return average.finish
+        work: dist.Work = dist.all_reduce(tensor, group=comm.group, async_op=True)
+        return work.wait
+
+    return start
 
 
 def measured_world_sizes(local: int, world: int) -> list[int]:
@@ -73,7 +107,6 @@ def measure_link(
     *,
     sizes: Sequence[int] = SIZES,
     rounds: int = 5,
-    advance: Callable[[int], None] = lambda _: None,
 ) -> LinkCost | None:
     """Return latency and rate of messages among the first ranks, or None on the other ranks.
 
@@ -87,7 +120,6 @@ def measure_link(
         transport: The value of `engine.transport`.
         sizes: The sizes of messages in bytes.
         rounds: The number of rounds; each size has one turn in each round.
-        advance: The function that is called with 1 after each round.
     """
     ranks = first_ranks(world, transport, device)
     cost = None
@@ -99,7 +131,6 @@ def measure_link(
         for _ in range(rounds):
             for i, turn in enumerate(turns):
                 times[i].append(max(ranks.all_gather(_time(ranks, turn, repeats[i]))))
-            advance(1)
         sent = [size * (world - 1) if kind == "all_to_all" else size for size in sizes]
         (latency, byte), error = fit([[1, n] for n in sent], [typical(t) for t in times])
         cost = LinkCost(world, latency * 1e6, 1e-9 / max(byte, 1e-15), error)

@@ -1,7 +1,7 @@
 """Time contenders in rounds: in each round, each contender runs a few steps in its turn.
 
-    round 1   recapp ······   torchrec ······   torchrec tuned ······
-    round 2   torchrec tuned ······   torchrec ······   recapp ······
+    round 1   table_wise ······   row_wise ······   mixed ······
+    round 2   mixed ······   row_wise ······   table_wise ······
     ...
 
 The speed of a shared machine drifts by more than the measured differences, but hardly within one
@@ -110,10 +110,6 @@ class Measured:
         """Return the median over the steps of all rounds."""
         return self.summary(part)[0]
 
-    def part(self, name: str) -> "Measured":
-        """Return the times of one part as the times of whole steps."""
-        return Measured({"step": self.rounds[name]})
-
     def by_round(self, part: str = "step") -> list[float]:
         """Return the median of each round."""
         return [statistics.median(steps) for steps in self.rounds[part]]
@@ -177,17 +173,6 @@ def compared(own: Measured, others: Mapping[str, Measured | None]) -> dict[str, 
     return found | {"rounds": len(own.rounds["step"])}
 
 
-def beside(name: str, measured: Mapping[str, Measured]) -> dict[str, Measured | None]:
-    """Return the times of a rival as installed and with its allocator tuned; None where it was
-    absent.
-
-    Args:
-        name: The name of the rival.
-        measured: The times of all contenders.
-    """
-    return {key: measured.get(key) for key in (name, f"{name}_tuned")}
-
-
 def interleave(
     contenders: Mapping[str, Contender],
     comm: "Comm",
@@ -227,12 +212,8 @@ def slowest(comm: "Comm", times: Times) -> Times:
 
     Every rank calls this function.
     """
-    return slowest_of([t for t in comm.all_gather(times) if t])
-
-
-def slowest_of(times: Sequence[Times]) -> Times:
-    """Return the times of the slowest of several processes in each step."""
+    of_ranks = [each for each in comm.all_gather(times) if each]
     return {
-        part: [max(step) for step in zip(*(t[part] for t in times), strict=True)]
-        for part in times[0]
+        part: [max(step) for step in zip(*(each[part] for each in of_ranks), strict=True)]
+        for part in of_ranks[0]
     }

@@ -1,5 +1,5 @@
 """The measured workloads, Criteo's 26 tables with ids as skewed as those of real logs, and the
-measured DLRMs over these tables, for the training step and for inference.
+measured DLRMs over these tables.
 
     W1    one-hot, batch 4,096 a rank, dim 64       the lookups of a click model
     W1d   the same at dim 128                       HugeCTR's notebook
@@ -12,8 +12,7 @@ measured DLRMs over these tables, for the training step and for inference.
     W2c   as W2s, concatenated                      concatenations of ten vectors
 
 Ids are Zipf 1.05: the probability of the row of popularity k is proportional to k^-1.05. Popularity
-is shuffled over the row numbers, so that popular rows are not neighbours. TorchRec reads the same
-ids from a file that a rank has written.
+is shuffled over the row numbers, so that popular rows are not neighbours.
 
 B samples of a rank's batch, F features (= tables), L ids of a batch, N batches.
 """
@@ -26,11 +25,12 @@ import torch
 from torch import Tensor
 
 from recapp.dataset.synthetic import CRITEO_SIZES
-from recapp.reporting.scaling import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.lookups import TableLookup
 
+# ids of a bag in MLPerf Training's DLRM-DCNv2; 214 ids per sample
+MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 EXPONENT = 1.05
 BATCHES = 6  # steps take these in turn: enough that a batch has left the caches before it recurs
 
@@ -132,6 +132,10 @@ class Workload:
         lengths = self.lengths()
         return [KeyedJaggedTensor(self.features, ids_L, lengths=lengths) for ids_L in ids_NL]
 
+    def batches(self, rank: int) -> list[KeyedJaggedTensor]:
+        """Return the batches of a rank, which steps take in turn."""
+        return self.features_of(self.draw(rank))
+
 
 def _criteo(
     name: str,
@@ -158,15 +162,6 @@ WORKLOADS = {
         _criteo("W2c", 512, 128, (10,) * 26, PoolingType.CONCAT),
     )
 }
-
-
-LOOKUPS = {
-    name: Workload(name, 1, (rows,) * 26, (128,) * 26, (1,) * 26)
-    for name, rows in (("L48k", 48_000), ("L200k", 200_000))
-}
-"""The workloads of `quantised`, for batches and bags of several sizes: 26 tables of 128 columns,
-640 MB and 2.7 GB in fp32.
-"""
 
 
 @lru_cache(maxsize=64)
@@ -231,26 +226,3 @@ MODELS = {
         NamedModel("small", 1024, 16, (512, 256, 64), (512, 256, 1)),
     )
 }
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A DLRM with the layers of `conf/model/dlrm.yaml`, which trains for one step on generated logs
-    and then scores.
-
-    Args:
-        sizes: The rows of each table.
-        dim: The columns of the tables.
-        rows: The rows of the logs, from which batches are cut.
-    """
-
-    sizes: tuple[int, ...]
-    dim: int
-    rows: int
-
-
-SERVED = {
-    "small": ServedModel(CRITEO_SIZES, 16, 32_768),
-    "large": ServedModel(CRITEO_SIZES, 128, 32_768),
-}
-"""The models of `inference`: their 26 tables take 78 and 625 MB in fp32."""

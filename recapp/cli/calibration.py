@@ -1,13 +1,15 @@
 """`recapp.plan calibrate`: time this machine and a short run, and write its hardware file."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from recapp import console
-from recapp.benchmarks.calibrate import settings_for, with_overhead
+from recapp.benchmarks.calibrate import with_overhead
 from recapp.cli.job import Job, run_on_ranks, run_recipe
 from recapp.cli.recipe_of_job import recipe_under
+from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
 from recapp.reporting.record import PREDICTED_FILE
@@ -16,6 +18,7 @@ from recapp.run.commands import OnPaper
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
 
+PATH = "hardware.yaml"  # where the settings name no file
 RUN_BATCH = 512
 """Samples per rank in the run that measures the overhead of a step."""
 RUN_STEPS = 60
@@ -27,13 +30,13 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
     devices = recipe.trainer.devices
     ranks = rank_count(devices, recipe.trainer.accelerator)
     to_stderr = recipe.format == "json"
-    timing = settings_for(recipe)
-    path = Path(timing.path)
+    path = file_of(recipe.path or PATH)
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
         rows = run_on_ranks(
-            to_plain(timing),
+            to_plain(replace(recipe, path=str(path)))
+            | {"command": "plan", "measure": "recapp.benchmarks.calibrate.calibrate"},
             replace(job, directory=Path(folder)),
-            "recapp.benchmarks.bench_worker",
+            "recapp.benchmarks.session",
             ranks,
             recipe.launch,
             to_stderr=to_stderr,
@@ -63,6 +66,24 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
     console.emit(rows, recipe.format, columns, title=title)
     if recipe.format == "text":
         print(f"\nPlan with it: topology.hardware={console.short_path(path)}")
+
+
+def file_of(path: str) -> Path:
+    """Return the absolute path of the hardware file, checked before anything is measured.
+
+    Args:
+        path: The path in the settings.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    file = Path(path).expanduser().absolute()
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        why = "is a directory" if file.is_dir() else "cannot be written"
+        raise ConfigError(
+            f"path={path}: {why}: name a file in a directory that exists, such as path={PATH}"
+        )
+    return file
 
 
 def short_run(recipe: OnPaper, ranks: int, hardware: str, data: Path) -> Train:

@@ -48,6 +48,7 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import about, record
+from recapp.run.commands import COMMANDS
 from recapp.settings import option_files
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import FLAGS, is_group, named_folders
@@ -91,6 +92,8 @@ def run(
             print(versions())
             return 0
         verb = take_verb(name, verbs, arguments)
+        if f"{name}_{verb}" in COMMANDS:  # a verb with settings of its own
+            name = f"{name}_{verb}"
         if set(HELP) & set(arguments):
             print(help_of(name, arguments), end="")
             return 0
@@ -252,25 +255,27 @@ class _Jobs:
         except BaseException as stop:
             # if the run has written its metrics, they hold how it ended
             if record.written_at(job.directory) in (None, written):
-                said = describe_stop(_signal_of(stop))
-                self._note_error(said, job, earlier, status="stopped")
+                ending = describe_stop(_signal_of(stop))
+                self._note_error(ending, job, earlier, status="stopped")
             raise
         finally:
             self.after(job)
         return None
 
     def _job(self) -> Job:
-        found = HydraConfig.get()
-        task: Any = OmegaConf.to_container(OmegaConf.create(found.overrides.task), resolve=False)
+        hydra_config = HydraConfig.get()
+        task: Any = OmegaConf.to_container(
+            OmegaConf.create(hydra_config.overrides.task), resolve=False
+        )
         typed = tuple(override for override in task if override not in self.first)
-        sweeps = found.mode is RunMode.MULTIRUN
+        sweeps = hydra_config.mode is RunMode.MULTIRUN
         return Job(
-            Path(found.runtime.output_dir),
+            Path(hydra_config.runtime.output_dir),
             typed,
-            compose.choices(found),
+            compose.choices(hydra_config),
             self.verb,
-            int(found.job.num) if sweeps else None,
-            Path(found.sweep.dir).absolute() if sweeps else None,
+            int(hydra_config.job.num) if sweeps else None,
+            Path(hydra_config.sweep.dir).absolute() if sweeps else None,
             self.folders,
         )
 
@@ -350,8 +355,8 @@ def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
         return ["hydra.run.dir=.", "hydra.output_subdir=null"]
     if rank is None:
         return []
-    given = any(override.startswith("hydra.run.dir=") for override in overrides)
-    directory = [] if given else [f"hydra.run.dir='{shared_run_directory()}'"]
+    is_named = any(override.startswith("hydra.run.dir=") for override in overrides)
+    directory = [] if is_named else [f"hydra.run.dir='{shared_run_directory()}'"]
     return directory if rank == 0 else [*directory, "hydra.output_subdir=null"]
 
 
@@ -395,9 +400,15 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str],
         raise ConfigError(f"{message}; --help lists the settings")
 
     folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # also `a=b`
-    said = [k not in folders and is_override(argument) for k, argument in enumerate(arguments)]
-    overrides = [argument for argument, is_one in zip(arguments, said, strict=True) if is_one]
-    flags = [argument for argument, is_one in zip(arguments, said, strict=True) if not is_one]
+    are_overrides = [
+        k not in folders and is_override(argument) for k, argument in enumerate(arguments)
+    ]
+    overrides = [
+        argument for argument, is_one in zip(arguments, are_overrides, strict=True) if is_one
+    ]
+    flags = [
+        argument for argument, is_one in zip(arguments, are_overrides, strict=True) if not is_one
+    ]
     parser = get_args_parser()
     vars(parser)["error"] = complain
     sweeps = bool(parser.parse_args([*flags, *overrides]).multirun)

@@ -26,13 +26,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
-from recapp.cli.stored_recipe import still_known, stored_settings
+from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.lock import new_directory
 from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.task_of_run import build_task
 from recapp.settings import option_files
-from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
+from recapp.settings.check_settings import may_be_set, names_of, override_names
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import TARGET, constructor
@@ -209,8 +209,8 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(holder, dict) and key in holder:
             value = holder[key]
             of_tables = group == "tables" and isinstance(value, dict)
-            made = {t: absolute(p) for t, p in value.items()} if of_tables else absolute(value)
-            holder = {**holder, key: made}
+            paths = {t: absolute(p) for t, p in value.items()} if of_tables else absolute(value)
+            holder = {**holder, key: paths}
             changed = holder if group is None else {**changed, group: holder}
     return changed
 
@@ -253,9 +253,9 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         OmegaConfBaseException,
     ):
         return []
-    own = override_names(overrides)
+    names_typed = override_names(overrides)
     names = override_names(chosen)
-    return [choice for name, choice in zip(names, chosen, strict=True) if name not in own]
+    return [choice for name, choice in zip(names, chosen, strict=True) if name not in names_typed]
 
 
 def overrides_that_choose(
@@ -297,8 +297,8 @@ def _default_groups(primary: str) -> set[str]:
 def _defaults_of(file: Path) -> list[Any]:
     """Return the entries of a file's defaults list."""
     content = read_yaml(file)
-    found: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
-    return found
+    entries: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
+    return entries
 
 
 def compose_over(
@@ -354,15 +354,11 @@ def compose_over(
     OmegaConf.set_struct(config, False)
     named = {override.key_or_group: override.value() for override in groups}
     chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
-    found = config.get("trust") or []
-    trust: Any = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+    packages = config.get("trust") or []
+    trust: Any = OmegaConf.to_container(packages) if OmegaConf.is_config(packages) else packages
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    plain, dropped = still_known(plain, primary)
-    for name in dropped:
-        if any(override.key_or_group == name for override in parsed):
-            raise ConfigError(unknown(name, names_of(COMMANDS[primary])))
     return checked(plain, primary, overrides) | {"choices": chosen}
 
 
@@ -396,7 +392,8 @@ def check_groups(primary: str, arguments: Sequence[str]) -> None:
     others = set(names_of(COMMANDS["train"])) - set(names_of(COMMANDS[primary]))
     for name in override_names(arguments):
         if (top := re.split(r"[./@]", name)[0]) in others and is_group(top, folders):
-            raise ConfigError(f"{name}: recapp.{primary} reads no setting of {top}: leave it out")
+            command = primary.replace("_", " ")
+            raise ConfigError(f"{name}: recapp.{command} reads no setting of {top}: leave it out")
     elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
     for name, _, value in (argument.partition("=") for argument in arguments):
         there = options(name, folders) if is_group(name, folders) else []

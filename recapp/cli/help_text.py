@@ -161,10 +161,10 @@ def comments_of(path: Path) -> Comments:
     )
     about = " ".join(_text(line) for line in lines[:top] if "@package" not in line and _text(line))
     node = yaml.compose(text)
-    found = dict(_of_mapping(node, lines, "")) if isinstance(node, yaml.MappingNode) else {}
+    comments = dict(_of_mapping(node, lines, "")) if isinstance(node, yaml.MappingNode) else {}
     listed = (yaml.safe_load(text) or {}).get("defaults", [])
     parents = tuple(str(each) for each in listed if isinstance(each, str) and each != "_self_")
-    return Comments(about, found, parents)
+    return Comments(about, comments, parents)
 
 
 # ---- the page
@@ -201,7 +201,9 @@ def _opening(
         if short and name in of_training and name not in (*file.of, "trust"):
             continue
         for key, item in leaves(value, name, _is_table):
-            words = next((found for each in (file, *parents) if (found := each.of.get(key))), "")
+            words = next(
+                (comment for each in (file, *parents) if (comment := each.of.get(key))), ""
+            )
             yield _line(key, item, words, columns)
 
 
@@ -314,8 +316,8 @@ def _comment(key: Any, value: Any, lines: list[str]) -> str:
     block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     mark = (key if block else value).end_mark
     number = mark.line
-    if number < len(lines) and (found := re.search(r"(?:^|\s)#", lines[number][mark.column :])):
-        begin = mark.column + found.end() - 1
+    if number < len(lines) and (sign := re.search(r"(?:^|\s)#", lines[number][mark.column :])):
+        begin = mark.column + sign.end() - 1
         after = range(number + 1, len(lines))
         more = takewhile(
             lambda n: lines[n].lstrip().startswith("#") and lines[n].index("#") >= begin - 4, after

@@ -88,10 +88,10 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
         return no_such_option(group, option, error.options or ())
     text = str(error) or str(cause)
     for pattern, advice in ADVICE:
-        if found := re.search(pattern, text):
-            return advice.format(*found.groups())
-    if found := OTHER_KIND.search(f"{text}\n{cause}"):
-        name, kind = found.groups()
+        if match := re.search(pattern, text):
+            return advice.format(*match.groups())
+    if match := OTHER_KIND.search(f"{text}\n{cause}"):
+        name, kind = match.groups()
         if not name:  # in the file of an option
             return (
                 f"{text.partition(':')[0]}: a setting is a mapping where the chosen options have a "
@@ -101,8 +101,8 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
         form = f"a list, {name}=[...]" if kind == "list" else f"a mapping, {name}={{NAME: ...}}"
         return f"{override.lstrip('+') or name}: the chosen options have another kind: give {form}"
     known = list(known)
-    if found := re.search(r"Could not override '([^']+)'\.", text):
-        return _unknown(found[1], known)
+    if match := re.search(r"Could not override '([^']+)'\.", text):
+        return _unknown(match[1], known)
     if (
         isinstance(cause, OmegaConfBaseException)
         and cause.full_key

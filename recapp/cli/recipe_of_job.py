@@ -151,7 +151,7 @@ def check_sweep(
         HydraException: A setting or an option does not exist.
     """
     parser = OverridesParser.create()
-    values = [found for text in overrides if (found := _values(parser.parse_override(text), text))]
+    values = [texts for text in overrides if (texts := _values(parser.parse_override(text), text))]
     first_values = [of_one[0] for of_one in values]
     whole = compose.compose(command, [*first, *first_values], folders)
     _check(compose.without_hydra(whole), command, first_values)

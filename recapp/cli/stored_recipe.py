@@ -10,11 +10,10 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recapp.console import note
 from recapp.errors import CheckpointError, ConfigError
 from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.recipe import Recipe, Train
-from recapp.settings.check_settings import known_part, override_names
+from recapp.settings.check_settings import override_names
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import fields_of, parts_of
 from recapp.stored.trust import judged, marked
@@ -41,9 +40,8 @@ def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:
         CheckpointError: The settings are damaged, or name a constructor that may not be called.
         ArtefactError: The settings are damaged.
     """
-    settings = judged(stored_settings(manifest.config, "predict"), trust)
-    choices = settings.pop("choices", {})
-    plain = still_known(settings, "eval")[0]
+    plain = judged(stored_settings(manifest.config, "predict"), trust)
+    choices = plain.pop("choices", {})
     if "tables" in plain:
         plain["tables"] = in_recapp_words(plain["tables"])
     more = {"choices": choices, "trust": list(trust)}
@@ -83,18 +81,6 @@ def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]
     left_out = (*OF_THE_INVOCATION, *(["metrics"] if command in SCORING else []))
     taken = {name: value for name, value in settings.items() if name not in left_out}
     return marked(taken | ({"logger": {}} if command in READING else {}))
-
-
-def still_known(plain: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the stored settings that a command still has, and the dotted names of the others; note
-    those.
-    """
-    known, dropped = known_part(plain, COMMANDS[command])
-    if dropped:
-        note(
-            f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out"
-        )
-    return known, dropped
 
 
 def as_scored(recipe: R, overrides: Sequence[str]) -> R:

@@ -5,9 +5,11 @@ their order in the matrix fits the plan, else a copy.
 
 Rows of several tables may lie in one matrix, table by table. A rank that holds whole tables reads
 that matrix without a copy, for any number of tables. A rank that holds some rows or columns of
-tables copies those.
+tables copies those. The row files of an artefact are mapped into memory (`mapped_tables`): pages
+are read on first use, and processes share them.
 """
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,9 +27,11 @@ from recapp.engine.read_only_store import (
     values_of,
 )
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.inference.storage import stored
+from recapp.inference.storage import held, row_bytes, stored
 from recapp.kernels.quantised import QuantisedRows
 from recapp.sharding.layout import Piece
+from recapp.stored.model_manifests import StoredTable
+from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import RUNS, first_position, keys_of
 from recapp.tables.initial import values_of_hash
@@ -112,16 +116,16 @@ class HeldTables:
         """Return the positions of the keys of some pieces, and the offset of each strip in them."""
         counts = [sum(len(r) for p, r in parts if p.strip == strip) for strip in strips]
         edges = [0, *accumulate(counts)]
-        held = [(self._table(group, p.strip), r) for p, r in parts if len(r)]
-        if not held:
+        sources = [(self._table(group, p.strip), r) for p, r in parts if len(r)]
+        if not sources:
             return torch.empty(0, dtype=torch.int64), edges
-        keys = held[0][0].keys
+        keys = sources[0][0].keys
         assert keys is not None
-        if all(table.keys is keys for table, _ in held):
-            spans = [(t.first_row + r.start, t.first_row + r.stop) for t, r in held]
+        if all(table.keys is keys for table, _ in sources):
+            spans = [(t.first_row + r.start, t.first_row + r.stop) for t, r in sources]
             slices = [keys[slice(*span)] for span in _merged(spans)]
         else:
-            slices = [t.positions[r.start : r.stop] for t, r in held if t.positions is not None]
+            slices = [t.positions[r.start : r.stop] for t, r in sources if t.positions is not None]
         return slices[0] if len(slices) == 1 else torch.cat(slices), edges
 
     def _rows_of(self, group: StoredGroup, piece: Piece) -> range:
@@ -201,3 +205,72 @@ def _columns(rows: Held, cols: range) -> Held:
     if isinstance(rows, QuantisedRows):
         return rows.strip_of(range(len(rows)), cols)
     return rows if len(cols) == rows.shape[1] else rows[:, cols.start : cols.stop].contiguous()
+
+
+def mapped_tables(artefact: Artefact) -> HeldTables:
+    """Return the tables of an artefact.
+
+    Raises:
+        ArtefactError: A file is missing, smaller than its tables, or of another data type.
+    """
+    raw = {file: _map(artefact, file) for file in _files_of(artefact)}
+    rows: dict[str, Held] = {}
+    keys: dict[str, Tensor] = {}
+    tables = {}
+    kinds: dict[str, tuple[object, ...]] = {}
+    for t in artefact.manifest.tables:
+        kind = (t.storage, t.dim, t.keys)
+        if kinds.setdefault(t.file, kind) != kind:
+            raise artefact.damaged(f"table {t.name} is not stored as the other tables of {t.file}")
+        if t.file not in rows:
+            rows[t.file] = _rows(artefact, t, raw[t.file])
+        end = t.first_row + t.rows
+        if len(raw[t.file]) < end * row_bytes(t.data_type, t.dim):
+            raise artefact.damaged(f"table {t.name} has rows that {t.file} has not")
+        if t.keys is not None:
+            if t.keys not in keys:
+                keys[t.keys] = _keys(artefact, t.keys, raw[t.keys])
+            if len(keys[t.keys]) < end:
+                raise artefact.damaged(f"table {t.name} has keys that {t.keys} has not")
+        tables[t.name] = HeldTable(
+            t.data_type,
+            t.dim,
+            rows[t.file],
+            t.first_row,
+            t.rows,
+            None if t.keys is None else keys[t.keys],
+            t.start_hash,
+            t.start_range,
+        )
+    return HeldTables(tables)
+
+
+def _files_of(artefact: Artefact) -> list[str]:
+    files = {
+        file for t in artefact.manifest.tables for file in (t.file, t.keys) if file is not None
+    }
+    return sorted(files)
+
+
+def _rows(artefact: Artefact, table: StoredTable, raw: Tensor) -> Held:
+    """Return all rows of a table's file."""
+    width = row_bytes(table.data_type, table.dim)
+    if len(raw) % width:
+        raise artefact.damaged(f"{table.file} has no whole number of rows of table {table.name}")
+    return held(raw.view(-1, width), table.data_type, table.dim)
+
+
+def _keys(artefact: Artefact, file: str, raw: Tensor) -> Tensor:
+    """Return the positions of all keys of a file."""
+    if len(raw) % torch.int64.itemsize:
+        raise artefact.damaged(f"{file} has no whole number of keys")
+    return raw.view(torch.int64)
+
+
+def _map(artefact: Artefact, file: str) -> Tensor:
+    """Return the bytes of a file as a mapped tensor."""
+    if not artefact.manifest.files[file]["bytes"]:
+        return torch.empty(0, dtype=torch.uint8)
+    # a private map is writable; torch requires writable memory
+    mapped = mmap.mmap(artefact.opened(file).fileno(), 0, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(mapped, dtype=torch.uint8)

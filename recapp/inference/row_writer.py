@@ -1,7 +1,7 @@
 """Write the row files of an artefact, table by table, in bounded memory.
 
 A file holds the tables of one data type and one number of columns, in the order of the model. The
-store of a single rank needs this order (`recapp/inference/mapped_rows.py`).
+store of a single rank needs this order (`recapp/inference/held_tables.py`).
 """
 
 import zlib

@@ -33,9 +33,14 @@ from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.planner.choose_modes import initial_plan
-from recapp.planner.constraints import Constraints, constraints_of
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
-from recapp.planner.options import Option, constrained_statistics, options_of
+from recapp.planner.options import (
+    Constraints,
+    Option,
+    constrained_statistics,
+    constraints_of,
+    options_of,
+)
 from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.rank_memory import bytes_per_rank, check_memory, check_reserve, weight_bytes

@@ -180,6 +180,14 @@ def give_back_unused() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
+def settled_bytes() -> int:
+    """Return unused memory to the system, and return the resident bytes that are left; 0 where the
+    system does not report them.
+    """
+    give_back_unused()
+    return resident_bytes() or 0
+
+
 def _bytes_of(file: Path, field: str) -> int | None:
     """Return a field of a file in /proc in bytes (the file has kilobytes); None where there is no
     such field.

@@ -193,7 +193,7 @@ def differences(a: Path, b: Path) -> list[dict[str, Any]]:
     values `a` and `b`, the `difference` b - a, the ends `low` and `high` of its 95 % interval, and
     the `verdict`.
 
-    The bootstrap gives a row the same weight in both evaluations (`recapp/tasks/bootstrap.py`), so
+    The bootstrap (`recapp/tasks/detail_metrics.py`) gives a row the same weight in both, so
     what makes the rows hard for both models cancels (a paired bootstrap; Efron and Tibshirani 1993,
     "An Introduction to the Bootstrap").
 

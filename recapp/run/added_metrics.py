@@ -17,13 +17,11 @@ from recapp.errors import ConfigError
 from recapp.metrics import MAE, RMSE, click_metrics
 from recapp.run.constructors import make
 from recapp.settings.records import Constructor
-from recapp.tasks.added import Added, Sample
-from recapp.tasks.bootstrap import Bootstrap
+from recapp.tasks.detail_metrics import Bootstrap, Buckets, Sample, Slices
 from recapp.tasks.group_auc import GroupAUC
 from recapp.tasks.measures import Measure
 from recapp.tasks.metric_settings import GAUC, MetricSettings
-from recapp.tasks.slices import Buckets, Slices
-from recapp.tasks.task import Output, Task
+from recapp.tasks.task import Added, Output, Task
 
 REPLICATED = (
     "auc",

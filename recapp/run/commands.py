@@ -4,7 +4,7 @@ plain settings, from Hydra or from a file -> checked -> record
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
@@ -67,43 +67,113 @@ class OnPaper(Recipe):
     weak_batch: Positive = 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """The group `bench`: the plans and models to measure, and the systems to compare them with."""
-
-    plan: str | tuple[str, ...] | None = None
-    model: str | tuple[str, ...] | None = None
-    torchrec_python: str | None = None
-    baseline: str | None = None
-    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+Transport = Literal["auto", "gloo", "shared_memory"]
+Workloads = Literal["W1", "W1d", "W2", "W2m", "W3", "W4", "W1s", "W2s", "W2c"]
+Dlrms = Literal["hugectr_d128", "hugectr_d64", "small"]
+Ids = Literal["uniform", "zipf"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Command):
-    """The settings of `python -m recapp.bench`."""
+    """The settings of every verb of `python -m recapp.bench`.
 
-    workload: str | tuple[str, ...] | None = None
-    threads: Positive | tuple[Positive, ...] | None = None
-    transport: str | tuple[str, ...] = "auto"
-    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
-    keep_freed_memory: bool = True
-    ranks: Positive = 2
+    Raises:
+        ConfigError: A setting is an empty list.
+    """
+
     rounds: Positive = 7
     round_seconds: Annotated[float, Within(above=0)] = 0.5
-    batch_size: Positive | tuple[Positive, ...] | None = None
-    ids: Literal["uniform", "zipf"] | tuple[Literal["uniform", "zipf"], ...] = "uniform"
-    compile: bool | None = None
-    quantize: Quantize | tuple[Quantize, ...] | None = None
-    bag: Positive = 10
-    keys: Positive = 10_000_000
-    artefact: str | None = None
-    protocol: str | tuple[str, ...] | None = None
-    load: tuple[Annotated[float, Within(above=0, most=10)], ...] = (0.25, 0.5, 0.75, 1.25)
-    cache: Literal["warm", "cold"] | tuple[Literal["warm", "cold"], ...] = "warm"
-    bench: Benchmark = composed()
-    tables: TablesOfDataset | ListedTables = composed()
-    dataset: DataSettings = composed()
+    keep_freed_memory: bool = True
     launch: LaunchSettings = composed()
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value == ():
+                raise ConfigError(f"{name}=[]: give at least one value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOnRanks(Bench):
+    """The settings of the verbs that measure ranks under plans."""
+
+    ranks: Positive = 2
+    threads: Positive | None = None
+    transport: Transport = "auto"
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    plans: str | tuple[str, ...] = "table_wise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchStep(BenchOnRanks):
+    """The settings of `bench step`."""
+
+    workload: Workloads | tuple[Workloads, ...] = "W1"
+    plans: str | tuple[str, ...] = (
+        "table_wise",
+        "row_wise",
+        "column_wise",
+        "data_parallel",
+        "mixed",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain(BenchOnRanks):
+    """The settings of `bench train`."""
+
+    models: Dlrms | tuple[Dlrms, ...] = "small"
+    compile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchStrategies(BenchOnRanks):
+    """The settings of `bench strategies`.
+
+    Raises:
+        ConfigError: The tables are not listed.
+    """
+
+    tables: TablesOfDataset | ListedTables = composed()
+    plans: str | tuple[str, ...] = BenchStep.plans
+    batch_size: Positive | tuple[Positive, ...] = (32, 4096)
+    ids: Ids | tuple[Ids, ...] = "uniform"
+    bag: Positive = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tables, ListedTables):
+            raise ConfigError("tables: strategies needs listed tables: set tables=sample")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchData(BenchOnRanks):
+    """The settings of `bench data`.
+
+    Raises:
+        ConfigError: The logs have other columns than Criteo's.
+    """
+
+    models: Dlrms | tuple[Dlrms, ...] = "small"
+    dataset: DataSettings = composed()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset.naming != "criteo":
+            raise ConfigError(
+                f"dataset.naming={self.dataset.naming}: data trains DLRMs over Criteo's columns; "
+                "use dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchInference(Bench):
+    """The settings of `bench inference`."""
+
+    artefact: str = composed()
+    quantize: Quantize | tuple[Quantize, ...] = ("none", "int8")
+    batch_size: Positive | tuple[Positive, ...] = (1, 64, 4096)
+    threads: Positive | tuple[Positive, ...] = (1, 2)
+    compile: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +209,15 @@ COMMANDS: dict[str, type[Command]] = {
     "export": ExportCommand,
     "plan": OnPaper,
     "bench": Bench,
+    "bench_step": BenchStep,
+    "bench_train": BenchTrain,
+    "bench_strategies": BenchStrategies,
+    "bench_data": BenchData,
+    "bench_inference": BenchInference,
     "report": Report,
     "serve": Serve,
 }
-"""The settings of each command, by its name."""
+"""The settings of each command, by its name; those of a verb of `bench` by both names."""
 
 OF_RANKS = ("train", "eval", "predict")
 """The commands that start ranks for a recipe."""
@@ -152,19 +227,7 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
-    "bench": (
-        "kernels",
-        "quantised",
-        "memory",
-        "step",
-        "train",
-        "strategies",
-        "data",
-        "dynamic",
-        "inference",
-        "serve",
-        "start",
-    ),
+    "bench": ("step", "train", "strategies", "data", "inference"),
     "report": ("compare",),
 }
 """The verbs of commands: a verb is the first word after the command. `report` needs none."""

@@ -15,8 +15,8 @@ from dataclasses import replace
 from recapp.errors import PlanError, suggest
 from recapp.optim.named_rules import rules_of
 from recapp.planner.buffers import with_reserve
-from recapp.planner.constraints import MODES, Constraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
+from recapp.planner.options import MODES, Constraints
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of

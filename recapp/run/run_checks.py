@@ -45,7 +45,6 @@ from recapp.stored.block_files import by
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.start_values import check_values as check_start_files
-from recapp.stored.stored_model import read_stored
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import OutsideTable
 from recapp.tables.lookups import TableLookup
@@ -86,32 +85,33 @@ def check_run(recipe: Train) -> None:
         )
 
 
-def check_measuring(recipe: Train, *, test: bool) -> None:
+def check_measuring(recipe: Train, manifest: Manifest, *, test: bool) -> None:
     """Check a run that measures a stored model, and print what is odd about its data.
 
     Args:
         recipe: The recipe of the run.
+        manifest: The manifest of the model.
         test: Whether it measures on `dataset.test_path`.
 
     Raises:
         RecappError: The first mistake.
     """
-    check_scoring(recipe)
+    check_scoring(recipe, manifest)
     check_data(recipe, test=test)
 
 
-def check_scoring(recipe: Train) -> None:
+def check_scoring(recipe: Train, manifest: Manifest) -> None:
     """Check that a stored model fits the settings of a run that scores.
 
     Args:
         recipe: The recipe of the run.
+        manifest: The manifest of the model.
 
     Raises:
         RecappError: The first mistake.
     """
-    assert recipe.ckpt_path is not None
     check_constructors(recipe, ("model", "task"))
-    check_tables(recipe, read_stored(recipe.ckpt_path))
+    check_tables(recipe, manifest)
 
 
 # ---- data
@@ -492,9 +492,9 @@ def _check_table(manifest: Manifest, table: EmbeddingConfig, rows: int | None) -
             f"table {table.name} {kinds[not stored.dynamic]} in the {kind.name}, but "
             f"{kinds[stored.dynamic]} by the settings: {AS_BEFORE}"
         )
-    wanted = (stored.rows if stored.dynamic or rows is None else rows, table.embedding_dim)
-    if stored[:2] != wanted:
+    shape = (stored.rows if stored.dynamic or rows is None else rows, table.embedding_dim)
+    if stored[:2] != shape:
         raise kind.error(
-            f"table {table.name} is {by(stored[:2])} in the {kind.name}, but {by(wanted)} by the "
+            f"table {table.name} is {by(stored[:2])} in the {kind.name}, but {by(shape)} by the "
             f"settings: {AS_BEFORE}"
         )

@@ -10,7 +10,7 @@ mapped. No other file asks which kind a stored model is.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -18,15 +18,15 @@ from recapp import console
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.placed_model import placed, together
 from recapp.processes.rank_environment import is_first
 from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
-from recapp.run.recipe import Train
+from recapp.run.recipe import Recipe, Train
 from recapp.stored.checkpoint import load_together
 from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
-from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, open_stored
+from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
 from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.communicator import Comm
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from recapp.run.training import RankModel
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
 
-from recapp.run.recipe import Recipe
 from recapp.stored.derived_values import DERIVED_FILE
 from recapp.stored.model_manifests import META, CheckpointManifest
 
@@ -104,9 +102,9 @@ class TrainedCheckpoint:
         """
         from recapp.run.training import RankModel, build_module, build_strategy
 
-        strategy = build_strategy(recipe, training=False)
-        if not isinstance(recipe, Eval):
-            strategy.modes = {}  # the modes of training belong to its number of ranks
+        # the modes of training belong to its number of ranks, and so do the scores of validation
+        manifest = self.stored.manifest if isinstance(recipe, Eval) else None
+        strategy = build_strategy(recipe, training=False, resumed=manifest)
         module = build_module(recipe, partial(build_model, recipe))
         return RankModel(module, strategy, str(self.stored.path))
 
@@ -182,19 +180,25 @@ def trained(stored: StoredModel) -> TrainedCheckpoint | TrainedArtefact:
     return TrainedArtefact(stored) if isinstance(stored, Artefact) else TrainedCheckpoint(stored)
 
 
-def model_on_ranks(recipe: Train) -> "RankModel":
-    """Return the module and strategy that score with the model `ckpt_path`. Every rank calls it.
+T = TypeVar("T", bound=Train)
+R = TypeVar("R", bound=Recipe)
+
+
+def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
+    """Open the stored model `ckpt_path` of a run that scores. Return the recipe with its columns,
+    and the model, which is handed down: a rank opens it once.
 
     Raises:
         CheckpointError: The model does not exist, or is damaged.
         ArtefactError: The same for an artefact.
     """
+
+    def wanted(manifest: Any) -> set[str]:
+        return {*files_in_use(manifest), *files_of_values(manifest, recipe)}
+
     assert recipe.ckpt_path is not None
-    return trained(open_stored(recipe.ckpt_path)).on_ranks(recipe)
-
-
-T = TypeVar("T", bound=Train)
-R = TypeVar("R", bound=Recipe)
+    stored = open_stored(recipe.ckpt_path, wanted=wanted)
+    return with_columns_of(recipe, stored), trained(stored)
 
 
 def with_stored_columns(recipe: T) -> T:

@@ -49,6 +49,7 @@ from recapp.settings.records import Constructor, constructor, to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
@@ -429,6 +430,7 @@ def build_strategy(
     recipe: Train,
     *,
     training: bool,
+    resumed: CheckpointManifest | None = None,
     make_store: Callable[[StoredGroup], RowStore] | None = None,
     sized: Callable[[], Recipe] | None = None,
 ) -> EmbeddingShardingStrategy:
@@ -437,14 +439,13 @@ def build_strategy(
     Args:
         recipe: The recipe.
         training: Whether tables are updated; evaluation holds no optimiser state.
-        make_store: Makes the store of each group, with its rows; None fills the stores from
-            `ckpt_path`, if set.
+        resumed: The manifest of a checkpoint whose tables keep their modes.
+        make_store: Makes the store of each group, with its rows; None leaves them to be filled.
         sized: Returns the recipe with the sizes of tables that the data module found; None uses
             `recipe`.
     """
     now = sized or (lambda: recipe)
-    filled = recipe.ckpt_path if make_store is None else None
-    stored = read_manifest(filled).plan.tables if filled else {}
+    stored = resumed.plan.tables if resumed else {}
     topology = recipe.topology
     engine = recipe.engine
     reserve = topology.reserve_bytes

@@ -148,8 +148,7 @@ class Server:
 
     async def page(self, request: Request) -> Response:
         """Return the page for people."""
-        page = page_of(self.model.current(), self.version)
-        return Response(page.html, headers=page.headers, media_type="text/html")
+        return page_of(self.model.current(), self.version)
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics as Prometheus text."""

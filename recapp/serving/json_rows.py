@@ -12,7 +12,9 @@ takes minutes for a type of a thousand levels, and a body of a few kilobytes can
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from heapq import nsmallest
 from typing import Any
 
@@ -27,7 +29,10 @@ from recapp.serving.served_model import Served
 from recapp.serving.tensors import column_of, scalars_of
 from recapp.tasks.task import one_or_all
 
-MISSPELT_LETTERS = 4  # shorter names must be equal: I1 is not a misspelt C1
+ALIKE = 0.8  # share of equal letters of a misspelt name: I1 is not a misspelt C1
+LONGEST = 100  # letters of a name that may be misspelt
+MOST_OTHERS = 100  # fields that are compared with the features
+NULL = "null is a missing value"
 WHOLE_FLOATS = 2**53  # below, each integer is a float of its own
 SHOWN = 5  # the most fields that an error lists
 
@@ -57,69 +62,50 @@ def read_rows(
     return Question(table, lambda outputs: _reply(served, outputs))
 
 
-def _check_names(rows: Sequence[Mapping[str, Any]], features: Sequence[str]) -> None:
+def _check_names(rows: Sequence[Mapping[str, Any]], features: tuple[str, ...]) -> None:
     """Check that each feature is in some row, and that no row misspells a feature.
 
     Raises:
         Refused: A feature is in no row, or a row misspells a feature; the error names both.
     """
-    here = {name for row in rows for name in row}
-    others = here.difference(features)
-    misspelt = _misspelt(others, features) if others else {}
+    names = {name for row in rows for name in row}
+    others = nsmallest(MOST_OTHERS, names.difference(features))
+    misspelt = {field: name for field in others if (name := _meant(field, features))}
     for name in features:
-        if name not in here:
-            raise bad(f"feature {name}: missing in every row; {_meant(name, others, misspelt)}")
+        if name not in names:
+            near = [field for field in misspelt if misspelt[field] == name]
+            hint = f"did you mean to write {name} for {near[0]:.80}?" if near else NULL
+            if others and not near:
+                hint += (
+                    f"; of other names the rows have {', '.join(x[:80] for x in others[:SHOWN])}"
+                )
+            raise bad(f"feature {name}: missing in every row; {hint}")
     for number, row in enumerate(rows if misspelt else ()):
-        for field in row:
-            for name in misspelt.get(field, ()):
-                if name not in row:
-                    raise bad(
-                        f"feature {name}: missing in row {number}, which has {field[:80]}; write "
-                        f"{name} instead, or null for {name}"
-                    )
+        for field in misspelt.keys() & row.keys():
+            name = misspelt[field]
+            if name not in row:
+                raise bad(
+                    f"feature {name}: missing in row {number}, which has {field:.80}; write {name} "
+                    f"instead, or null for {name}"
+                )
 
 
-def _meant(name: str, others: Set[str], misspelt: Mapping[str, Sequence[str]]) -> str:
-    """Return a hint for an error about a missing feature."""
-    found = sorted(field for field, names in misspelt.items() if name in names)
-    if found:
-        return f"did you mean to write {name} for {found[0][:80]}?"
-    if others:
-        shown = ", ".join(field[:80] for field in nsmallest(SHOWN, others))
-        more = ", ..." if len(others) > SHOWN else ""
-        return f"null is a missing value; of other names the rows have {shown}{more}"
-    return "null is a missing value"
-
-
-def _misspelt(others: Set[str], features: Sequence[str]) -> dict[str, list[str]]:
-    """Return the fields that look like a misspelt feature, with those features.
-
-    The time grows with the number of letters, not with the product of fields and features.
+@lru_cache(4096)  # requests repeat their fields
+def _meant(field: str, features: tuple[str, ...]) -> str:
+    """Return the feature that a field misspells; empty if there is none. The digits must be equal,
+    because they distinguish the columns of a log.
     """
-    wanted: dict[str, list[str]] = {}
-    for name in features:
-        for spelling in _spellings(name):
-            wanted.setdefault(spelling, []).append(name)
-    longest = max(map(len, features), default=0) + 2  # one letter and one sign more
-    found = {}
-    for field in others:
-        if len(field) <= longest:
-            names = {name for each in _spellings(field) for name in wanted.get(each, ())}
-            if names:
-                found[field] = sorted(names)
-    return found
+    plain = {_plain(name): name for name in features if _digits(name) == _digits(field)}
+    near = get_close_matches(_plain(field), plain, 1, ALIKE) if len(field) <= LONGEST else []
+    return plain[near[0]] if near else ""
 
 
-def _spellings(name: str) -> set[str]:
-    """Return a name in lower case without signs, and all forms of it with one letter less (not for
-    a short name).
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.casefold()))
 
-    Two names that share a spelling count as the same name, misspelt. Digits stay, because they
-    distinguish the columns of a log.
-    """
-    plain = "".join(filter(str.isalnum, name.casefold()))
-    some = range(len(plain)) if len(plain) >= MISSPELT_LETTERS else ()
-    return {plain, *(plain[:n] + plain[n + 1 :] for n in some if not plain[n].isdecimal())}
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdecimal, name))
 
 
 def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:

@@ -1,13 +1,11 @@
 "use strict";
-// Reads /metrics once a second and draws the last two minutes; sends the rows of the text field.
-const SECONDS = 120;
+// Reads /metrics once a second and shows its rates; sends the rows of the text field.
 const WINDOW = 5;      // seconds that a quantile is of
 const LINES = 24;      // of rows to try, unless one row has more
 const model = document.body.dataset.model;
 const of = id => document.getElementById(id);
 const base = "/v2/models/" + encodeURIComponent(model);
 const samples = [];    // {at, requests, refused, rows, batches, buckets}
-const drawn = [];      // {at, p50, p99, rate, rows}
 
 // ---- what the server has counted
 
@@ -75,87 +73,18 @@ const short = value => value === null ? "–" : value >= 100 ? Math.round(value)
   : value >= 10 ? value.toFixed(1) : value.toFixed(2).replace(/^0\.00$/, "0");
 
 function show(now, last, first) {
-  const seconds = now.at - last.at;
-  const point = { at: now.at, p50: quantile(.5, now, first), p99: quantile(.99, now, first),
-    rate: (now.requests - last.requests) / seconds, rows: (now.rows - last.rows) / seconds };
-  drawn.push(point);
-  while (drawn.length && drawn[0].at < now.at - SECONDS) drawn.shift();
-  const batches = now.batches - first.batches;
-  of("rate").textContent = short(point.rate);
-  of("p50").textContent = point.p50 === null ? "–" : short(point.p50) + " ms";
-  of("p99").textContent = point.p99 === null ? "–" : short(point.p99) + " ms";
+  const seconds = now.at - last.at, batches = now.batches - first.batches;
+  const latency = share => {
+    const value = quantile(share, now, first);
+    return value === null ? "–" : short(value) + " ms";
+  };
+  of("rate").textContent = short((now.requests - last.requests) / seconds);
+  of("p50").textContent = latency(.5);
+  of("p99").textContent = latency(.99);
   of("batch").textContent = batches ? short((now.rows - first.rows) / batches) : "–";
   of("total").textContent = now.requests.toLocaleString("en");
   of("refused").textContent = short((now.refused - last.refused) / seconds);
   of("memory").textContent = Math.round(now.memory / 1e6).toLocaleString("en") + " MB";
-  draw();
-}
-
-// ---- pictures
-
-function element(kind, attributes, text) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-function ticks(most) {
-  const power = 10 ** Math.floor(Math.log10(most || 1));
-  const step = [.2, .5, 1, 2, 5, 10].map(m => m * power).find(s => most / s <= 4.5);
-  const found = [];
-  for (let value = 0; value < most + step * .999; value += step) found.push(value);
-  return found;
-}
-
-function chart(svg, lines) {
-  const width = svg.clientWidth, height = svg.clientHeight;
-  const left = 44, right = 70, top = 10, bottom = 24;
-  const now = drawn.length ? drawn[drawn.length - 1].at : 0;
-  const values = lines.flatMap(line => drawn.map(p => p[line.key]).filter(v => v !== null));
-  const marks = ticks(Math.max(0, ...values) || 1);
-  const most = marks[marks.length - 1];
-  const x = at => left + (width - left - right) * (1 - (now - at) / SECONDS);
-  const y = value => height - bottom - (height - top - bottom) * value / most;
-  svg.replaceChildren();
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  for (const mark of values.length ? marks : [0]) {
-    svg.append(element("line",
-      { class: "grid", x1: left, x2: width - right, y1: y(mark), y2: y(mark) }));
-    svg.append(element("text", { x: left - 6, y: y(mark) + 4, "text-anchor": "end" },
-      Number(mark.toPrecision(3)).toLocaleString("en")));
-  }
-  for (const [ago, text] of [[SECONDS, "2 min ago"], [SECONDS / 2, "1 min"], [0, "now"]])
-    svg.append(element("text", { x: x(now - ago), y: height - 6,
-      "text-anchor": ago === SECONDS ? "start" : ago ? "middle" : "end" }, text));
-  if (!values.length)
-    svg.append(element("text", { x: (left + width - right) / 2, y: height / 2,
-      "text-anchor": "middle" }, performance.now() < SECONDS * 1e3
-      ? "no request was answered since this page was opened"
-      : "no request was answered in the last two minutes"));
-  const ends = [];
-  for (const line of lines) {
-    let path = "", pen = "M";
-    for (const point of drawn) {
-      if (point[line.key] === null) { pen = "M"; continue; }
-      path += `${pen}${x(point.at).toFixed(1)} ${y(point[line.key]).toFixed(1)}`;
-      pen = "L";
-      line.end = point;
-    }
-    svg.append(element("path", { class: line.kind, d: path }));
-    if (line.end) ends.push([y(line.end[line.key]), line]);
-  }
-  ends.sort((a, b) => a[0] - b[0]);
-  if (ends.length > 1 && ends[1][0] - ends[0][0] < 15) ends[1][0] = ends[0][0] + 15;
-  for (const [at, line] of ends)
-    svg.append(element("text", { class: line.kind, x: width - right + 6, y: at + 4 }, line.name));
-}
-
-function draw() {
-  chart(of("latency"), [{ key: "p50", kind: "first", name: "median" },
-    { key: "p99", kind: "second", name: "99 %" }]);
-  chart(of("throughput"), [{ key: "rate", kind: "first", name: "requests" },
-    { key: "rows", kind: "second", name: "rows" }]);
 }
 
 // ---- a request to try
@@ -251,7 +180,5 @@ function steps(took, timing) {
 
 of("send").addEventListener("click", send);
 of("reset").addEventListener("click", example);
-addEventListener("resize", draw);
-draw();
 example();
 look();

@@ -1,4 +1,4 @@
-"""The page at `/`: the model, an example request, and live charts of latency and throughput.
+"""The page at `/`: the model, an example request, and the present latency and throughput.
 
     Served -> HTML with its style and script inside; the script reads /metrics once a second
 
@@ -9,33 +9,20 @@ only the style and the script whose hashes it lists.
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib import resources
 from typing import Any
 
+from starlette.responses import HTMLResponse, Response
+
 from recapp.console import Column, readable
 from recapp.serving.served_model import Served
 
 LEFT_OUT = ("path",)  # visitors of the page need not know the path of the model
-KINDS = {"FP32": "number", "INT64": "integer ids", "BYTES": "ids, integers or text"}
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """An HTML page with its headers.
-
-    Args:
-        html: The text of the page.
-        headers: The HTTP headers, with the rules for the browser.
-    """
-
-    html: str
-    headers: Mapping[str, str]
-
-
-def page_of(served: Served, version: str) -> Page:
+def page_of(served: Served, version: str) -> Response:
     """Return the page of a model in service.
 
     Args:
@@ -50,8 +37,10 @@ def page_of(served: Served, version: str) -> Page:
         "name": escape(readable(served.name)),
         "version": escape(readable(served.version)),
         "facts": _facts(served.scorer.info),
-        "features": _features(served),
-        "count": str(len(served.features)),
+        "features": _folded(
+            "features, all of them needed in every request",
+            [{"name": name, "datatype": served.datatype(name)} for name in served.features],
+        ),
         "recapp": escape(version),
     }
     html = _file("model_page.html")
@@ -68,7 +57,7 @@ def page_of(served: Served, version: str) -> Page:
         "referrer-policy": "no-referrer",
         "cache-control": "no-store",
     }
-    return Page(html, headers)
+    return HTMLResponse(html, headers=headers)
 
 
 @cache
@@ -114,11 +103,3 @@ def _folded(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     title = f"{len(rows)} {escape(readable(name))}"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<details><summary>{title}</summary><div class="scroll">{table}</div></details>'
-
-
-def _features(served: Served) -> str:
-    return "".join(
-        f"<tr><td>{escape(readable(name))}</td><td>{served.datatype(name)}</td>"
-        f"<td>{KINDS[served.datatype(name)]}</td></tr>"
-        for name in served.features
-    )

@@ -84,12 +84,6 @@ def checked(
     return checker.group(dict(config), kind, "")
 
 
-def known_part(stored: Mapping[str, Any], kind: type) -> tuple[dict[str, Any], list[str]]:
-    """Return the checkpoint's settings that still exist, and the dotted names of the others."""
-    dropped: list[str] = []
-    return _known(dict(stored), kind, "", dropped), dropped
-
-
 def names_of(kind: type) -> list[str]:
     """Return the dotted names of a record's settings and groups, but not of a `_target_`'s
     arguments.
@@ -104,12 +98,12 @@ def may_be_set(config: Mapping[str, Any], kind: type) -> list[str]:
         config: Plain settings of a command.
         kind: The record of the command's settings.
     """
-    found = []
+    names = []
     for key, (annotation, _) in fields_of(kind).items():
         groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
         if groups and isinstance(value := config.get(key), dict):
-            found += [f"{key}.{field}" for field in fields_of(closest(value, groups))]
-    return found
+            names += [f"{key}.{field}" for field in fields_of(closest(value, groups))]
+    return names
 
 
 def override_names(overrides: Iterable[str]) -> list[str]:
@@ -149,8 +143,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
         return f'{name}: tables are named in a mapping: "{rules}={{{table}: {{rule: sgd}}}}"'
     same = [key for key in known if key.rpartition(".")[2] == leaf][:3]
     beside, close = _close(name, known)
-    if found := close or same or (not beside and _close(home, known)[1]):
-        return f"unknown setting {name}: {meant(found)}"
+    if similar := close or same or (not beside and _close(home, known)[1]):
+        return f"unknown setting {name}: {meant(similar)}"
     instead = next((says for pattern, says in INSTEAD.items() if re.fullmatch(pattern, name)), "")
     there = beside or _close(home, known)[0] or known
     return f"unknown setting {name}: {instead or listed(there)}"
@@ -190,11 +184,11 @@ class _Checker:
         others = {*parts_of(annotation)} - {*groups, type(None)}
         if groups and not others and not (value is None and type(None) in parts_of(annotation)):
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
-        if made := made_of(annotation):
+        if mark := made_of(annotation):
             return (
                 value
                 if value is None and type(None) in parts_of(annotation)
-                else self.constructor(value, made, name)
+                else self.constructor(value, mark, name)
             )
         if inner := values_of(annotation):
             if value is None and type(None) in parts_of(annotation):
@@ -252,7 +246,7 @@ class _Checker:
             names += [f"{prefix}{name}" for name in taken]
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
-    def constructor(self, value: Any, made: Made, name: str) -> Any:
+    def constructor(self, value: Any, mark: Made, name: str) -> Any:
         """Return a mapping with a `_target_`. Check its arguments if the command line changes the
         group.
         """
@@ -267,36 +261,36 @@ class _Checker:
                     "are read"
                 )
         if self.touched is None or name.partition(".")[0] in self.touched:
-            wanted = {key: value[key] for key in value if key not in (TARGET, made.beside)}
+            arguments = {key: value[key] for key in value if key not in (TARGET, mark.beside)}
             target = find_constructor(value[TARGET], name)
-            for key, kind in made.own:
+            for key, kind in mark.own:
                 if isinstance(target, type) and issubclass(target, _named(kind)):
-                    wanted.pop(key, None)
+                    arguments.pop(key, None)
             wrong = (
-                f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
+                f"{name}.{TARGET}={value[TARGET]}: must make a {mark.makes}, as {mark.such_as} do"
             )
-            if isinstance(target, type) and not issubclass(target, _named(made.makes)):
+            if isinstance(target, type) and not issubclass(target, _named(mark.makes)):
                 raise ConfigError(wrong)
-            given = {**dict(made.given), **self.given.get(name, {})}
-            check_arguments(target, wanted, name, given=given, positional=made.positional)
-            if made.tried:
-                parameters = [_parameter() for _ in range(made.positional)]
-                found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")
-                if not isinstance(found, _named(made.makes)):
+            passed = {**dict(mark.given), **self.given.get(name, {})}
+            check_arguments(target, arguments, name, given=passed, positional=mark.positional)
+            if mark.tried:
+                parameters = [_parameter() for _ in range(mark.positional)]
+                instance = _try(target, parameters, arguments, f"{name} ({value[TARGET]})")
+                if not isinstance(instance, _named(mark.makes)):
                     raise ConfigError(wrong)
-            if made.beside:
-                self.beside(value, made, name)
+            if mark.beside:
+                self.beside(value, mark, name)
         return value
 
-    def beside(self, value: dict[str, Any], made: Made, name: str) -> None:
+    def beside(self, value: dict[str, Any], mark: Made, name: str) -> None:
         """Check the mapping of names to constructors of the same kind among the arguments
         (`Made.beside`).
         """
-        _named(made.checked_by)(value, name)
-        for key, item in (value.get(made.beside) or {}).items():
+        _named(mark.checked_by)(value, name)
+        for key, item in (value.get(mark.beside) or {}).items():
             if TARGET in item:
-                alone = dataclasses.replace(made, beside="")
-                self.constructor(item, alone, f"{name}.{made.beside}.{key}")
+                alone = dataclasses.replace(mark, beside="")
+                self.constructor(item, alone, f"{name}.{mark.beside}.{key}")
 
 
 def _named(dotted: str) -> Any:
@@ -311,9 +305,9 @@ def _parameter() -> Any:
     return [torch.zeros(1, requires_grad=True)]
 
 
-def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) -> Any:
+def _try(target: Any, positional: list[Any], arguments: Mapping[str, Any], name: str) -> Any:
     try:
-        return target(*given, **wanted)
+        return target(*positional, **arguments)
     except RecappError:
         raise
     except Exception as error:
@@ -372,21 +366,3 @@ def _names(kind: type, prefix: str) -> Iterable[str]:
         for part in parts_of(annotation):
             if dataclasses.is_dataclass(part) and str not in parts_of(annotation):  # no file's
                 yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
-
-
-def _known(stored: dict[str, Any], kind: type, prefix: str, dropped: list[str]) -> dict[str, Any]:
-    fields = fields_of(kind)
-    kept = {}
-    for key, value in stored.items():
-        if key not in fields and not hasattr(kind, "others"):
-            dropped.append(f"{prefix}{key}")
-            continue
-        groups = (
-            [part for part in parts_of(fields[key][0]) if dataclasses.is_dataclass(part)]
-            if key in fields
-            else []
-        )
-        if groups and isinstance(value, dict):
-            value = _known(value, closest(value, groups), f"{prefix}{key}.", dropped)
-        kept[key] = value
-    return kept

@@ -50,7 +50,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.tasks.measures import Measure, Measures
@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # commands make tasks without importing torch, which takes se
     from torchmetrics import Metric
 
     from recapp.sparse.batch import Batch
+    from recapp.tasks.detail_metrics import Sample
 
 T = TypeVar("T")
 ACTIVATIONS = ("sigmoid", "identity")
@@ -101,20 +102,23 @@ class Output:
         return values.sigmoid() if self.activation == "sigmoid" else values
 
 
-class AddedMetric(Protocol):
-    """A metric or a detail that settings add to a task (`recapp.tasks.added.Added`)."""
+@dataclass(frozen=True)
+class Added:
+    """A metric or a detail that is added to a task.
 
-    @property
-    def name(self) -> str:
-        """Its name."""
+    Args:
+        name: Its name.
+        output: The output of the task that it reads.
+        make: Makes it; takes `sync_on_compute`.
+        update: Updates it with the samples of a batch.
+        measure: The description of a metric; None is a detail.
+    """
 
-    @property
-    def measure(self) -> Measure | None:
-        """The description of a metric; None for a detail."""
-
-    @property
-    def make(self) -> "Callable[[bool], Metric]":
-        """Makes it; takes `sync_on_compute`."""
+    name: str
+    output: Output
+    make: "Callable[[bool], Metric]"
+    update: "Callable[[Any, Sample], None]"
+    measure: Measure | None = None
 
     def feed(
         self,
@@ -124,7 +128,21 @@ class AddedMetric(Protocol):
         weights: "Mapping[str, Tensor]",
         batch: "Batch",
     ) -> None:
-        """Update a result of `make` with a batch."""
+        """Update the metric with a batch.
+
+        Args:
+            metric: The result of `make`.
+            outputs: The outputs of the model by name.
+            labels: The labels by output.
+            weights: The sample weights by output, where there are any.
+            batch: The batch.
+        """
+        from recapp.tasks.detail_metrics import Sample
+
+        name = self.output.name
+        output_B = outputs[name].detach().float()
+        score_B = self.output.score(output_B)
+        self.update(metric, Sample(output_B, score_B, labels[name], weights.get(name), batch))
 
 
 class Task(ABC):
@@ -148,7 +166,7 @@ class Task(ABC):
     best: ClassVar[str]
     storage_metric: ClassVar[str] = ""
     """The name of a metric in `known`; empty takes `best`."""
-    _added: "Mapping[str, AddedMetric]" = {}  # noqa: RUF012 (never changed)
+    _added: Mapping[str, Added] = {}
 
     def __init_subclass__(cls) -> None:
         """Refuse own `scores`: the program of an artefact knows only `outputs`."""
@@ -176,7 +194,7 @@ class Task(ABC):
         added = [one.measure for one in self._added.values() if one.measure]
         return Measures((*self.known, *added), self.best)
 
-    def add(self, added: "Sequence[AddedMetric]") -> None:
+    def add(self, added: Sequence[Added]) -> None:
         """Measure more than the metrics of the task, as the group `metrics` asks.
 
         Args:

@@ -73,8 +73,12 @@ class KeepsPosition(Protocol):
     def id_encoding(self) -> dict[str, Any]:
         """Return the rules that turn text into ids, for a checkpoint."""
 
-    def check_ids(self, checkpoint: str | Path) -> None:
+    def check_ids(self, checkpoint: str | Path, info: Mapping[str, Any]) -> None:
         """Check that a checkpoint was trained with the same rules from text to ids.
+
+        Args:
+            checkpoint: The checkpoint.
+            info: The entries of its manifest.
 
         Raises:
             CheckpointError: The checkpoint's rules give other ids.

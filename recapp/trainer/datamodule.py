@@ -12,7 +12,7 @@ Lightning asks for new loaders at the next epoch.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -48,7 +48,7 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
-from recapp.stored.checkpoint import read_manifest, read_meta
+from recapp.stored.checkpoint import read_meta
 from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import LongBag, OutsideTable
@@ -297,17 +297,20 @@ class ClickData(LightningDataModule):
         """Return the rules that turn text into ids, for a checkpoint."""
         return self.schema.id_encoding()
 
-    def check_ids(self, checkpoint: str | Path) -> None:
+    def check_ids(self, checkpoint: str | Path, info: Mapping[str, Any]) -> None:
         """Check that a checkpoint was trained with the same rules from text to ids, and read rows
         as its training did.
 
         A checkpoint of an early recapp does not store the rules; that recapp read all text as
         hexadecimal. If this run reads text in another way, print a note.
 
+        Args:
+            checkpoint: The checkpoint.
+            info: The entries of its manifest.
+
         Raises:
             CheckpointError: The text of a column became other ids in the checkpoint.
         """
-        info = read_manifest(checkpoint).info
         schema = self.schema
         is_rank_0 = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:

@@ -29,8 +29,8 @@ from recapp.optim.optimizer import hybrid
 from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
 from recapp.tasks.click import CLICK, ClickTask
+from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
-from recapp.tasks.slices import SLICES, Slices
 from recapp.tasks.task import Task, one_or_all
 from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import datamodule_of

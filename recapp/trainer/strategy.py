@@ -13,7 +13,7 @@ All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or 
 docstring of the method here explains why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -50,6 +50,7 @@ from recapp.planner.topology import Topology
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.start_and_end import die_with_parent
 from recapp.processes.stopping import saving
+from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import (
@@ -58,6 +59,7 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.meta_file import check_state, state_must_fit
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import with_absolute_paths
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
@@ -469,12 +471,16 @@ class EmbeddingShardingStrategy(StepOfRanks):
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         data = datamodule_of(self.lightning_module.trainer)
-        if isinstance(data, KeepsPosition):
-            data.check_ids(checkpoint_path)
         tables = StoredTables(self.sharded_tables(), fitting, self.is_global_zero)
         setattr(self.lightning_module, TABLES_LEFT, False)
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
-        stored, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
+
+        def to_fill(manifest: CheckpointManifest) -> Iterable[Block]:
+            if isinstance(data, KeepsPosition):
+                data.check_ids(checkpoint_path, manifest.info)
+            return tables.to_fill(manifest)
+
+        stored, meta = load_together(checkpoint_path, to_fill, parameters, self.comm)
         tables.filled(stored.manifest)
         check_state(meta, checkpoint_path, trains=fitting)
         meta = with_absolute_paths(meta, checkpoint_path)

@@ -1,26 +1,18 @@
 """Benchmarks of a size for tests: few small tables, one rank in this process, two rounds."""
 
-from recapp.benchmarks.workloads import LOOKUPS, MODELS, WORKLOADS, NamedModel, Workload
+import json
+
+from recapp.benchmarks import session
+from recapp.benchmarks.workloads import MODELS, WORKLOADS, NamedModel, Workload
+from recapp.processes.launch import LaunchSettings
+from recapp.run.commands import COMMANDS
+from recapp.settings.records import to_plain
 
 ROWS = (50, 7, 300)
 BAGS = (1, 3, 2)
 TINY = Workload("W1", 16, ROWS, (8, 8, 8), BAGS)
-SETTINGS = {
-    "rounds": 2,
-    "round_seconds": 1e-4,
-    "threads": [1],
-    "backend": "torch",
-    "transport": ["auto"],
-    "torchrec_python": None,
-    "workload": ["W1"],
-    "model": ["small"],
-    "ids": ["uniform", "zipf"],
-    "batch_size": [4],
-    "bag": 3,
-    "keys": 60,
-    "compile": False,
-    "keep_freed_memory": False,
-}
+SHORT = {"rounds": 2, "round_seconds": 1e-4, "launch": LaunchSettings()}
+ON_ONE_RANK = SHORT | {"ranks": 1, "backend": "torch", "keep_freed_memory": False}
 PLANS = {
     "table_wise": {"rules": [{"type": "table_wise"}]},
     "row_wise": {"rules": [{"type": "row_wise"}]},
@@ -35,7 +27,19 @@ class TinyModel(NamedModel):
 
 
 def make_tiny(monkeypatch):
-    """Make workload W1, also of quantised lookups, and the small model tiny."""
+    """Make workload W1 and the small model tiny."""
     monkeypatch.setitem(WORKLOADS, "W1", TINY)
-    monkeypatch.setitem(LOOKUPS, "W1", TINY)
     monkeypatch.setitem(MODELS, "small", TinyModel("small", 32, 4, (8,), (8, 1)))
+
+
+def measured(verb, folder, plans=PLANS, **more):
+    """Return the records of a measurement on one rank, in this process."""
+    from recapp.bench import MEASURES
+
+    settings = COMMANDS[f"bench_{verb}"](**ON_ONE_RANK, **more)
+    plain = to_plain(settings) | {"command": f"bench_{verb}", "measure": MEASURES[verb]}
+    plain["rules"] = plans
+    session.run(plain, folder)
+    rows = json.loads((folder / "metrics.json").read_text())["rows"]
+    assert json.loads((folder / "rows.json").read_text())["rows"] == rows
+    return rows

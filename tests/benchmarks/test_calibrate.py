@@ -5,6 +5,7 @@ measured becomes a hardware file.
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import torch
 from bench_cases import TinyModel
 from jobs import recipe
 
-from recapp.benchmarks import bench_worker, kernel_costs
 from recapp.benchmarks import calibrate as calibration
-from recapp.benchmarks.calibrate import calibrate, settings_for
+from recapp.benchmarks import kernel_costs, session
+from recapp.benchmarks.calibrate import measure_hardware
 from recapp.benchmarks.kernel_costs import (
     Case,
     KernelSteps,
@@ -23,12 +24,11 @@ from recapp.benchmarks.kernel_costs import (
     fit,
     fit_kernels,
     measure_kernels,
-    turns,
     typical,
 )
-from recapp.benchmarks.link_costs import measure_link, measured_world_sizes
-from recapp.benchmarks.ranks import reducer
+from recapp.benchmarks.link_costs import measure_link, measured_world_sizes, reducer
 from recapp.benchmarks.session import rule
+from recapp.cli.calibration import file_of
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
@@ -36,6 +36,7 @@ from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import dense_of
 from recapp.planner.topology import Topology
+from recapp.reporting.phases import PHASES
 from recapp.settings.records import to_plain
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
@@ -173,11 +174,8 @@ def test_groups_are_calls_and_replicas_are_not_answered():
 
 
 def test_every_kernel_of_every_case_is_timed():
-    advanced = []
-    found = measure_kernels(
-        Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=advanced.append
-    )
-    assert sum(advanced) == turns(TINY, 2) and set(found) == set(KERNELS)
+    found = measure_kernels(Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2)
+    assert set(found) == set(KERNELS)
     assert all(s.seconds > 0 and s.items > 0 for samples in found.values() for s in samples)
     assert len(found["route"]) == 4 and len(found["answer"]) == 3  # replicas are not answered
 
@@ -252,7 +250,7 @@ def test_what_is_timed_adds_up_as_training_does_it(ranks, transport):
 
 
 def _whole(comm):
-    hardware, rows = calibrate(
+    hardware, rows = measure_hardware(
         comm, CPU, "gloo", "torch", rounds=1, cases=TINY, sizes=(64, 65536), model=MODEL
     )
     return hardware, [row["name"] for row in rows]
@@ -281,17 +279,18 @@ def test_a_steps_overhead_is_what_a_run_takes_beside_what_its_file_explains(tmp_
     write_hardware(
         replace(read_hardware("cpu_2core"), source=source, step_overhead_us=1000.0), path
     )
-    measured = {"steps": 9, "batch_per_rank": 64, "phases_ms": [{"dense": 7.0}, {"dense": 9.0}]}
-    row = calibration.with_overhead(
-        path, measured, {"ranks": [{"dense_ms": 5.0}, {"dense_ms": 6.0}]}
+    phases = dict.fromkeys(PHASES, 0.0)
+    measured = SimpleNamespace(
+        steps=9, batch_per_rank=64, mean_phases=lambda: phases | {"dense": 8.0}
     )
+    row = calibration.with_overhead(path, measured, SimpleNamespace(mean_ms=lambda phase: 5.5))
     hardware = read_hardware(path)
     assert hardware.step_overhead_us == row["us"] == 3500.0 and row["name"] == "step overhead"
     assert (
         "9 steps of recapp.train on 64 samples" in hardware.source
         and "assumed" not in hardware.source
     )
-    calibration.with_overhead(path, measured, {"ranks": [{"dense_ms": 50.0}]})
+    calibration.with_overhead(path, measured, SimpleNamespace(mean_ms=lambda phase: 50.0))
     assert read_hardware(path).step_overhead_us == 0.0
 
 
@@ -317,14 +316,15 @@ def tiny(monkeypatch):
     """Make calibration run few small steps."""
     monkeypatch.setattr(
         calibration,
-        "calibrate",
-        lambda *a, **k: calibrate(*a, **k | {"cases": TINY, "rounds": 1, "model": MODEL}),
+        "measure_hardware",
+        lambda *a: measure_hardware(*a, cases=TINY, rounds=1, model=MODEL),
     )
 
 
 def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tmp_path):
     config = replace(config, path=str(tmp_path / "mine.yaml"))
-    bench_worker.run(to_plain(settings_for(config)), tmp_path)
+    measure = {"command": "plan", "measure": "recapp.benchmarks.calibrate.calibrate"}
+    session.run(to_plain(config) | measure, tmp_path)
     hardware = read_hardware(tmp_path / "mine.yaml")
     assert (
         "messages within a host and between hosts were not measured" in hardware.source
@@ -337,11 +337,6 @@ def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tm
     )
 
 
-def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert settings_for(config).path == str(tmp_path / "hardware.yaml")
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -350,11 +345,11 @@ def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch)
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    config, path, message, tmp_path, monkeypatch
+    path, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        settings_for(replace(config, path=path))
+        file_of(path)
 
 
 @pytest.mark.parametrize(("key", "value"), [("transport", "glo"), ("backend", "nmba")])

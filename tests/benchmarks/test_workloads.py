@@ -1,4 +1,4 @@
-"""The measured workloads, and that a rival gets the very same ids."""
+"""The measured workloads."""
 
 from dataclasses import replace
 
@@ -6,15 +6,14 @@ import pytest
 import torch
 from bench_cases import BAGS, TINY
 
-from recapp.benchmarks import torchrec_worker
-from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
-from recapp.benchmarks.kernels import floor_of
-from recapp.benchmarks.session import WHOLE, Session, make_plan
-from recapp.benchmarks.whole_step import dense_flops, matrix_products
+from recapp.benchmarks.session import make_plan
 from recapp.benchmarks.workloads import MLPERF_BAGS, MODELS, WORKLOADS, Workload
+from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.tables.config import PoolingType
 from recapp.transport.communicator import Comm
+
+WHOLE = PlanSettings(rules=(PlanRule("table_wise"),))
 
 
 def test_the_workloads_are_those_that_were_agreed_on():
@@ -63,23 +62,9 @@ def test_ids_are_skewed_as_zipf_says_and_their_row_numbers_are_shuffled():
     assert int(uniform.max()) < 100
 
 
-def test_a_rival_reads_the_ids_that_recapp_looks_up(tmp_path):
-    session = Session(BenchSettings(verb="step"), Comm(), tmp_path, tmp_path)
-    batches = session.batches(TINY)
-    (spec,) = session.specs("step", TINY)
-    ids_NL, lengths_FB = torchrec_worker.load_ids(spec)
-    assert len(ids_NL) == len(batches)
-    for ids_L, batch in zip(ids_NL, batches, strict=True):
-        assert (
-            torch.equal(ids_L, batch.values()) and lengths_FB.tolist() == batch.lengths().tolist()
-        )
-    assert [tuple(t) for t in spec["tables"]] == [("C1", 50, 8), ("C2", 7, 8), ("C3", 300, 8)]
-
-
 @pytest.mark.parametrize("pooling", PoolingType)
-def test_a_workload_says_what_is_made_of_the_rows_of_a_bag(pooling, tmp_path):
+def test_a_workload_says_what_is_made_of_the_rows_of_a_bag(pooling):
     workload = replace(TINY, pooling=pooling)
-    session = Session(BenchSettings(verb="step"), Comm(), tmp_path, tmp_path)
     (batch,) = workload.features_of(workload.draw(0, 1))
     plan = make_plan("whole", WHOLE, workload.tables(), Comm(), [batch], workload.lookups())
     collection = shard_workload(workload, plan, Comm(), "torch")
@@ -91,31 +76,6 @@ def test_a_workload_says_what_is_made_of_the_rows_of_a_bag(pooling, tmp_path):
     step.step()
     after = [b.data for b in collection.blocks() if b.tensor == "weight"]
     assert not any(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    (spec,) = session.specs("step", workload)
-    assert spec["pooled"] is (pooling is PoolingType.SUM)
-
-
-def test_the_floor_counts_what_must_move():
-    workload = Workload("f", 2, (10, 10), (4, 4), (2, 1))
-    (features,) = workload.features_of(torch.tensor([[1, 1, 1, 5, 3, 3]]))
-    floor = floor_of(workload, features)
-    output = 2 * 8 * 4
-    distinct = 3 * 16
-    ids = 6 * 8
-    assert floor.forward == 2 * output + distinct + ids
-    assert floor.backward == output + 2 * distinct + 2 * 3 * 64 + ids
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_products_of_a_model_are_those_of_its_layers(name, monkeypatch):
-    """Counted by torch itself."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model = MODELS[name].__class__(name, 4, MODELS[name].dim, MODELS[name].bottom, MODELS[name].top)
-    products = matrix_products(model, Comm())
-    with FlopCounterMode(display=False) as counter:
-        products.run(1)
-    assert counter.get_total_flops() == dense_flops(model)
 
 
 def test_named_models_are_those_of_the_notebook():

@@ -6,7 +6,7 @@ import torch
 from engine.test_random_mixtures import FEATURES, Mixture
 
 from recapp.engine.sharded_collection import embedding_collections, shard_model
-from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.placed_model import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values

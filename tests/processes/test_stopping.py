@@ -166,8 +166,7 @@ def test_a_rank_that_imports_ends_at_once_and_tells_of_the_signal(tmp_path):
     )
 
 
-@pytest.mark.parametrize("becomes", [lost, turned])
-@pytest.mark.parametrize(("number", "said"), BOTH)
+@pytest.mark.parametrize(("becomes", "number", "said"), [(lost, *BOTH[0]), (turned, *BOTH[1])])
 def test_a_job_is_stopped_and_not_failed(becomes, number, said, tmp_path, monkeypatch, capfd):
     jobs = []
 

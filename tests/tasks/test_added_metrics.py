@@ -29,12 +29,10 @@ from recapp.run.task_of_run import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tasks.added import Sample
-from recapp.tasks.bootstrap import poisson_weights
 from recapp.tasks.click import ClickTask
+from recapp.tasks.detail_metrics import SLICES, Sample, poisson_weights
 from recapp.tasks.measures import Measure
 from recapp.tasks.metric_settings import MetricSettings
-from recapp.tasks.slices import SLICES
 from recapp.tasks.task import Output, Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")

@@ -18,6 +18,7 @@ from compilers import needs_program
 from jobs import command, metrics_of, validation
 from serving.processes import ServerProcess
 from serving.small_models import asked
+from shop_task import ShopTask
 from stored import copy
 
 from recapp import load_model
@@ -161,12 +162,9 @@ def test_a_prediction_has_a_column_for_each_output(trained, shop):
     assert "mean click_score" in found.out
 
 
-def test_a_label_that_the_data_do_not_name_is_refused_before_ranks_start(shop):
-    wrong = [one for one in settings(shop) if not str(one).startswith("dataset.label")]
-    found = command("train", *wrong, "dataset.label=[clicked]", cwd=shop, PYTHONPATH=HERE).error()
-    assert found.startswith(
-        "dataset.label=clicked: has no label ordered, with which ShopTask compares its output order"
-    )
+def test_a_label_that_the_data_do_not_name_is_refused():
+    with pytest.raises(ConfigError, match=r"^dataset.label=clicked: has no label ordered"):
+        ShopTask().check_labels(("clicked",))
 
 
 COLUMNS = ["click_score", "order_score"]
@@ -227,12 +225,17 @@ def test_an_export_measures_the_metrics_of_its_task(trained, shop, artefacts):
     assert widths["none"]["click_auc"] == pytest.approx(stored["val_click_auc"])
     assert widths["none"]["order_loss"] == pytest.approx(stored["val_order_loss"])
     assert 0 < widths["int8"]["largest_change"] < widths["int4"]["largest_change"]
+
+
+@pytest.mark.full
+def test_an_export_chooses_by_the_metric_of_its_task(trained, shop):
     options = ("quantize=auto", "budget_ne=0.001", "compile=false")
-    chosen, _ = exported(shop, job, "auto", *options)
+    chosen, _ = exported(shop, trained[1], "auto", *options)
     assert chosen["widths"][-1]["order_loss_change"] <= 0.001
     assert {table["stored"] for table in chosen["tables"]} != {"fp32"}
 
 
+@pytest.mark.full
 def test_its_artefact_is_predicted_from_on_ranks(shop, artefacts):
     output = shop / "of_artefact.parquet"
     named = (f"ckpt_path={artefacts['int8'][1]}", TRUST, f"input={shop}/logs.parquet")
@@ -245,6 +248,7 @@ def test_its_artefact_is_predicted_from_on_ranks(shop, artefacts):
         torch.testing.assert_close(found, wanted[column], rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_prediction_of_several_columns_goes_on_after_an_error(shop, artefacts):
     logs = pq.read_table(shop / "logs.parquet")
     prices = [str(price) for price in logs["price"].to_pylist()]
@@ -259,6 +263,7 @@ def test_a_prediction_of_several_columns_goes_on_after_an_error(shop, artefacts)
     assert "going on: " in found[1].err
 
 
+@pytest.mark.full
 def test_an_artefact_stores_the_task_that_its_export_names(trained, shop):
     _, job = trained
     (shop / "mine/task/odds.yaml").write_text("_target_: shop_task.ShopTask\norder_weight: 0.5\n")

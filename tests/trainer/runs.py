@@ -56,6 +56,11 @@ SIZES = (
 )
 
 
+def manifest_of(config):
+    """The manifest of the checkpoint from which a run goes on; None without one."""
+    return read_manifest(config.ckpt_path) if config.ckpt_path else None
+
+
 def make_logs(path, rows=2100):
     """A tiny Criteo-shaped set."""
     write_clicks(path, Generate(rows=rows, seed=3), SIZES)
@@ -117,7 +122,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     seen = Seen()
     last = KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(last.keep_unvalidated)
-    strategy = build_strategy(config, training=True)
+    strategy = build_strategy(config, training=True, resumed=manifest_of(config))
     loggers = training.build_loggers(config, Path(folder))
     callbacks = [
         own.ClaimDirectory(Path(folder)),

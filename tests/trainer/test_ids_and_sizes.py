@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_reading_is_refused_by_the_ranks_as_well(base, r
         DataSettings(path=str(base)), Schema("label", (), ("user", "country"), hex=("user",))
     )
     with pytest.raises(CheckpointError, match="on ids of user that were read as plain text"):
-        data.check_ids(run[1]["checkpoint"])
+        data.check_ids(run[1]["checkpoint"], read_manifest(run[1]["checkpoint"]).info)
 
 
 def test_rows_without_labels_are_for_prediction_only(base):

@@ -78,7 +78,7 @@ def test_zero_rates_change_nothing(logs, tmp_path):
         ("trainer.precision=16-mixed", "use bf16-mixed"),
         ("trainer.accumulate_grad_batches=0", "must be a whole number of at least 1"),
         ("+trainer.max_step=3", "did you mean trainer.max_steps"),
-        ("optimizer.sparse._target_=torch.optim.Adam", "as rowwise_adagrad, adam and the others"),
+        ("optimizer.sparse._target_=torch.optim.Adam", "as those of recapp.optim.rules do: sgd"),
         ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"),
         ("+optimizer.dense.learning_rate=1", "learning_rate"),
         ("metrics.names=[auk]", "did you mean auc"),

@@ -4,7 +4,9 @@ forward and the memory in use, and draw pictures of plans and measurements. They
 they report quartiles.
 """
 
+import gc
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,6 @@ import torch
 from torch import nn
 
 from recapp.benchmarks.embedding_step import batch_times, forward_alone
-from recapp.benchmarks.resident import peak_bytes, settled_bytes, tensor_bytes
 from recapp.benchmarks.timing import interleave
 from recapp.console import size
 from recapp.engine.sharded_collection import sharded_tables
@@ -20,6 +21,7 @@ from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
+from recapp.processes.process_memory import peak_resident_bytes, settled_bytes
 from recapp.reporting.drawing import (
     Picture,
     bars_with_whiskers,
@@ -154,6 +156,22 @@ def _messages_of(model: nn.Module) -> Comm:
     return tables[0].comm if tables else Comm()
 
 
+def _tensor_bytes() -> int:
+    """Return the bytes of memory behind all CPU tensors that this process still refers to.
+
+    Tensors that share memory count once. Tensors that only autograd keeps do not count. Nor do
+    tensors that a fork inherits, if its garbage collector was frozen, as in ranks.
+    """
+    gc.collect()  # a deleted model may still be kept by a cycle of references
+    memories = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and each.device.type == "cpu":
+            with suppress(RuntimeError):  # a tensor without memory of its own
+                memory = each.untyped_storage()
+                memories[memory.data_ptr()] = memory.nbytes()
+    return sum(memories.values())
+
+
 class TorchRecDebugger:
     """Counts the bytes of memory that this rank uses.
 
@@ -183,7 +201,11 @@ class TorchRecDebugger:
                 "reserved": torch.cuda.memory_reserved(device),
                 "peak": torch.cuda.max_memory_allocated(device),
             }
-        return {"allocated": tensor_bytes(), "reserved": settled_bytes(), "peak": peak_bytes()}
+        return {
+            "allocated": _tensor_bytes(),
+            "reserved": settled_bytes(),
+            "peak": peak_resident_bytes() or 0,
+        }
 
 
 BATCH_SIZE = 1024  # samples on a rank

@@ -49,8 +49,8 @@ from recapp.inference.held_tables import HeldTable, HeldTables
 from recapp.inference.placed_model import one_rank
 from recapp.inference.storage import stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
-from recapp.planner.constraints import Constraints
 from recapp.planner.embedding_planner import serving_plan
+from recapp.planner.options import Constraints
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor

@@ -1,6 +1,6 @@
 """The costs of a loaded artefact: the time to load it, and the memory of two processes that map it.
 
-process 1  python -m recapp.benchmarks.mapped_memory ARTEFACT     maps all rows and reads them
+process 1  python -m tests.speed.mapped_memory ARTEFACT     maps all rows and reads them
 process 2  the same command
 While both run, /proc/PID/smaps of each shows the resident pages of rows, shared and private.
 """
@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.line_process import LineProcess
 from recapp.engine.read_only_store import values_of
-from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.scorer import Scorer
 from recapp.stored.stored_model import open_artefact
+
+from .line_process import LineProcess
 
 LOADS = 5  # the median of these counts
 PROCESSES = 2
@@ -74,7 +75,7 @@ def memory_of_two(artefact: Path) -> dict[str, int | None]:
     Args:
         artefact: The artefact.
     """
-    command = [sys.executable, "-m", "recapp.benchmarks.mapped_memory", str(artefact)]
+    command = [sys.executable, "-m", "tests.speed.mapped_memory", str(artefact)]
     with TemporaryDirectory() as folder, ExitStack() as stack:
         processes = [
             stack.enter_context(

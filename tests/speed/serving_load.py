@@ -4,7 +4,7 @@
     (each connection sends again at once) -> shares of that rate, on a schedule -> latencies
 
 Protocols and request sizes take turns in each round. Latency counts from the due time of a request
-(`recapp/benchmarks/serving_client.py`). `rows_ratio` is the highest rate of a round over the
+(`tests/speed/serving_client.py`). `rows_ratio` is the highest rate of a round over the
 highest rate with JSON rows: above 1 is a higher rate. The header `Server-Timing` of each answer
 holds the server's own time. The overhead is this time minus the model's, and includes the wait for
 other requests. Client and server share the machine.
@@ -21,9 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.bench_settings import BenchSettings
-from recapp.benchmarks.line_process import LineProcess
-from recapp.benchmarks.serving_client import (
+from recapp.benchmarks.timing import quartiles
+from recapp.console import note, progress
+from recapp.errors import LaunchError
+
+from .lab import Lab, Settings
+from .line_process import LineProcess
+from .serving_client import (
     ROUTES,
     Connection,
     Load,
@@ -32,10 +36,6 @@ from recapp.benchmarks.serving_client import (
     request_of,
     send,
 )
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import quartiles
-from recapp.console import note, progress
-from recapp.errors import LaunchError
 
 BODIES = 64  # different bodies, sent in turn
 CONNECTIONS = 32
@@ -55,7 +55,7 @@ class Found:
     loads: list[Load] = field(default_factory=list)
 
 
-def run(session: Session) -> None:
+def run(session: Lab) -> None:
     """Measure a server.
 
     Args:
@@ -79,7 +79,7 @@ def run(session: Session) -> None:
 
 
 @contextmanager
-def _server(settings: BenchSettings, errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _server(settings: Settings, errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Run a server inside the `with`; yield its host, its port and its first record.
 
     Args:
@@ -99,7 +99,7 @@ def _server(settings: BenchSettings, errors: Path) -> Iterator[tuple[str, int, d
 
 
 async def _requests(
-    host: str, port: int, model: str, settings: BenchSettings
+    host: str, port: int, model: str, settings: Settings
 ) -> dict[Case, list[bytes]]:
     """Return the requests of each case as bytes."""
     connection = Connection(host, port)
@@ -132,7 +132,7 @@ def _round(
     requests: list[bytes],
     case: Case,
     shares: list[float],
-    settings: BenchSettings,
+    settings: Settings,
     found: Mapping[tuple[Case, float], Found],
 ) -> None:
     """Find the highest rate of a case, then send each share of this rate."""

@@ -3,7 +3,7 @@
 import asyncio
 from itertools import pairwise
 
-from recapp.benchmarks.serving_client import request_of, send
+from .serving_client import request_of, send
 
 WORK = 0.03  # seconds of the server below
 

@@ -1,17 +1,16 @@
-"""`bench start`: whole commands timed beside another recapp's. What they take is not tested."""
+"""Whole commands timed beside another recapp's. What they take is not tested."""
 
 import json
 import sys
 
 import pytest
 from documents import REPOSITORY
-from jobs import command
 
-from recapp import bench
-from recapp.benchmarks import columns, start_times
-from recapp.benchmarks.bench_settings import BenchSettings
-from recapp.benchmarks.start_times import IMPORTS, PARTS, PROMPT, WAITS, Recapp, measure
 from recapp.errors import ConfigError
+
+from . import start_times
+from .lab import Settings
+from .start_times import IMPORTS, PARTS, PROMPT, WAITS, Recapp, measure
 
 SECONDS = {"recapp": 2.0, "baseline": 3.0}
 
@@ -41,7 +40,7 @@ def instant(monkeypatch):
 
 def settings(**others):
     given = {"rounds": 3, "cache": ("warm",), "baseline": str(REPOSITORY)} | others
-    return BenchSettings(verb="start", **given)
+    return Settings(verb="start", **given)
 
 
 def test_a_ratio_above_one_is_a_recapp_that_is_faster(instant, tmp_path):
@@ -99,21 +98,8 @@ def test_a_baseline_that_is_none_is_refused(path, parts, tmp_path):
     wanted = settings(baseline=path.format(tmp=tmp_path))
     with pytest.raises(ConfigError) as error:
         measure(wanted, tmp_path, lambda _: None)
-    assert f"bench.baseline={wanted.baseline}: " in str(error.value)
+    assert f"--baseline={wanted.baseline}: " in str(error.value)
     assert all(part in str(error.value) for part in parts)
-
-
-def test_the_table_and_the_records(instant, tmp_path, capsys):
-    arguments = ["start", "rounds=1", f"hydra.run.dir={tmp_path}/run"]
-    assert bench.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert all(what in printed for what in (*WAITS, *PARTS))
-    assert max(map(len, printed.splitlines())) <= 80
-    kept = json.loads((tmp_path / "run" / "rows.json").read_text())
-    assert bench.main([*arguments, "format=json"]) == 0
-    assert json.loads(capsys.readouterr().out) == kept
-    keys = {column.key for column in columns.COLUMNS["start"]}
-    assert all(keys <= set(row) for row in kept["rows"])
 
 
 def test_a_command_that_fails_is_named(tmp_path, capsys):
@@ -124,9 +110,7 @@ def test_a_command_that_fails_is_named(tmp_path, capsys):
 
 @pytest.mark.full
 def test_commands_are_timed(tmp_path):
-    ran = command("bench", "start", "rounds=1", "format=json", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
+    found = measure(settings(rounds=1, baseline=None), tmp_path, lambda _: None)
     assert all(row["median_s"] > 0 for row in found["rows"])
     whole = next(row["median_s"] for row in found["rows"] if row["what"] == PROMPT)
     assert sum(part["median_s"] for part in found["parts"]) == pytest.approx(whole)

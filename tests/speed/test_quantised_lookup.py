@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_cases import TINY
 
-from recapp.benchmarks.quantised_lookup import jagged_ids_of, lookups_of, stored_rows
-from recapp.benchmarks.row_reads import read_rows
+from recapp.benchmarks.workloads import Workload
 from recapp.kernels.backend import backend
+
+from .quantised_lookup import jagged_ids_of, lookups_of, stored_rows
+from .row_reads import read_rows
+
+TINY = Workload("W1", 16, (50, 7, 300), (8, 8, 8), (1, 3, 2))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -4,22 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from recapp import bench
-from recapp.benchmarks import dense_part
-from recapp.benchmarks.dense_part import DensePart, ProductRecorder
-from recapp.cli.job import Job
-from recapp.run.commands import recipe_of
 from recapp.run.model import build_model
 from recapp.settings.option_files import options
+
+from . import dense_part
+from .dense_part import DensePart, ProductRecorder, recipe_with
 
 SOME = ("dlrm", "din", "ffm", "fcn")
 """Room before the vectors, histories, field-aware columns, losses of its own."""
 
 
-def part_of(name, tmp_path, batch_size=3):
+def part_of(name, batch_size=3):
     """Return the dense part of a model that `bench train` measures."""
-    (plain,) = bench._recipes(name, Job(tmp_path, (), {})).values()
-    recipe = recipe_of(plain, "train")
+    recipe = recipe_with(name)
     return DensePart(build_model(recipe), recipe.built_task, len(recipe.schema.numbers), batch_size)
 
 
@@ -30,22 +27,20 @@ def part_of(name, tmp_path, batch_size=3):
         for name in options("model", ())
     ],
 )
-def test_every_model_gets_gradients_for_all_dense_weights_and_its_vectors(
-    name, tmp_path, monkeypatch
-):
+def test_every_model_gets_gradients_for_all_dense_weights_and_its_vectors(name, monkeypatch):
     read = []
     monkeypatch.setattr(
         dense_part._FromTables, "backward", lambda ctx, grad: (read.append(grad), None)[1:] * 2
     )
-    part = part_of(name, tmp_path)
+    part = part_of(name)
     part.step()
     for key, parameter in part.model.named_parameters():
         assert parameter.is_meta or parameter.grad is not None, key
     assert read and all(len(grad) for grad in read)
 
 
-def test_extra_losses_are_part_of_the_step(tmp_path):
-    part = part_of("fcn", tmp_path)
+def test_extra_losses_are_part_of_the_step():
+    part = part_of("fcn")
     asked = []
     whole = part.model.extra_losses
     part.model.extra_losses = lambda *given: asked.append(whole(*given)) or asked[-1]

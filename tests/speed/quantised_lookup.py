@@ -10,7 +10,7 @@ fp32.
                         over the records of all tables as if they were one, [F B, D]
     torch               torch's embedding_bag over rows in fp32, one call for all tables, [F B, D]
     fp32                recapp's kernel over these rows in fp32, [B, F D]
-    read                reading the records and nothing else (`recapp/benchmarks/row_reads.py`):
+    read                reading the records and nothing else (`tests/speed/row_reads.py`):
                         the byte limit, which is the bytes of the records over the bandwidth of
                         random row reads
 
@@ -28,15 +28,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Measured, Steps, beside, compared
-from recapp.benchmarks.workloads import LOOKUPS, Workload
+from recapp.benchmarks.timing import Measured, Steps, compared
+from recapp.benchmarks.workloads import Workload
 from recapp.kernels.backend import Backend, backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import BITS, QuantisedRows, empty_rows
 from recapp.kernels.row_memory import RowMemory
 
+from .lab import Lab
+from .rivals import beside
+
 BAGS = (1, 20)
+LOOKUPS = {
+    name: Workload(name, 1, (rows,) * 26, (128,) * 26, (1,) * 26)
+    for name, rows in (("L48k", 48_000), ("L200k", 200_000))
+}
+"""26 tables of 128 columns, 640 MB and 2.7 GB in fp32."""
 DRAWN_IDS = 1 << 24  # limit for the ids of all batches
 MOST_BATCHES = 512  # more than the steps of a measurement
 LEAST_BATCHES = 6
@@ -135,14 +142,14 @@ def lookups_of(
         "fp32": by_kernel(partial(kernels.pool, weights_RD.view(-1), dim, dim)),
     }
     if kernels.name == "numba":
-        from recapp.benchmarks.row_reads import read_rows
+        from .row_reads import read_rows
 
         row_NL = b.ids_NL + b.first_L
         found["read"] = lambda number: read_rows(records.records_RK, row_NL[number % len(row_NL)])
     return found
 
 
-def run(session: Session) -> None:
+def run(session: Lab) -> None:
     """Measure every workload, number of bits, batch, bag and number of threads."""
     settings = session.settings
     kernels = backend(settings.backend, torch.device("cpu"))
@@ -160,7 +167,7 @@ def run(session: Session) -> None:
 
 
 def _measure(
-    session: Session,
+    session: Lab,
     workload: Workload,
     shape: dict[str, Any],
     rows: QuantisedRows,

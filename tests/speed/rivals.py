@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.line_process import LineProcess
-from recapp.benchmarks.timing import Times, slowest_of
+from recapp.benchmarks.timing import Measured, Times
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.transport.communicator import Comm
+
+from .line_process import LineProcess
 
 WORKER = Path(__file__).with_name("torchrec_worker.py")
 TUNED = {
@@ -54,7 +55,7 @@ SECONDS_TO_IMPORT = 180
 
 
 def check_python(path: str | None) -> None:
-    """Check that `bench.torchrec_python` is a Python that has TorchRec and FBGEMM.
+    """Check that `--torchrec_python` is a Python that has TorchRec and FBGEMM.
 
     Args:
         path: The path of the Python; None passes the check.
@@ -64,7 +65,7 @@ def check_python(path: str | None) -> None:
     """
     if path is None:
         return
-    setting = f"bench.torchrec_python={path}"
+    setting = f"--torchrec_python={path}"
     how = "docs/benchmarks.md (Beside TorchRec) has the lines that make one"
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise ConfigError(
@@ -86,6 +87,17 @@ def check_python(path: str | None) -> None:
     if found.returncode:
         why = (found.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
         raise ConfigError(f"{setting}: this Python cannot import torchrec ({why}); {how}")
+
+
+def beside(name: str, measured: Mapping[str, Measured]) -> dict[str, Measured | None]:
+    """Return the times of a rival as installed and with its allocator tuned; None where it was
+    absent.
+
+    Args:
+        name: The name of the rival.
+        measured: The times of all contenders.
+    """
+    return {key: measured.get(key) for key in (name, f"{name}_tuned")}
 
 
 class Refused(Exception):
@@ -139,7 +151,7 @@ class Rival:
         try:
             for rank, spec in enumerate(specs):
                 process = LineProcess(
-                    "bench.torchrec_python: the process that runs TorchRec",
+                    "--torchrec_python: the process that runs TorchRec",
                     [python, WORKER],
                     own / f"stderr_{rank}.txt",
                     _environment(environment, threads),
@@ -163,7 +175,11 @@ class Rival:
         request = {"steps": steps, "threads": self.threads, "batches": self.batches}
         for process in self._processes:
             process.send(json.dumps(request))
-        return slowest_of(self._answers())
+        answers = self._answers()
+        return {
+            part: [max(step) for step in zip(*(each[part] for each in answers), strict=True)]
+            for part in answers[0]
+        }
 
     def close(self) -> None:
         """End the processes. Close all inputs first, because the processes may wait for each
@@ -213,7 +229,7 @@ def rivals(
 
     Args:
         name: The name of the contender as installed.
-        python: The setting `bench.torchrec_python`, or None.
+        python: The setting `--torchrec_python`, or None.
         specs: The spec of each process.
         folder: The directory of the processes' files.
         comm: The ranks of recapp; rank 0 leads the processes.

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from recapp.benchmarks import rivals as room
-from recapp.benchmarks.rivals import Absent, Refused, Rival, rivals
 from recapp.errors import LaunchError
 from recapp.transport.communicator import Comm
+
+from . import rivals as room
+from .rivals import Absent, Refused, Rival, rivals
 
 OBEDIENT = """
 import json, os, sys

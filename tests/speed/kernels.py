@@ -40,17 +40,23 @@ import torch
 from torch import Tensor, nn
 
 from recapp.benchmarks.embedding_step import workload_of
-from recapp.benchmarks.resident import peak_bytes, settled_bytes
-from recapp.benchmarks.session import LEARNING_RATE, Session
-from recapp.benchmarks.timing import Measured, Steps, beside, compared, in_turn, ratio, spread
+from recapp.benchmarks.session import LEARNING_RATE
+from recapp.benchmarks.timing import Measured, Steps, compared, in_turn, ratio, spread
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.console import progress
 from recapp.engine.row_store import FloatStore
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.kernels.row_memory import small_pages
 from recapp.optim.rules import sgd
-from recapp.processes.process_memory import forget_peak_resident
+from recapp.processes.process_memory import (
+    forget_peak_resident,
+    peak_resident_bytes,
+    settled_bytes,
+)
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+from .lab import Lab
+from .rivals import beside
 
 CACHE_LINE = 64
 COPIED_BYTES = 1 << 27  # several times the largest caches
@@ -206,6 +212,11 @@ def _rows_and_bags(
     return found
 
 
+def part(measured: Measured, name: str) -> Measured:
+    """Return the times of one part as the times of whole steps."""
+    return Measured({"step": measured.rounds[name]})
+
+
 def copy() -> Steps:
     """Return a contender that copies memory: it reads and writes each byte."""
     source = torch.zeros(COPIED_BYTES // 4)
@@ -229,18 +240,13 @@ def at_bandwidth(copy: Measured, moved: int) -> Measured:
     )
 
 
-def run(session: Session) -> None:
-    """Measure every workload at every number of threads, or the memory of a backward, as the verb
-    says.
-    """
-    if session.settings.verb == "memory":
-        _measure_memory(session)
-        return
+def measure_kernels(session: Lab) -> None:
+    """Measure every workload at every number of threads."""
     for name in session.settings.workload:
         _measure(session, WORKLOADS[name])
 
 
-def _measure(session: Session, workload: Workload) -> None:
+def _measure(session: Lab, workload: Workload) -> None:
     batches = session.batches(workload)
     large_pages = session.whole(workload.tables(), batches, session.comm)
     with small_pages():
@@ -274,7 +280,7 @@ def _record(
         "floor": at_bandwidth(copied, floor.forward + floor.backward),
         "small_pages": small,
     }
-    forward = own.part("forward")
+    forward = part(own, "forward")
     return {
         "workload": workload.name,
         "threads": threads,
@@ -282,7 +288,7 @@ def _record(
         **spread(own, "forward", "forward_"),
         **spread(own, "backward", "backward_"),
         **ratio("forward_floor", at_bandwidth(copied, floor.forward), forward),
-        **ratio("backward_floor", at_bandwidth(copied, floor.backward), own.part("backward")),
+        **ratio("backward_floor", at_bandwidth(copied, floor.backward), part(own, "backward")),
         **spread(gathered, prefix="gather_"),
         **ratio("gather", gathered, forward),
         **ratio("forward_small_pages", small, own, "forward"),
@@ -296,7 +302,7 @@ def _record(
     }
 
 
-def _measure_memory(session: Session) -> None:
+def measure_memory(session: Lab) -> None:
     """Measure every method at every batch size with every kind of ids."""
     settings = session.settings
     torch.set_num_threads(settings.threads[0])
@@ -312,14 +318,14 @@ def _measure_memory(session: Session) -> None:
                 advance(1)
 
 
-def _recapp(session: Session, workload: Workload, batches: list[KeyedJaggedTensor]) -> Steps:
+def _recapp(session: Lab, workload: Workload, batches: list[KeyedJaggedTensor]) -> Steps:
     """Return steps of recapp's tables, whose backward updates the rows."""
     collection = session.whole(workload.tables(), batches[:1], session.comm, sgd(LEARNING_RATE))
     return training(pool_of(collection), batches, _gradient(workload))
 
 
 def _plain(
-    sparse: bool, session: Session, workload: Workload, batches: list[KeyedJaggedTensor]
+    sparse: bool, session: Lab, workload: Workload, batches: list[KeyedJaggedTensor]
 ) -> Steps:
     """Return steps of `nn.EmbeddingBag` with `torch.optim.SGD`."""
     tables = PlainTorch(workload, sparse, torch.optim.SGD)
@@ -330,7 +336,7 @@ def _gradient(workload: Workload) -> Tensor:
     return torch.ones(workload.batch_size, workload.width)
 
 
-METHODS: dict[str, Callable[[Session, Workload, list[KeyedJaggedTensor]], Steps]] = {
+METHODS: dict[str, Callable[[Lab, Workload, list[KeyedJaggedTensor]], Steps]] = {
     "recapp": _recapp,
     "sparse gradient": partial(_plain, True),
     "dense gradient": partial(_plain, False),
@@ -347,7 +353,7 @@ def _peak(method: Steps, rounds: int) -> dict[str, Any]:
         before = settled_bytes()
         forget_peak_resident()
         measured.add(backward.run(1))
-        peaks.append(max(0, peak_bytes() - before))
+        peaks.append(max(0, (peak_resident_bytes() or 0) - before))
     return {"peak_bytes": max(peaks), **compared(measured, {})}
 
 

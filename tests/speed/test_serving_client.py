@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from serving.small_models import asked
 
-from recapp.benchmarks.serving_client import ROUTES, body_of, draw
+from .serving_client import ROUTES, body_of, draw
 
 METADATA = {
     "inputs": [

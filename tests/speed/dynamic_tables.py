@@ -28,19 +28,24 @@ import torch
 from torch import Tensor
 
 from recapp.benchmarks.embedding_step import EmbeddingStep
-from recapp.benchmarks.ranks import first_ranks
-from recapp.benchmarks.resident import peak_bytes, settled_bytes
-from recapp.benchmarks.rivals import Absent
-from recapp.benchmarks.session import WHOLE_NAME, Session
+from recapp.benchmarks.link_costs import first_ranks
 from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn, spread
-from recapp.benchmarks.whole_step import TrainingStep, batches_of
+from recapp.benchmarks.training_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import MODELS, WORKLOADS, Workload
 from recapp.console import progress
-from recapp.processes.process_memory import forget_peak_resident
+from recapp.processes.process_memory import (
+    forget_peak_resident,
+    peak_resident_bytes,
+    settled_bytes,
+)
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.transport.communicator import Comm
+
+from .kernels import part
+from .lab import Lab
+from .rivals import Absent
 
 DIM = 16
 STATE_BYTES = 4  # of a row's optimiser: row-wise Adagrad
@@ -49,11 +54,11 @@ KINDS = ("dynamic", "static")
 Tables = list[EmbeddingConfig]
 
 
-def run(session: Session) -> None:
+def run(session: Lab) -> None:
     """Measure steps of workloads and models under every plan, then one table that grows."""
     settings = session.settings
-    (comm,) = session.open_transports().values()
-    for plan in settings.plans:
+    comm = session.ranks()
+    for plan in settings.plan:
         for name in settings.workload:
             _measure_lookups(session, name, plan, comm)
         for name in settings.model:
@@ -61,7 +66,7 @@ def run(session: Session) -> None:
     _measure_growth(session, Comm() if comm.world == 1 else first_ranks(1, "auto", comm.device))
 
 
-def _measure_growth(session: Session, alone: Comm | None) -> None:
+def _measure_growth(session: Lab, alone: Comm | None) -> None:
     """Measure one table on the first rank; the others wait."""
     table = None
     if alone is not None:
@@ -72,10 +77,10 @@ def _measure_growth(session: Session, alone: Comm | None) -> None:
     }
     measured = session.measure("known keys", contenders)
     if table is not None:
-        for part, what in (("lookup", "lookup"), ("training", "step")):
-            own = {kind: measured[kind].part(part) for kind in KINDS}
+        for name, what in (("lookup", "lookup"), ("training", "step")):
+            own = {kind: part(measured[kind], name) for kind in KINDS}
             what = f"known keys, {what}"
-            session.add(_record(what, WHOLE_NAME, table.comm, table.batch_size, own))
+            session.add(_record(what, "table_wise", table.comm, table.batch_size, own))
         for record in _of_dict(table):
             session.add(record)
 
@@ -85,7 +90,7 @@ def as_dynamic(table: EmbeddingConfig) -> EmbeddingConfig:
     return replace(table, num_embeddings="dynamic")  # type: ignore[arg-type]
 
 
-def _measure_lookups(session: Session, name: str, plan: str, comm: Comm) -> None:
+def _measure_lookups(session: Lab, name: str, plan: str, comm: Comm) -> None:
     workload = WORKLOADS[name]
     batches = session.batches(workload)
     _measure(
@@ -98,7 +103,7 @@ def _measure_lookups(session: Session, name: str, plan: str, comm: Comm) -> None
     )
 
 
-def _measure_training(session: Session, name: str, plan: str, comm: Comm) -> None:
+def _measure_training(session: Lab, name: str, plan: str, comm: Comm) -> None:
     model = MODELS[name]
     workload = model.workload()
     features = session.batches(workload)
@@ -114,7 +119,7 @@ def _measure_training(session: Session, name: str, plan: str, comm: Comm) -> Non
 
 
 def _measure(
-    session: Session,
+    session: Lab,
     what: str,
     workload: Workload,
     batches: list[KeyedJaggedTensor],
@@ -155,7 +160,7 @@ class GrowingTable:
         comm: The one rank.
     """
 
-    def __init__(self, session: Session, comm: Comm) -> None:
+    def __init__(self, session: Lab, comm: Comm) -> None:
         settings = session.settings
         self.comm = comm
         self.batch_size = min(settings.batch_size[0], settings.keys)
@@ -214,11 +219,11 @@ class GrowingTable:
                 measured["static"].add(self._timed("static", row_NB[number]))
                 advance(1)
         new = len(self.keys_N) - self.batch_size
-        peak_bytes_per_key = max(0, peak_bytes() - before) / new
+        peak_bytes_per_key = max(0, (peak_resident_bytes() or 0) - before) / new
         ms = {kind: measured[kind].by_round() for kind in KINDS}
         longest = max(ms["dynamic"])
         payload = 4 * DIM + STATE_BYTES
-        return _record("new keys, step", WHOLE_NAME, self.comm, self.batch_size, measured) | {
+        return _record("new keys, step", "table_wise", self.comm, self.batch_size, measured) | {
             "keys": len(self.keys_N),
             "batch_size": self.batch_size,
             "longest_ms": longest,

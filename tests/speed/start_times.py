@@ -26,9 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.bench_settings import BenchSettings
 from recapp.benchmarks.timing import Measured, quartiles, ratio
+from recapp.console import note, progress
 from recapp.errors import ConfigError, LaunchError
+
+from .lab import Lab, Settings
 
 CACHES = ("warm", "cold")
 OWN = "recapp"
@@ -172,7 +174,7 @@ COMMANDS = {
 
 
 def baseline_of(path: str | None, folder: Path) -> Recapp | None:
-    """Return the version of recapp that `bench.baseline` names.
+    """Return the version of recapp that `--baseline` names.
 
     Args:
         path: The Python of an environment with recapp, or a checkout; None for no baseline.
@@ -186,15 +188,15 @@ def baseline_of(path: str | None, folder: Path) -> Recapp | None:
     fix = "name the Python of an environment that has recapp, or the directory of a checkout"
     checkout = Path(path) if os.path.isdir(path) else None
     if checkout is None and not (os.path.isfile(path) and os.access(path, os.X_OK)):
-        raise ConfigError(f"bench.baseline={path}: there is no such program or directory; {fix}")
+        raise ConfigError(f"--baseline={path}: there is no such program or directory; {fix}")
     if checkout is not None and not (checkout / "recapp" / "train.py").is_file():
-        raise ConfigError(f"bench.baseline={path}: holds no recapp/train.py; {fix}")
+        raise ConfigError(f"--baseline={path}: holds no recapp/train.py; {fix}")
     found = Recapp(BASELINE, sys.executable if checkout else path, checkout, folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         found.run(["-c", "import recapp.train"])
     except (LaunchError, OSError) as error:
-        raise ConfigError(f"bench.baseline={path}: has no recapp ({error}); {fix}") from None
+        raise ConfigError(f"--baseline={path}: has no recapp ({error}); {fix}") from None
     return found
 
 
@@ -209,8 +211,17 @@ def drop_caches() -> None:
     DROP_CACHES.write_text(PAGES_AND_ENTRIES)
 
 
+def run(lab: Lab) -> None:
+    """Time commands in processes of their own, and add the records of commands and of parts."""
+    if "cold" in lab.settings.cache and not can_drop_caches():
+        note("--cache cold: only root may empty the page cache: these measurements are left out")
+    with progress("start, rounds", lab.settings.rounds) as advance:
+        for rows in measure(lab.settings, lab.folder, advance).values():
+            lab.rows += rows
+
+
 def measure(
-    settings: BenchSettings, folder: Path, advance: Callable[[int], None]
+    settings: Settings, folder: Path, advance: Callable[[int], None]
 ) -> dict[str, list[dict[str, Any]]]:
     """Run all commands in rounds.
 

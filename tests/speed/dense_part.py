@@ -1,4 +1,4 @@
-"""`train` with a model of `conf/model`: compare the dense part of its training step with its own
+"""`dense`: compare the dense part of its training step with its own
 matrix products.
 
     vectors of the tables, made up -- model -- loss -- backward      `dense`
@@ -23,11 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.rivals import Absent
-from recapp.benchmarks.session import Session
-from recapp.benchmarks.timing import Contender, Steps, ratio, spread
+from recapp.benchmarks.timing import Steps, ratio, spread
+from recapp.cli.recipe_of_job import recipe_under
 from recapp.models.product_counter import COUNTED, ProductCounter
-from recapp.run.commands import recipe_of
 from recapp.run.model import build_model
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -36,6 +34,8 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import collections_in
 from recapp.tasks.task import Task
 from recapp.trainer.module import ExtraLosses
+
+from .lab import Lab
 
 BEHAVIOURS = 20
 """The most behaviours of a sample."""
@@ -172,40 +172,42 @@ def _of_its_shape(tensor: Tensor) -> Tensor:
     return torch.randn(last + 1).to(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
-def measure_dense_part(session: Session, name: str) -> None:
-    """Measure a model of `conf/model` at every batch size, and add the records. Every rank calls
-    this function; rank 0 measures.
-
-    Args:
-        session: The session.
-        name: The name of the model.
-    """
-    for batch_size in session.settings.batch_size:
-        contenders: dict[str, Contender] = {"dense": Absent(), "products": Absent()}
-        operations = 0
-        if session.comm.rank == 0:
-            contenders, operations = _contenders(session.settings.recipes[name], batch_size)
-        # two threads would count the waits of one for the other
-        measured = session.measure(f"{name}, batch {batch_size}", contenders, threads=1)
-        own = measured["dense"]
-        products = measured["products"]
-        record = {
-            "model": name,
-            "batch_size": batch_size,
-            "threads": 1,
-            **spread(own),
-            **spread(products, prefix="products_"),
-            **ratio("products", own if operations else None, products),
-            "products_flops": operations,
-            "rounds": len(own.rounds["step"]),
-        }
-        session.add(record, "dense_part")
-    torch.set_num_threads(session.settings.threads[0])
+HISTORY = ("tables.sequences=[C26]", "tables.shared={C26: C25}")
+FIELD_AWARE = (f"tables.dim={4 * (13 + 26)}",)
+TABLES = {"din": HISTORY, "bst": HISTORY, "ffm": FIELD_AWARE, "onn": FIELD_AWARE}
+"""The settings of the tables of models that cannot take the usual ones."""
 
 
-def _contenders(plain: dict[str, Any], batch_size: int) -> tuple[dict[str, Contender], int]:
+def recipe_with(name: str) -> Any:
+    """Return the recipe of `recapp.train model=NAME` over Criteo's columns."""
+    return recipe_under("train", [f"model={name}", "dataset=generated", *TABLES.get(name, ())])
+
+
+def run(session: Lab) -> None:
+    """Measure models of `conf/model` at every batch size, in one process."""
+    for name in session.settings.model:
+        recipe = recipe_with(name)
+        for batch_size in session.settings.batch_size:
+            contenders, operations = _contenders(recipe, batch_size)
+            # two threads would count the waits of one for the other
+            measured = session.measure(f"{name}, batch {batch_size}", contenders, threads=1)
+            dense = measured["dense"]
+            products = measured["products"]
+            session.add(
+                {
+                    "model": name,
+                    "batch_size": batch_size,
+                    **spread(dense),
+                    **spread(products, prefix="products_"),
+                    **ratio("products", dense if operations else None, products),
+                    "products_flops": operations,
+                    "rounds": len(dense.rounds["step"]),
+                }
+            )
+
+
+def _contenders(recipe: Any, batch_size: int) -> tuple[dict[str, Steps], int]:
     """Return the dense part and its products, and the operations of the products."""
-    recipe = recipe_of(plain, "train")
     torch.manual_seed(recipe.seed)
     part = DensePart(build_model(recipe), recipe.built_task, len(recipe.schema.numbers), batch_size)
     recorder = ProductRecorder()
@@ -220,4 +222,4 @@ def _contenders(plain: dict[str, Any], batch_size: int) -> tuple[dict[str, Conte
     contenders = {
         name: Steps({"step": step}, clock=time.process_time) for name, step in steps.items()
     }
-    return dict(contenders), recorder.operations
+    return contenders, recorder.operations

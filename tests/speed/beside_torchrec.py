@@ -1,0 +1,147 @@
+"""`train` and `step` beside TorchRec: a whole training step of a DLRM on several ranks, compared
+with its own matrix products and with TorchRec's DLRM, and the embedding step alone.
+
+The floor of `train` is work that no framework can avoid: the matrix products of the MLPs, forward
+and backward, and the two batched products of the interaction, into allocated memory, on all ranks
+at once. The floor has no bias, ReLU, loss, optimiser, all-reduce or tables.
+
+TorchRec has no concatenation of bags: its `EmbeddingCollection` gives the same vectors, one after
+the other.
+
+B samples of a rank's batch, F vectors of the interaction, D their width, I inputs and O outputs of
+a layer.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
+from recapp.benchmarks.timing import Measured, Steps, compared, spread
+from recapp.benchmarks.training_step import TrainingStep, batches_of
+from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel
+from recapp.transport.communicator import Comm
+
+from .lab import Lab
+from .rivals import beside
+
+
+def matrix_products(model: NamedModel, barrier: Comm) -> Steps:
+    """Return a contender that runs only the matrix products of a DLRM's dense part, forward and
+    backward.
+
+    Args:
+        model: The shape of the DLRM.
+        barrier: The ranks, which meet at a barrier before each step.
+    """
+    B = model.batch_size
+    F = len(model.workload().rows_F) + 1
+    D = model.dim
+    bottom = list(pairwise([DENSE, *model.bottom_layers]))
+    top = list(pairwise([D + F * (F - 1) // 2, *model.top]))
+    layers = [_layer(B, *shape) for shape in bottom + top]
+    layers[0].pop()  # the dense inputs need no gradient
+    vectors_BFD = torch.randn(B, F, D)
+    dots_BFF = torch.randn(B, F, F)
+    products: list[Callable[[], Tensor]] = [
+        *(layer[0] for layer in layers),
+        partial(torch.bmm, vectors_BFD, vectors_BFD.mT, out=dots_BFF),
+        partial(torch.bmm, dots_BFF, vectors_BFD, out=torch.empty(B, F, D)),
+        *(multiply for layer in layers for multiply in layer[1:]),
+    ]
+
+    def step(_: int) -> None:
+        for multiply in products:
+            multiply()
+
+    return Steps({"step": step}, barrier.barrier)
+
+
+def _layer(batch_size: int, inputs: int, outputs: int) -> list[Callable[[], Tensor]]:
+    """Return the products of a linear layer: x W^T forward; g^T x and g W backward."""
+    x_BI = torch.randn(batch_size, inputs)
+    w_OI = torch.randn(outputs, inputs)
+    y_BO = torch.randn(batch_size, outputs)
+    return [
+        partial(torch.mm, x_BI, w_OI.T, out=y_BO),
+        partial(torch.mm, y_BO.T, x_BI, out=torch.empty(outputs, inputs)),
+        partial(torch.mm, y_BO, w_OI, out=torch.empty(batch_size, inputs)),
+    ]
+
+
+def dense_flops(model: NamedModel) -> int:
+    """Return the multiplications and additions of `matrix_products` in a step of one rank."""
+    B = model.batch_size
+    F = len(model.workload().rows_F) + 1
+    D = model.dim
+    bottom = [DENSE, *model.bottom_layers]
+    top = [D + F * (F - 1) // 2, *model.top]
+    products = (
+        3 * sum(i * o for layers in (bottom, top) for i, o in pairwise(layers))
+        - bottom[0] * bottom[1]
+    )
+    return 2 * B * (products + 2 * F * F * D)
+
+
+def measure_training(session: Lab) -> None:
+    """Measure every model under every plan."""
+    comm = session.ranks()
+    for name, plan_name in product(session.settings.model, session.settings.plan):
+        model = MODELS[name]
+        workload = model.workload()
+        features = session.batches(workload)
+        plan = session.plan(plan_name, workload.tables(), features)
+        batches = batches_of(model, features)
+        ours = TrainingStep(session, model, workload.tables(), plan, comm).in_memory(batches)
+        spec = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
+        specs = session.specs("train", workload, plan, model=spec)
+        gemm = matrix_products(model, session.comm)
+        with session.rivals("torchrec", specs) as others:
+            contenders = {"recapp": ours, "gemm": gemm, **others}
+            measured = session.measure(f"{name}, {plan_name}", contenders)
+        session.add(_record(model, plan_name, comm.transport, measured))
+
+
+def measure_step(session: Lab) -> None:
+    """Measure the embedding step of every workload under every plan."""
+    comm = session.ranks()
+    for name, plan_name in product(session.settings.workload, session.settings.plan):
+        workload = WORKLOADS[name]
+        batches = session.batches(workload)
+        plan = session.plan(plan_name, workload.tables(), batches, workload.lookups())
+        tables = shard_workload(workload, plan, comm, session.settings.backend)
+        step = EmbeddingStep(tables, batches, session.comm)
+        with session.rivals("torchrec", session.specs("step", workload, plan)) as others:
+            measured = session.measure(f"{name}, {plan_name}", {"recapp": step, **others})
+        session.add(
+            {
+                "workload": name,
+                "plan": plan_name,
+                "transport": comm.transport,
+                **compared(measured["recapp"], beside("torchrec", measured)),
+                "bytes_exchanged": step.bytes_exchanged(),
+                **step.phases(),
+            }
+        )
+
+
+def _record(
+    model: NamedModel, plan: str, transport: str, measured: dict[str, Measured]
+) -> dict[str, Any]:
+    ours = measured["recapp"]
+    gemm = measured["gemm"]
+    return {
+        "model": model.name,
+        "plan": plan,
+        "transport": transport,
+        "threads": torch.get_num_threads(),
+        **compared(ours, {"gemm_floor": gemm, **beside("torchrec", measured)}),
+        **spread(gemm, prefix="gemm_"),
+        "gemm_gflop_per_s": dense_flops(model) / gemm.median() / 1e6,
+        "dense_flops": dense_flops(model),
+        "samples_per_second": model.batch_size / ours.median() * 1e3,  # of one rank
+    }

@@ -63,10 +63,10 @@ from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_byte
 from recapp.stored.checkpoint import open_checkpoint
 from recapp.stored.derived_values import DERIVED_FILE, written_values
 from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import files_at
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_manifests import DENSE, EXAMPLE, ArtefactManifest
+from recapp.stored.model_store import files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -289,7 +289,7 @@ class _Exporter:
         return {DERIVED: lines}
 
     def _written(self, file: str, content: bytes) -> Mapping[str, Any]:
-        return files_at(self.folder).write(self.folder / file, content)
+        return write_file(self.folder / file, content)
 
     def _example(self) -> RawTable:
         schema = self.recipe.schema

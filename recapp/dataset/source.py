@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.data_file import DataFile, UnreadableFileError, chunks, facts_of, stamp_of
 from recapp.dataset.files import file_names, given_paths
-from recapp.dataset.formats import format_names, format_of, kind_of
+from recapp.dataset.formats import format_of, kind_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
 
@@ -111,8 +111,7 @@ def open_source(
     source = open_files(names, schema, setting=setting)
     if not source.segments:
         raise DataError(
-            f"{setting}={given_paths(paths)[0]}: {len(names)} {format_names()} "
-            "file(s) without a single row"
+            f"{setting}={given_paths(paths)[0]}: {len(names)} file(s) without a single row"
         )
     return source
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from recapp.engine.read_only_store import values_of
 from recapp.errors import CheckpointError
 from recapp.inference.storage import bytes_of, stored
-from recapp.stored.local_files import files_at
 from recapp.stored.model_manifests import StoredTable
+from recapp.stored.model_store import files_at
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.initial import start_hash
 

@@ -50,7 +50,6 @@ class Cells(NamedTuple):
 
 
 DETAILED = Cells(9, 1.0, 1.4, 0.64, 0.0, 0.15)
-NAMED = Cells(16, 0.55, 0.8, 0.42, 0.0, 0.15)
 GROUPED = Cells(50, 0.17, 0.42, 0.14, 0.38, 1.75)
 
 
@@ -81,7 +80,7 @@ def tables_picture(report: PlanReport) -> Picture:
     """
     rows = sorted(report.rows, key=lambda row: (-row.rows, -row.dim, row.table))
     longest = rows[0]
-    cells = DETAILED if len(rows) <= 60 else NAMED if len(rows) <= 240 else GROUPED
+    cells = DETAILED if len(rows) <= 60 else GROUPED
     high_of, tall = _scale([row.rows for row in rows], cells.high)
     wide_of, broad = _scale([row.dim for row in rows], cells.wide)
     shelves = [rows[i : i + cells.columns] for i in range(0, len(rows), cells.columns)]
@@ -108,7 +107,8 @@ def tables_picture(report: PlanReport) -> Picture:
                     high_of(row.rows),
                 )
                 shards.add(row, box)
-                _name(axes, row, cells, box)
+                if cells is DETAILED:
+                    _name(axes, row, box[0], box[1] - 0.05)
             if cells is GROUPED:
                 span = f"{_short(shelf[0].rows)} to {_short(shelf[-1].rows)} rows"
                 axes.text(
@@ -240,25 +240,12 @@ def _corners(boxes: Sequence[tuple[float, ...]]) -> list[list[tuple[float, float
     ]
 
 
-def _name(
-    axes: "Axes", row: PlannedTable, cells: Cells, box: tuple[float, float, float, float]
-) -> None:
-    """Write the name of a table below it and, if there is room, its size and sharding type."""
-    x = box[0]
-    y = box[1] - 0.05
-    if cells is DETAILED:
-        axes.text(x, y, _cut(row.table, 17), fontsize=8, weight="bold", va="top")
-        axes.text(
-            x,
-            y - 0.155,
-            f"{_short(row.rows)} x {row.dim}\n{row.type}",
-            fontsize=7.5,
-            va="top",
-            color=INK,
-            linespacing=1.3,
-        )
-    elif cells is NAMED:
-        axes.text(x, y, _cut(row.table, 12), fontsize=6.5, va="top")
+def _name(axes: "Axes", row: PlannedTable, x: float, y: float) -> None:
+    """Write the name of a table, its size and its sharding type below it."""
+    axes.text(x, y, _cut(row.table, 17), fontsize=8, weight="bold", va="top")
+    text = f"{_short(row.rows)} x {row.dim}\n{row.type}"
+    style: dict[str, Any] = {"fontsize": 7.5, "va": "top", "color": INK, "linespacing": 1.3}
+    axes.text(x, y - 0.155, text, **style)
 
 
 def _cut(name: str, length: int) -> str:

@@ -197,8 +197,8 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Drawn:
         dash: Any = {"marker": "_", "markersize": 16, "markeredgewidth": 1.8, "alpha": 0.8}
         order = sorted(values, key=lambda v: places[v])
         # a line through the means has a meaning only if nothing else was varied
-        alone = {n for n, of_n in varied_settings(runs).items() if len(of_n) > 1} <= {name, SEED}
-        width = 1.4 if numbers and alone else 0
+        others = {n for n, of_n in varied_settings(runs).items() if len(of_n) > 1} - {name, SEED}
+        width = 1.4 if numbers and name != SEED and not others else 0
         x = [places[v] for v in order]
         axes.plot(x, [means[v].mean for v in order], color=BAR, linewidth=width, **dash)
         white: Any = {"markeredgecolor": "white", "markeredgewidth": 0.8}

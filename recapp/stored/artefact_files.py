@@ -23,8 +23,8 @@ from recapp.dataset.arrow_messages import sizes_of
 from recapp.dataset.raw_rows import RawTable
 from recapp.errors import ArtefactError, ConfigError
 from recapp.stored.directories import is_artefact
-from recapp.stored.kinds import ARTEFACT
-from recapp.stored.local_files import beside, files_at
+from recapp.stored.local_files import beside
+from recapp.stored.model_store import entry_of, files_at
 
 EXAMPLE_ROWS = 16
 MOST_EXAMPLE_ROWS = 4096
@@ -126,7 +126,6 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
     files = files_at(output)
     folder = beside(output, UNFINISHED)
     try:
-        files.recover(output, ARTEFACT.old)
         _check_name(output, overwrite)
         with files.locked(folder) as alone:
             if not alone:
@@ -136,7 +135,7 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
             try:
                 _check_name(output, overwrite)  # another export may have ended since
                 yield folder
-                files.commit(folder, output, ARTEFACT.old)
+                files.publish(folder, output)
             except BaseException:
                 files.remove(folder)
                 raise
@@ -151,7 +150,7 @@ def _check_name(output: Path, overwrite: bool) -> None:
     Raises:
         ConfigError: The name is taken.
     """
-    if not files_at(output).taken(output):
+    if entry_of(output) is None:
         return
     if not is_artefact(output):
         raise ConfigError(f"output={output}: exists and is no artefact: choose another name")

@@ -41,7 +41,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import OF_WEIGHTS, Block, copy_rows, overlap
-from recapp.stored.local_files import bytes_of, files_at
+from recapp.stored.model_store import bytes_of, files_at, share
 from recapp.tables.row_order import RowOrder
 
 BLOCK_BYTES = 64 * 2**20  # the most bytes of a stored block; a save copies a block at a time
@@ -322,7 +322,7 @@ def link_blocks(
             known = left.pop((key, b.shape, str(b.data.dtype).removeprefix("torch.")), None)
             if known is None or known != zlib.crc32(_bytes(_rows_of(b, rows))):
                 return False
-    return bool(stored) and not left and files_at(folder).share(saved / file, folder / file)
+    return bool(stored) and not left and share(saved / file, folder / file)
 
 
 def _rows_of(b: Block, rows: range) -> Tensor:

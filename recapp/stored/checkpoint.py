@@ -40,10 +40,11 @@ from recapp.stored.block_files import (
 )
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import TMP, beside, files_at
+from recapp.stored.local_files import TMP, beside
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.stored.model_manifests import META, ROW_ORDERS, CheckpointManifest
+from recapp.stored.model_store import entry_of, files_at, is_link, links_to, size_of, write_file
 from recapp.stored.stored_model import (
     Checkpoint,
     Wanted,
@@ -189,9 +190,8 @@ def prepare_save(
         if not is_finite(values):
             parameter, _, state = name.rpartition(", ")
             raise CheckpointError(f"{parameter}: {STATE_NOT_SAVED.format(state=state)}")
-    files_at(path).recover(path)
     _check_name(path)
-    files_at(path).empty(unfinished)
+    files_at(path).remove(unfinished)
 
 
 def _check_name(path: Path) -> None:
@@ -200,7 +200,7 @@ def _check_name(path: Path) -> None:
     Raises:
         CheckpointError: The name belongs to something else.
     """
-    if files_at(path).taken(path) and not is_checkpoint(path):
+    if entry_of(path) and not is_checkpoint(path):
         raise CheckpointError(
             f"{path} exists and is no checkpoint: move it away or save under another name"
         )
@@ -215,15 +215,14 @@ def finish_save(
 ) -> None:
     """Write the plain part and the manifest, and give the save its final name."""
     files: dict[str, dict[str, Any]] = {
-        file: {"bytes": files_at(path).size(unfinished / file)}
-        for file in sorted({s.file for s in stored})
+        file: {"bytes": size_of(unfinished / file)} for file in sorted({s.file for s in stored})
     }
     files[META] = write_meta(unfinished, META, meta)
     whole = CheckpointManifest(unfinished, dict(manifest), files, tuple(stored))
     for of_tensor in whole.tensors.values():
         check_tiling(of_tensor)
-    files_at(path).write(unfinished / MANIFEST, to_json(whole).encode())
-    files_at(path).commit(unfinished, path)
+    write_file(unfinished / MANIFEST, to_json(whole).encode())
+    files_at(path).publish(unfinished, path)
 
 
 def name_metrics(path: str | Path, metrics: Mapping[str, float]) -> None:
@@ -236,7 +235,7 @@ def name_metrics(path: str | Path, metrics: Mapping[str, float]) -> None:
     manifest = read_manifest(path)
     whole = replace(manifest, info={**manifest.info, "metrics": dict(metrics)})
     try:
-        files_at(Path(path)).replace(Path(path) / MANIFEST, to_json(whole).encode())
+        write_file(Path(path) / MANIFEST, to_json(whole).encode())
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -252,9 +251,9 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
     path = Path(path)
     if path.absolute() == Path(target).absolute():
         return  # a link to itself would lead nowhere
-    if not files_at(path).is_link(path):
+    if not is_link(path):
         _check_name(path)
-    files_at(path).link(path, Path(target))
+    files_at(path).publish(Path(target), path, link=True)
 
 
 # ---- reading
@@ -500,15 +499,16 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
     """
     path = Path(path)
     files = files_at(path)
-    if files.taken(path) and not files.is_link(path) and not is_checkpoint(path):
+    if entry_of(path) and not is_link(path) and not is_checkpoint(path):
         raise CheckpointError(f"{path} is no checkpoint and was not removed")
-    files.recover(path)
-    if not files.taken(path):
+    entry = entry_of(path)
+    if entry is None:
         return
-    for name in () if files.is_link(path) else files.links_to(path):
-        if instead is None or files.real(Path(instead)) == files.real(path):
+    other = entry_of(Path(instead)) if instead is not None else None
+    for name in () if entry.target else links_to(path):
+        if instead is None or other is None or other.identity == entry.identity:
             raise CheckpointError(
                 f"{path} was not removed, because {name} leads to it: remove {name.name} first"
             )
-        files.link(name, Path(instead))
-    files.delete(path)
+        files.publish(Path(instead), name, link=True)
+    files.remove(path)

@@ -3,11 +3,12 @@ and suggest a model for a wrong path.
 """
 
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 from recapp.errors import RecappError, suggest
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
-from recapp.stored.local_files import files_at
+from recapp.stored.model_store import Pinned, checkpoints_in, entry_of, files_at, size_of
 
 LEVELS = 6  # of directories to search: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
 MOST_ENTRIES = 20_000  # directory entries to look at: some tenths of a second
@@ -19,8 +20,7 @@ def is_checkpoint(path: str | Path) -> bool:
     whole.
     """
     path = Path(path)
-    files = files_at(path)
-    return files.size(files.current(path) / MANIFEST) is not None
+    return size_of(files_at(path).current(path) / MANIFEST) is not None
 
 
 def read_manifest_text(path: Path) -> bytes:
@@ -30,18 +30,16 @@ def read_manifest_text(path: Path) -> bytes:
         RecappError: The file is too large, or cannot be read.
         OSError: There is no stored model.
     """
-    files = files_at(path)
-    with closing(files.pin(files.current(path))) as pinned:
+    with closing(Pinned(files_at(path).current(path))) as pinned:
         return pinned.read(MANIFEST, CHECKPOINT)
 
 
 def is_artefact(path: str | Path) -> bool:
     """Return whether the manifest of a directory names the format of artefacts."""
     path = Path(path)
-    files = files_at(path)
     try:
         with (
-            closing(files.pin(files.current(path, ARTEFACT.old))) as pinned,
+            closing(Pinned(files_at(path).current(path))) as pinned,
             pinned.open(MANIFEST, ARTEFACT) as source,
         ):
             return ARTEFACT.format.encode() in source.read(HEAD_BYTES)
@@ -55,27 +53,33 @@ def find_checkpoints(folder: str | Path) -> list[Path]:
     take minutes.
     """
     folder = Path(folder)
-    files = files_at(folder)
-    found = {
-        p.with_suffix("") if p.suffix == ".old" else p
-        for p in files.below(folder, LEVELS, MOST_ENTRIES)
-        if p.name.endswith((".ckpt", ".ckpt.old"))
+    below = islice(files_at(folder).entries(folder, LEVELS), MOST_ENTRIES)
+    names = {
+        entry.path.with_suffix("") if entry.path.suffix == ".old" else entry.path
+        for entry in below
+        if entry.path != folder and entry.path.name.endswith((".ckpt", ".ckpt.old"))
     }
-    held = {p: files.real(files.current(p)) for p in found if is_checkpoint(p)}
-    own = {real for p, real in held.items() if not files.is_link(p)}
-    named = [p for p, real in held.items() if not files.is_link(p) or real not in own]
-    return sorted(named, key=lambda p: (files.written(held[p] / MANIFEST), p.name))
+    entries = [entry for name in names if is_checkpoint(name) and (entry := entry_of(name))]
+    places = {entry.identity for entry in entries if entry.target is None}
+    paths = [one.path for one in entries if one.target is None or one.identity not in places]
+    return sorted(paths, key=lambda path: (_written(path), path.name))
+
+
+def _written(path: Path) -> int:
+    """Return the time of the last write to the manifest of a checkpoint."""
+    manifest = entry_of(files_at(path).current(path) / MANIFEST)
+    return manifest.written if manifest else 0
 
 
 def why_none(path: Path, kind: Kind) -> str:
     """Return the reason why a path is not a stored model, with the name of a similar one."""
-    files = files_at(path)
-    folder = files.current(path, kind.old)
+    folder = files_at(path).current(path)
+    entry = entry_of(folder)
     if kind is ARTEFACT:
-        if not files.is_folder(folder):
+        if entry is None or entry.kind != "folder":
             return f"{path}: there is no such directory: `recapp.export` writes artefacts"
         return f"{folder} is no artefact: {MANIFEST} is missing"
-    if files.is_folder(folder):
+    if entry and entry.kind == "folder":
         try:
             below = [str(p) for p in find_checkpoints(folder)]
         except OSError:  # a directory was deleted meanwhile: give no hint
@@ -85,8 +89,8 @@ def why_none(path: Path, kind: Kind) -> str:
             f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
             f"written last{hint}"
         )
-    if files.size(folder) is not None:
+    if entry and entry.kind == "file":
         return f"{path} is a file: a checkpoint of recapp is a directory with a {MANIFEST}"
-    beside = [p.name for p in files.checkpoints_in(path.parent)]
+    beside = [one.path.name for one in checkpoints_in(path.parent)]
     hint = f": {suggest(path.name, beside)}" if beside else ""
     return f"there is no checkpoint {path}{hint}"

@@ -28,9 +28,10 @@ from recapp.stored.checkpoint import (
     write_error,
 )
 from recapp.stored.derived_values import DERIVED_VALUES
-from recapp.stored.local_files import TMP, beside, files_at
+from recapp.stored.local_files import TMP, beside
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.model_store import files_at
 from recapp.stored.stored_model import Checkpoint, every_file, open_as
 from recapp.tables.named_collections import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm

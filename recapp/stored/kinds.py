@@ -18,7 +18,6 @@ class Kind:
         version: The latest version of the format; a reader refuses a later one.
         manifest_bytes: The most bytes of a manifest, so that reading a large file does not fill the
             memory.
-        old: The suffix of an earlier directory while another takes its name.
         error: The class of its errors.
         written: The verb for the making of its files, for errors.
         fix: The advice for a damaged model.
@@ -33,7 +32,6 @@ class Kind:
     format: str
     version: int
     manifest_bytes: int
-    old: str
     error: type[RecappError]
     written: str
     fix: str
@@ -49,7 +47,6 @@ CHECKPOINT = Kind(
     format="recapp",
     version=4,
     manifest_bytes=2**30,  # enough for more than a million blocks
-    old="old",
     error=CheckpointError,
     written="saved",
     fix="use another checkpoint",
@@ -67,7 +64,6 @@ ARTEFACT = Kind(
     format="recapp-artefact",
     version=3,
     manifest_bytes=2**28,
-    old="recapp-replaced",  # users name their own copies served.old
     error=ArtefactError,
     written="written",
     fix="export it again",

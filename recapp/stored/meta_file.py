@@ -31,7 +31,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import shown
 from recapp.stored.kinds import CHECKPOINT
-from recapp.stored.local_files import bytes_of, crc32_of, files_at, path_of
+from recapp.stored.model_store import Pinned, bytes_of, crc32_of, files_at, path_of
 
 LEVELS = 64  # of containers inside of one another
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
@@ -66,10 +66,9 @@ def write_meta(folder: Path, file: str, meta: Mapping[str, Any]) -> dict[str, An
         CheckpointError: A value cannot be converted.
         OSError: The disk is full, or there is no permission.
     """
-    files = files_at(folder)
-    with files.create(folder / file) as out:
+    with files_at(folder).create(folder / file) as out:
         torch.save(plain(meta), out)
-    with closing(files.pin(folder)) as pinned, pinned.open(file, CHECKPOINT) as source:
+    with closing(Pinned(folder)) as pinned, pinned.open(file, CHECKPOINT) as source:
         read_meta(source, folder / file)
         return {"bytes": bytes_of(source), "crc32": crc32_of(source)}
 

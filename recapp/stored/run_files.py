@@ -18,9 +18,16 @@ from typing import Any
 
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import read_manifest
-from recapp.stored.local_files import files_at
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_manifests import SAVED_AS
+from recapp.stored.model_store import (
+    checkpoints_in,
+    clean_up,
+    end_of_links,
+    entry_of,
+    files_at,
+    is_link,
+)
 
 CHECKPOINTS = "checkpoints"
 """The directory of checkpoints in the directory of a run."""
@@ -66,7 +73,7 @@ def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict
 def folder_of(checkpoint: str | Path) -> Path:
     """Return the directory of a checkpoint, also of one to which a link elsewhere leads."""
     path = Path(checkpoint).absolute()
-    return files_at(path).end_of_links(path).parent
+    return end_of_links(path).parent
 
 
 def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
@@ -93,8 +100,9 @@ def goes_on_in(folder: Path, resumed: str | Path) -> bool:
         folder: The directory of the run.
         resumed: The checkpoint from which it resumes.
     """
-    files = files_at(folder)
-    if not files.real(Path(resumed)).is_relative_to(files.real(folder)):
+    above = map(entry_of, end_of_links(Path(resumed).absolute()).parents)
+    home = entry_of(folder)
+    if home is None or home.identity not in {one.identity for one in above if one}:
         return False
     with suppress(CheckpointError):
         return read_manifest(folder / CHECKPOINTS / LAST).run == read_manifest(resumed).run
@@ -124,15 +132,15 @@ def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
     start = read_manifest(resumed) if resumed else None
     kept = start.step if start is not None and start.run == earlier.run else -1
     removed = []
-    if earlier.step > kept and files.is_link(last):
+    if earlier.step > kept and is_link(last):
         files.remove(last)
         removed.append(LAST)
-    for path in sorted(files.checkpoints_in(folder)):
+    for path, *_ in sorted(checkpoints_in(folder)):
         with suppress(CheckpointError):
             held = read_manifest(path)
             own = held.run == earlier.run and held.info.get(SAVED_AS) == path.name
-            if own and held.step > kept and not files.is_link(path):
-                files.delete(path)
+            if own and held.step > kept and not is_link(path):
+                files.remove(path)
                 removed.append(path.name)
-    files.clean_up(folder)
+    clean_up(folder)
     return removed

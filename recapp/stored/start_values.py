@@ -32,7 +32,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
-from recapp.stored.local_files import files_at
+from recapp.stored.model_store import entry_of, size_of
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import lookups_of
@@ -62,8 +62,7 @@ def values_file(
     """
     setting = f"{SETTING}.{key}={given}"
     path, _, name = given.rpartition("@")
-    files = files_at(Path(given))
-    if files.taken(Path(given)) or not path or not files.taken(Path(path)):
+    if entry_of(Path(given)) or not path or not entry_of(Path(path)):
         path = given
         name = ""
     if table.dynamic is not None:
@@ -74,7 +73,7 @@ def values_file(
     if is_checkpoint(path):
         return _Checkpoint(table, path, name or key, setting)
     if Path(path).suffix == ".safetensors":
-        if files.size(Path(path)) is None:
+        if size_of(Path(path)) is None:
             raise ConfigError(f"{setting}: no such file: name a file of safetensors")
         return _Tensors(table, path, name, key, setting)
     if name:

@@ -25,7 +25,6 @@ from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, so
 from recapp.stored.derived_values import DERIVED_FILE, Values, read_values, values_in
 from recapp.stored.directories import is_artefact, why_none
 from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
-from recapp.stored.local_files import Pinned, crc32_of, files_at
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import check_state, dense_state, read_meta
 from recapp.stored.model_manifests import (
@@ -36,6 +35,7 @@ from recapp.stored.model_manifests import (
     ArtefactManifest,
     CheckpointManifest,
 )
+from recapp.stored.model_store import Pinned, crc32_of, entry_of, files_at
 from recapp.transport.communicator import Comm, raise_together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow
@@ -93,10 +93,10 @@ class Snapshot(ABC, Generic[M]):
             RecappError: The model is incomplete, or a file cannot be read.
         """
         folder = manifest.folder
-        return cls(folder, files_at(folder).pin(folder), manifest, manifest.files)
+        return cls(folder, Pinned(folder), manifest, manifest.files)
 
     def _check_size(self, pinned: Pinned, file: str, wanted: int) -> None:
-        found = pinned.size(file)
+        found = pinned.folder.size(file)
         if found != wanted:
             state = "is missing" if found is None else f"has {found:,} of {wanted:,} bytes"
             raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")
@@ -411,10 +411,10 @@ def open_as(
     path = Path(path)
     if comm is not None:
         return _open_together(kind, path, comm, wanted)
-    files = files_at(path)
 
     def version() -> tuple[int, ...]:
-        return files.version(files.current(path, kind.kind.old))
+        entry = entry_of(files_at(path).current(path))
+        return entry.version if entry else ()
 
     attempts = ATTEMPTS
     while True:
@@ -437,9 +437,9 @@ def _open_now(kind: type[S], path: Path, wanted: Wanted) -> S:
         FileNotFoundError: The directory has no manifest, so it is not a stored model.
         RecappError: The model is incomplete, damaged or of a later version.
     """
-    folder = files_at(path).current(path, kind.kind.old)
+    folder = files_at(path).current(path)
     try:
-        pinned = files_at(path).pin(folder)
+        pinned = Pinned(folder)
     except OSError as error:
         raise FileNotFoundError(path) from error
     with ExitStack() as undo:

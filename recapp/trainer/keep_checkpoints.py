@@ -30,8 +30,8 @@ from recapp import console
 from recapp.console import note
 from recapp.errors import CheckpointError
 from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_checkpoint
-from recapp.stored.local_files import files_at
 from recapp.stored.meta_file import check_form, state_must_fit
+from recapp.stored.model_store import clean_up, new_version
 from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
@@ -127,11 +127,11 @@ class KeepLast(BatchCallback, Checkpoint):
         self._validated = validated
         saved = _just_saved(trainer)
         if saved is None:
-            saved = files_at(self.path).new_version(self.path, trainer.global_step)
+            saved = new_version(self.path, trainer.global_step)
             trainer.save_checkpoint(saved)
         if trainer.is_global_zero:
             link_checkpoint(self.path, saved)
-            files_at(self.path).clean_up(self.path.parent)
+            clean_up(self.path.parent)
         trainer.strategy.barrier()
 
     def best_or_last(self, trainer: Trainer) -> str:

@@ -124,7 +124,7 @@ def test_a_directory_without_data_says_what_it_has(tmp_path):
     assert one_line(str(tmp_path)).endswith("the directory has train.orc")
     write_numbered(tmp_path / "train", [[3]])
     assert one_line(str(tmp_path)).endswith(
-        "no Parquet files here, but in train; name one of those directories"
+        "no Parquet or CSV files here, but in train; name one of those directories"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_feature_that_is_a_list_in_one_file_only_is_refused(days):
 
 def test_files_without_rows_are_no_data(tmp_path):
     write_numbered(tmp_path, [[0], []])
-    assert one_line(str(tmp_path)).endswith("2 Parquet file(s) without a single row")
+    assert one_line(str(tmp_path)).endswith("2 file(s) without a single row")
 
 
 @pytest.mark.parametrize("text", ["", "day_1.parquet\n", "3\nday_1.parquet\n"])

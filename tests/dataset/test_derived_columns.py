@@ -449,7 +449,7 @@ def test_features_of_one_table_need_one_frequency():
     ("own", "sizes"),
     [
         (["dataset.id_rule=clamp"], [3, 200_000]),
-        (["dataset.id_rule=hash", "tables.max_rows=50"], [3, 50]),
+        (["dataset.id_rule=hash", "tables.max_rows=10"], [3, 10]),
         (["dataset.id_rule=hash", "tables.max_rows=null"], [3, 16]),
         (["dataset.id_rule=error", "dataset.table_rows=[70,60]"], [3, 60]),
     ],

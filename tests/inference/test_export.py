@@ -44,7 +44,8 @@ from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_table, unfinished
-from recapp.stored.kinds import ARTEFACT, MANIFEST
+from recapp.stored.kinds import MANIFEST
+from recapp.stored.local_files import REPLACED
 from recapp.stored.manifest import sealed
 from recapp.stored.model_manifests import EXAMPLE
 from recapp.stored.stored_model import open_artefact
@@ -393,7 +394,7 @@ def test_an_artefact_that_a_killed_export_was_replacing_is_read_and_gets_its_nam
     (tmp_path / "art.recapp-export").mkdir()
     (tmp_path / "art.recapp-export" / "table.tmp").write_text("left behind")
     assert recapp.load_model(tmp_path / "art").name == "art"
-    assert f'".{ARTEFACT.old}"' in (SOURCE / "manifest.cpp").read_text()
+    assert f'".{REPLACED}"' in (SOURCE / "manifest.cpp").read_text()
     with pytest.raises(ConfigError, match="there is an artefact: set overwrite=true"):
         export(checkpoint, tmp_path / "art", report_rows=0)
     export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
@@ -770,6 +771,7 @@ def test_code_that_cannot_be_loaded_is_noted(artefact, capsys):
         "machine": platform.machine(),
         "flags": [],
         "torch": ".".join(torch.__version__.split(".")[:2]),
+        "outputs": ["logit"],
     }
     rewrite(artefact, lambda info: info.update(compiled=entry))
     model = recapp.load_model(artefact, trust_compiled=True)

@@ -20,7 +20,6 @@ from reporting.sweeps import (
 )
 
 from recapp import report
-from recapp.errors import ConfigError
 from recapp.reporting import sweep_page
 from recapp.reporting.drawing import COLUMN
 from recapp.reporting.run_figures import COSTS
@@ -253,11 +252,6 @@ def test_names_of_an_optuna_sweep_are_what_differs(optuna):
     assert "dataset.generate.rows=6000, dataset.path=/data/clicks, trainer.devices=1" in found.said
 
 
-def test_the_first_job_of_a_sweep_without_multirun_yaml_is_named_by_its_plan(tmp_path):
-    make_sweep(tmp_path, None, [{"overrides": ["optimizer.dense.lr=0.1", "trainer.devices=2"]}])
-    assert [run.name for run in read_runs(tmp_path)] == ["automatic"]
-
-
 def test_the_report_is_one_page_with_every_figure(plans):
     folder, made = plans
     found = parts(folder / "report.html")
@@ -350,12 +344,6 @@ def test_a_path_without_runs_is_one_line(tmp_path, capsys, monkeypatch, path, er
 def test_the_command_wants_a_path(capsys):
     assert report.main([]) == 1
     assert capsys.readouterr().err == "error: path must be given: path=...\n"
-
-
-def test_a_file_is_no_directory_of_runs(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="no such directory"):
-        read_runs(tmp_path / "file")
 
 
 def test_the_command_makes_the_report_of_a_sweep(unpainted, tmp_path, capsys):

@@ -115,10 +115,10 @@ STEPS = [
     ("block_files.zlib.crc32", 1, 1),
     ("meta_file.torch.save", 0, 1),
     ("checkpoint.to_json", 0, 1),
-    ("local_files.Files.sync", 0, 1),
+    ("local_files.sync", 0, 1),
     ("local_files.Path.rename", 0, 1),
     ("local_files.Path.rename", 1, 1),
-    ("local_files.Files.sync", 1, 2),
+    ("local_files.sync", 1, 2),
 ]
 """Calls of a save in the order in which they are made, how many of that name come before, and which
 checkpoint has the name at that time.

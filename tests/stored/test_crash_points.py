@@ -32,7 +32,7 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.directories import find_checkpoints, is_checkpoint
-from recapp.stored.local_files import LOCAL
+from recapp.stored.model_store import clean_up
 from recapp.trainer.keep_checkpoints import KeepLast
 from recapp.trainer.sharded_checkpoint import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -318,7 +318,7 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
     for name in ("notes.txt", "a.ckpt.txt", "last.ckpt.bak", "last.ckpt.d"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "kept.ckpt.000007").symlink_to("nowhere")
-    LOCAL.clean_up(tmp_path)
+    clean_up(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {
         "notes.txt",
         "a.ckpt.txt",

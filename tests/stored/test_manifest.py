@@ -30,9 +30,9 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.kinds import CHECKPOINT
-from recapp.stored.local_files import LOCAL
 from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.model_store import Pinned
 from recapp.stored.stored_model import open_artefact
 from recapp.transport.communicator import Comm
 
@@ -286,7 +286,7 @@ def test_a_disk_that_fails_while_a_manifest_is_read_is_one_error(saved):
     ],
 )
 def test_every_way_of_reading_names_the_file_that_cannot_be_read(read):
-    pinned = LOCAL.pin(Path("/proc/self"))
+    pinned = Pinned(Path("/proc/self"))
     with (
         pinned.open("mem", CHECKPOINT) as file,
         pytest.raises(CheckpointError, match=r"^/proc/self/mem cannot be read: Input/output"),

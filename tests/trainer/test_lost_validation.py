@@ -22,8 +22,8 @@ from recapp.dataset.source import open_source
 from recapp.errors import CheckpointError, IdError
 from recapp.run.run_checks import check_ids
 from recapp.settings.values import typed
+from recapp.stored import checkpoint
 from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.local_files import Files
 from recapp.stored.model_manifests import META
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import LongBag
@@ -94,7 +94,7 @@ class FillDisk(Callback):
                 out.write(content[:10])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        self.monkeypatch.setattr(Files, "write", staticmethod(write))
+        self.monkeypatch.setattr(checkpoint, "write_file", write)
 
 
 def test_a_disk_that_is_full_after_a_validation_leaves_the_epoch_and_no_half_file(

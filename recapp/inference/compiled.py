@@ -173,11 +173,10 @@ class CompiledModel(nn.Module):
     Args:
         portable: The model, whose tables do the lookups.
         code: The loaded package.
-        names: The outputs of the package, in order. An earlier recapp stored none; its packages
-            return a tensor, the only output.
+        names: The outputs of the package, in order.
     """
 
-    def __init__(self, portable: nn.Module, code: Any, names: Sequence[str] = ()) -> None:
+    def __init__(self, portable: nn.Module, code: Any, names: Sequence[str]) -> None:
         super().__init__()
         self.portable = portable
         self.collections = collections_of(portable)
@@ -187,14 +186,13 @@ class CompiledModel(nn.Module):
         self._code: Callable[..., Any] = code
         self._names = names
 
-    def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs of a batch by name, each [B]."""
         vectors = looked_up(self.collections, batch)
         if not batch.rows:
-            nothing = batch.dense_BI.new_zeros(0)
-            return dict.fromkeys(self._names, nothing) if self._names else nothing
-        found = self._code(batch.dense_BI, *vectors)
-        return dict(zip(self._names, found, strict=True)) if self._names else found
+            return dict.fromkeys(self._names, batch.dense_BI.new_zeros(0))
+        outputs = self._code(batch.dense_BI, *vectors)
+        return dict(zip(self._names, outputs, strict=True))
 
 
 def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict[str, Any]]:
@@ -267,7 +265,7 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         flags = [str(flag) for flag in entry["flags"]]
         made_with = str(entry["torch"])
         file = str(entry["file"])
-        names = [str(name) for name in entry.get("outputs", ())]
+        names = [str(name) for name in entry["outputs"]]
     except (KeyError, TypeError) as error:
         raise artefact.damaged(f"compiled: {error}") from error
     if machine != platform.machine():

@@ -100,8 +100,8 @@ def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | 
             "reached (ulimit -v, ulimit -u, or the container's limits); use fewer ranks "
             "(trainer.devices) here"
         )
-    if found := SILENT.search(text):
-        seconds = int(next(filter(None, found.groups()))) / 1000
+    if silence := SILENT.search(text):
+        seconds = int(next(filter(None, silence.groups()))) / 1000
         return RankError(timeout_message(rank, "another rank", seconds))
     if GONE.search(text):
         return RankError(f"another rank has ended while rank {rank} waited for it")

@@ -71,9 +71,9 @@ def start_early(preload: str = MODULES_OF_TRAINING) -> None:
     Args:
         preload: The modules that the server imports, separated by blanks.
     """
-    given = sys.argv[1:]
-    wanted = not set(NO_RUN) & set(given) and "launch.start_method=spawn" not in given
-    if wanted and has_fork_server() and not started_externally():
+    arguments = sys.argv[1:]
+    starts_ranks = not set(NO_RUN) & set(arguments) and "launch.start_method=spawn" not in arguments
+    if starts_ranks and has_fork_server() and not started_externally():
         try:
             ensure_running(preload)
         except OSError:

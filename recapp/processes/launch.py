@@ -212,15 +212,15 @@ def meeting_point(port: int) -> Iterator[int]:
     """
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise ConfigError(f"launch.port={port}: give a number below 65536; 0 takes a free port")
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            held.bind((ADDRESS, port))
+            holder.bind((ADDRESS, port))
         except OSError as error:
             raise LaunchError(
                 f"launch.port={port}: {error.strerror}; choose another port, or 0 for a free one"
             ) from None
-        yield held.getsockname()[1]
+        yield holder.getsockname()[1]
 
 
 def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str]]:
@@ -260,13 +260,13 @@ def _resolves(host: str) -> bool:
 
 
 @contextmanager
-def stdout_to_stderr(wanted: bool) -> Iterator[None]:
+def stdout_to_stderr(applies: bool) -> Iterator[None]:
     """Send standard output of this process and of its child processes to standard error.
 
     Args:
-        wanted: Whether to do so; else nothing changes.
+        applies: Whether to do so; else nothing changes.
     """
-    if not wanted:
+    if not applies:
         yield
         return
     sys.stdout.flush()

@@ -95,21 +95,21 @@ def locked_as_named(
     return locked(Path(named[-1]), setting)
 
 
-def new_directory(wanted: str) -> str:
+def new_directory(first: str) -> str:
     """Make a new directory and return its path. Two runs that begin in the same second get
     different directories.
 
     Args:
-        wanted: The path. If it exists, `_2`, `_3` and so on are appended. If no directory can be
+        first: The path. If it exists, `_2`, `_3` and so on are appended. If no directory can be
             made, this path is returned, and the first write there raises the error.
     """
     with suppress(OSError):
-        Path(wanted).parent.mkdir(parents=True, exist_ok=True)
-        for path in chain([wanted], (f"{wanted}_{number}" for number in count(2))):
+        Path(first).parent.mkdir(parents=True, exist_ok=True)
+        for path in chain([first], (f"{first}_{number}" for number in count(2))):
             with suppress(FileExistsError):
                 Path(path).mkdir()
                 return path
-    return wanted
+    return first
 
 
 _held: set[Path] = set()
@@ -165,7 +165,7 @@ def _write_holder(file: int) -> None:
 def _holder(file: int) -> str:
     """Return the holder of the lock, as the subject of a sentence."""
     try:
-        found = json.loads(os.pread(file, 4096, 0))
-        return f"process {found['pid']} on {found['host']}, since {found['since']},"
+        owner = json.loads(os.pread(file, 4096, 0))
+        return f"process {owner['pid']} on {owner['host']}, since {owner['since']},"
     except (ValueError, KeyError, TypeError, RecursionError):  # the file is not written yet
         return "another run"

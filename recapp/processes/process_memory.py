@@ -125,11 +125,11 @@ def _cgroups() -> Iterator[Pool]:
             try:
                 most = (folder / limit).read_text().strip()
                 if most != "max":
-                    held = dict(
+                    statistics = dict(
                         line.split() for line in (folder / "memory.stat").read_text().splitlines()
                     )
                     in_use = int((folder / used).read_text()) - sum(
-                        int(held.get(name, 0)) for name in files
+                        int(statistics.get(name, 0)) for name in files
                     )
                     yield Pool(
                         f"cgroup {machine_id()} {folder.stat().st_ino}", max(0, int(most) - in_use)
@@ -148,13 +148,14 @@ def _cgroup_folders() -> list[Path]:
         lines = _OWN_CGROUPS.read_text().splitlines()
     except OSError:
         lines = []
-    found = [_CGROUPS, _CGROUPS / "memory"]
+    folders = [_CGROUPS, _CGROUPS / "memory"]
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
-            own = _CGROUPS / ("memory" if controllers else "") / path.lstrip("/")
-            found += [own, *(folder for folder in own.parents if _CGROUPS in folder.parents)]
-    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
+            nearest = _CGROUPS / ("memory" if controllers else "") / path.lstrip("/")
+            above = (folder for folder in nearest.parents if _CGROUPS in folder.parents)
+            folders += [nearest, *above]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
 def resident_bytes() -> int | None:

@@ -197,8 +197,8 @@ def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
 
 def _tasks_of_nodes(counts: str) -> list[int]:
     """Return the number of tasks of each host: 2, 2, 2, 1 for SLURM's `2(x3),1`."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(tasks) for tasks, times in groups for _ in range(int(times or 1))]
 
 
 def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:
@@ -247,11 +247,12 @@ def interface_towards(info: RankInfo) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((info.address, info.port))  # sends nothing
-            own: str = probe.getsockname()[0]
-            if own.startswith("127.") and info.local_world < info.world:
+            here: str = probe.getsockname()[0]
+            if here.startswith("127.") and info.local_world < info.world:
                 return None
             return next(
-                (name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None
+                (name for _, name in socket.if_nameindex() if _address_of(name, probe) == here),
+                None,
             )
         except OSError:
             return None
@@ -259,12 +260,12 @@ def interface_towards(info: RankInfo) -> str | None:
 
 def _address_of(interface: str, probe: socket.socket) -> str | None:
     try:
-        found = fcntl.ioctl(
+        packed = fcntl.ioctl(
             probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15])
         )
     except OSError:
         return None
-    return socket.inet_ntoa(found[20:24])
+    return socket.inet_ntoa(packed[20:24])
 
 
 def process_age(pid: int | str = "self") -> float | None:

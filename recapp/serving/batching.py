@@ -254,8 +254,8 @@ def _refusal(error: Exception) -> Refused:
 def _answer(work: Work, outputs: Mapping[str, Tensor]) -> None:
     assert work.question is not None
     try:
-        if said := not_finite(outputs):
-            raise Refused(500, said)
+        if fault := not_finite(outputs):
+            raise Refused(500, fault)
         work.finish(work.question.write(outputs))
     except Refused as refused:
         work.finish(refused)

@@ -41,8 +41,8 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
         Refused: A feature is unknown, missing, given twice, has a wrong datatype, or differs from
             the others in its number of values; the error names the feature.
     """
-    given = _by_name(tensors, schema)
-    columns = {name: _column(name, given, schema) for name in schema.inputs}
+    by_name = _by_name(tensors, schema)
+    columns = {name: _column(name, by_name, schema) for name in schema.inputs}
     first, rows = next((name, len(column)) for name, column in columns.items())
     for name, column in columns.items():
         if len(column) != rows:
@@ -85,31 +85,31 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
     features = schema.inputs
     known = {*features, *(f"{name}{PRESENT}" for name in features)}
     known |= {f"{name}{LENGTHS}" for name in schema.sparse}
-    given: dict[str, InputTensor] = {}
+    by_name: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in known:
             near = suggest(tensor.name[:80], features)
             raise bad(f"input {tensor.name}: the model has no such feature; {near}")
-        if tensor.name in given:
+        if tensor.name in by_name:
             raise bad(f"input {tensor.name}: is sent twice")
-        given[tensor.name] = tensor
-    missing = [name for name in features if name not in given]
+        by_name[tensor.name] = tensor
+    missing = [name for name in features if name not in by_name]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise bad(f"input {missing[0]}{more}: missing; every feature of the model is needed")
-    return given
+    return by_name
 
 
-def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.Array:
-    tensor = given[name]
+def _column(name: str, by_name: Mapping[str, InputTensor], schema: Schema) -> pa.Array:
+    tensor = by_name[name]
     if name in schema.vectors:
-        return _vectors(name, given, schema.vectors[name])
+        return _vectors(name, by_name, schema.vectors[name])
     sparse = name in schema.sparse or name in schema.times
     if tensor.datatype in (NO_IDS if sparse else NO_NUMBERS):
-        wanted = "INT64 or BYTES" if sparse else "FP32, FP64, INT64 or BYTES"
-        raise bad(f"input {name}: datatype {tensor.datatype} must be {wanted}")
-    lengths = given.get(f"{name}{LENGTHS}")
-    present = given.get(f"{name}{PRESENT}")
+        allowed = "INT64 or BYTES" if sparse else "FP32, FP64, INT64 or BYTES"
+        raise bad(f"input {name}: datatype {tensor.datatype} must be {allowed}")
+    lengths = by_name.get(f"{name}{LENGTHS}")
+    present = by_name.get(f"{name}{PRESENT}")
     if lengths is not None and present is not None:
         raise bad(f"input {name}{PRESENT}: a row without ids has the length 0 in {name}{LENGTHS}")
     if lengths is not None:
@@ -117,14 +117,14 @@ def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.A
     return tensor.values_N if present is None else _with_nulls(tensor, present)
 
 
-def _vectors(name: str, given: Mapping[str, InputTensor], width: int) -> pa.Array:
-    tensor = given[name]
+def _vectors(name: str, by_name: Mapping[str, InputTensor], width: int) -> pa.Array:
+    tensor = by_name[name]
     if tensor.datatype in ("BOOL", "BYTES") or tensor.width != width:
         raise bad(
             f"input {name}: is {tensor.datatype} of {tensor.width} columns, and must be FP32 of "
             f"shape [N, {width}]"
         )
-    if f"{name}{PRESENT}" in given:
+    if f"{name}{PRESENT}" in by_name:
         raise bad(f"input {name}{PRESENT}: write zeros for a missing vector")
     return pa.FixedSizeListArray.from_arrays(tensor.values_N, width)
 

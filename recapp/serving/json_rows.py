@@ -114,9 +114,9 @@ def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     if name in schema.vectors:
         return _vectors(name, values)
     dense = name in schema.dense
-    wanted = "number" if dense else "integer or text, or a list of those"
-    wanted = "integer" if name in schema.times else wanted
-    _check_flat(values, f"feature {name}", wanted)
+    allowed = "number" if dense else "integer or text, or a list of those"
+    allowed = "integer" if name in schema.times else allowed
+    _check_flat(values, f"feature {name}", allowed)
     values = _in_one_form(values, dense, schema.text_ids(name) is TextIds.HEX)
     kind = None
     if any(type(value) is int and not -(2**63) <= value < 2**63 for value in scalars_of(values)):
@@ -125,7 +125,7 @@ def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
         values = [_rounded(value) if type(value) is int else value for value in values]
     if kind and any(isinstance(value, list) for value in values):
         kind = pa.list_(kind)
-    return column_of(values, kind, f"feature {name}", wanted)
+    return column_of(values, kind, f"feature {name}", allowed)
 
 
 def _in_one_form(values: list[Any], dense: bool, hexadecimal: bool) -> list[Any]:
@@ -172,12 +172,12 @@ def _vectors(name: str, values: list[Any]) -> pa.Array:
     return column_of(numbers, pa.list_(pa.float64()), field, "list of numbers")
 
 
-def _check_flat(values: list[Any], field: str, wanted: str) -> None:
+def _check_flat(values: list[Any], field: str, allowed: str) -> None:
     """Raise Refused for an object, and for a list inside of a list."""
     kinds = set(map(type, scalars_of(values)))
     if dict in kinds or list in kinds:
-        found = "an object" if dict in kinds else "a list inside of a list"
-        raise bad(f"{field}: holds a value that is no {wanted}: {found}")
+        fault = "an object" if dict in kinds else "a list inside of a list"
+        raise bad(f"{field}: holds a value that is no {allowed}: {fault}")
 
 
 def _rounded(value: int) -> float:

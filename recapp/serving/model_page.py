@@ -77,7 +77,7 @@ def _facts(info: Mapping[str, Any]) -> str:
         if name in LEFT_OUT:
             continue
         if isinstance(value, Mapping):
-            single += [(f"{inner}", held) for inner, held in value.items()]
+            single += [(f"{inner}", item) for inner, item in value.items()]
         elif isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
             tables.append((name, value))
         else:

@@ -27,7 +27,7 @@ ALL_BINARY = "binary_data_output"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OutputChoice:
     """An output that a request asks for.
 
     Args:
@@ -55,7 +55,7 @@ def read_infer(
     """
     text, data = _split(body, headers.get(JSON_LENGTH))
     request = read_object(text)
-    wanted = _wanted(request, served)
+    choices = _choices(request, served)
     schema = served.scorer.schema
     table = table_of(_tensors(request, data, schema.vectors), schema, limits)
     identity = request.get("id")
@@ -65,7 +65,7 @@ def read_infer(
 
     def write(outputs: Mapping[str, Tensor]) -> Reply:
         plain = {name: values_B.float() for name, values_B in outputs.items()}
-        return _reply(head, wanted, {**plain, **served.task.scores(outputs)})
+        return _reply(head, choices, {**plain, **served.task.scores(outputs)})
 
     return Question(table, write)
 
@@ -89,17 +89,17 @@ def _tensors(
     if not isinstance(inputs, list) or not inputs:
         raise bad("inputs: missing; a list of tensors, one for each feature of the model")
     binary = BinaryData(data)
-    tensors = [read_tensor(given, binary, vectors) for given in inputs]
+    tensors = [read_tensor(entry, binary, vectors) for entry in inputs]
     binary.check_all_taken()
     return tensors
 
 
-def _parameters(given: object, field: str) -> Mapping[str, Any]:
-    if given is None:
+def _parameters(entry: object, field: str) -> Mapping[str, Any]:
+    if entry is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise bad(f"{field}: must be an object, not {given!r:.40}")
-    return given
+    if not isinstance(entry, Mapping):
+        raise bad(f"{field}: must be an object, not {entry!r:.40}")
+    return entry
 
 
 def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -109,40 +109,40 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _wanted(request: Mapping[str, Any], served: Served) -> list[Wanted]:
+def _choices(request: Mapping[str, Any], served: Served) -> list[OutputChoice]:
     everything = _flag(_parameters(request.get("parameters"), "parameters"), ALL_BINARY, False)
     outputs = request.get("outputs")
     if outputs is None:
-        return [Wanted(output.column, everything) for output in served.task.outputs]
+        return [OutputChoice(output.column, everything) for output in served.task.outputs]
     if not isinstance(outputs, list) or not outputs:
         raise bad(f"outputs: must be a list of objects with a name: {', '.join(served.outputs)}")
-    wanted: list[Wanted] = []
-    for given in outputs:
-        output = _output(given, everything, served.outputs)
-        if any(output.name == other.name for other in wanted):
+    choices: list[OutputChoice] = []
+    for entry in outputs:
+        output = _output(entry, everything, served.outputs)
+        if any(output.name == other.name for other in choices):
             raise bad(f"output {output.name}: is named twice")
-        wanted.append(output)
-    return wanted
+        choices.append(output)
+    return choices
 
 
-def _output(given: object, binary: bool, names: Sequence[str]) -> Wanted:
-    if not isinstance(given, Mapping) or given.get("name") not in names:
-        name = given.get("name") if isinstance(given, Mapping) else given
+def _output(entry: object, binary: bool, names: Sequence[str]) -> OutputChoice:
+    if not isinstance(entry, Mapping) or entry.get("name") not in names:
+        name = entry.get("name") if isinstance(entry, Mapping) else entry
         raise bad(f"output {name!r:.40}: the model has none; {suggest(str(name)[:40], names)}")
-    parameters = _parameters(given.get("parameters"), f"output {given['name']}: parameters")
+    parameters = _parameters(entry.get("parameters"), f"output {entry['name']}: parameters")
     if parameters.get("classification"):
         raise bad(
-            f"output {given['name']}: classification needs classes, which a score does not have"
+            f"output {entry['name']}: classification needs classes, which a score does not have"
         )
-    return Wanted(given["name"], _flag(parameters, "binary_data", binary))
+    return OutputChoice(entry["name"], _flag(parameters, "binary_data", binary))
 
 
 def _reply(
-    head: Mapping[str, str], wanted: Sequence[Wanted], values: Mapping[str, Tensor]
+    head: Mapping[str, str], choices: Sequence[OutputChoice], values: Mapping[str, Tensor]
 ) -> Reply:
     outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
-    for output in wanted:
+    for output in choices:
         values_B = values[output.name]
         described: dict[str, Any] = {
             "name": output.name,

@@ -124,9 +124,9 @@ def features_of(scorer: Scorer) -> Mapping[str, TextIds | str | int | None]:
     or its length of vectors.
     """
     schema = scorer.schema
-    found: dict[str, TextIds | str | int | None] = dict.fromkeys(schema.dense)
-    found |= {name: schema.text_ids(name) for name in schema.sparse}
-    return found | dict(schema.times) | dict(schema.vectors)
+    rules: dict[str, TextIds | str | int | None] = dict.fromkeys(schema.dense)
+    rules |= {name: schema.text_ids(name) for name in schema.sparse}
+    return rules | dict(schema.times) | dict(schema.vectors)
 
 
 def columns_of(scorer: Scorer) -> list[str]:

@@ -100,27 +100,27 @@ class BinaryData:
             )
 
 
-def read_tensor(given: object, binary: BinaryData, vectors: Container[str] = ()) -> InputTensor:
+def read_tensor(entry: object, binary: BinaryData, vectors: Container[str] = ()) -> InputTensor:
     """Return an entry of a request's `inputs` as a tensor.
 
     Args:
-        given: The entry.
+        entry: The entry.
         binary: The bytes behind the JSON.
         vectors: The names of tensors with several columns.
 
     Raises:
         Refused: The entry is malformed; the error names the tensor.
     """
-    if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+    if not isinstance(entry, Mapping) or not isinstance(name := entry.get("name"), str):
         raise bad("inputs: each is an object with name, datatype, shape and data")
-    datatype = given.get("datatype")
+    datatype = entry.get("datatype")
     if not isinstance(datatype, str) or datatype not in ARROW_TYPES:
         near = suggest(str(datatype)[:40], ARROW_TYPES)
         raise bad(f"input {name}: datatype {datatype!r:.40} does not exist; {near}")
-    shape: Any = given.get("shape")
+    shape: Any = entry.get("shape")
     count = _count(shape, name, vectors)
     width = shape[1] if len(shape) > 1 else 1
-    parameters = given.get("parameters")
+    parameters = entry.get("parameters")
     if not isinstance(parameters, Mapping | None):
         raise bad(f"input {name}: parameters must be an object, not {parameters!r:.40}")
     if parameters and BINARY_SIZE in parameters:
@@ -129,10 +129,10 @@ def read_tensor(given: object, binary: BinaryData, vectors: Container[str] = ())
             raise bad(f"input {name}: {BINARY_SIZE} must be a number of bytes, not {size!r}")
         values_N = _of_bytes(binary.take(size, name), datatype, count, name)
     else:
-        values_N = _of_json(given.get("data"), datatype, name, width)
+        values_N = _of_json(entry.get("data"), datatype, name, width)
     if len(values_N) != count:
         raise bad(
-            f"input {name}: shape {given['shape']} is {count} values, but there are {len(values_N)}"
+            f"input {name}: shape {entry['shape']} is {count} values, but there are {len(values_N)}"
         )
     return InputTensor(name, datatype, values_N, width)
 
@@ -162,14 +162,14 @@ def scalars_of(data: list[Any]) -> Iterator[Any]:
     return chain.from_iterable(value if isinstance(value, list) else (value,) for value in data)
 
 
-def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str) -> pa.Array:
+def column_of(data: list[Any], kind: pa.DataType | None, field: str, valid: str) -> pa.Array:
     """Return values of JSON as a column.
 
     Args:
         data: The values; None is a missing value.
         kind: The type of the column; None infers it.
         field: The words for the field in an error.
-        wanted: The words for valid values in an error.
+        valid: The words for valid values in an error.
 
     Raises:
         Refused: A value is not a number or text of this type.
@@ -183,8 +183,8 @@ def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str
             raise pa.ArrowInvalid("true and false are no numbers")
         return pa.array(data, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
-        said = str(error).splitlines()[0][:120]
-        raise bad(f"{field}: holds a value that is no {wanted}: {said}") from None
+        fault = str(error).splitlines()[0][:120]
+        raise bad(f"{field}: holds a value that is no {valid}: {fault}") from None
 
 
 def _check_kinds(data: list[Any], kind: pa.DataType) -> None:
@@ -197,9 +197,9 @@ def _check_kinds(data: list[Any], kind: pa.DataType) -> None:
         float: pt.is_floating(kind),
         type(None): True,
     }
-    for found in set(map(type, data)):
-        if not allowed.get(found):
-            value = next(value for value in data if type(value) is found)
+    for kind_of_value in set(map(type, data)):
+        if not allowed.get(kind_of_value):
+            value = next(value for value in data if type(value) is kind_of_value)
             raise pa.ArrowInvalid(repr(value)[:40])
 
 
@@ -219,7 +219,7 @@ def _of_bytes(data: memoryview, datatype: str, count: int, name: str) -> pa.Arra
 
 
 def _texts(data: memoryview, name: str) -> list[bytes]:
-    found = []
+    texts = []
     start = 0
     while start < len(data):
         end = start + LENGTH.size
@@ -229,8 +229,8 @@ def _texts(data: memoryview, name: str) -> list[bytes]:
         start = end + length
         if start > len(data):
             raise bad(f"input {name}: a text of {length} bytes goes beyond its binary data")
-        found.append(bytes(data[end:start]))
-    return found
+        texts.append(bytes(data[end:start]))
+    return texts
 
 
 def binary_of(values_N: npt.NDArray[Any] | list[bytes]) -> bytes:

@@ -178,14 +178,14 @@ class Slices(Detail):
         """Return the slices that have rows, the most frequent first and `other` last."""
         sums_V5, auc_V = self.compute()
         names = [*self.names, *[""] * (SLICES - len(self.names)), OTHER]
-        found = []
+        slices = []
         for slot, (name, sums) in enumerate(zip(names, sums_V5.tolist(), strict=True)):
             rows, weight, label, score, loss = sums
             if not rows:
                 continue
             auc = float(auc_V[slot])
             if self.clicks:
-                own = {
+                metrics = {
                     "auc": _finite(auc),
                     "log_loss": _ratio(loss, weight),
                     "calibration": _ratio(score, label),
@@ -193,9 +193,10 @@ class Slices(Detail):
             else:
                 square = _ratio(loss, weight)
                 difference = _ratio(score - label, weight)
-                own = {"rmse": None if square is None else square**0.5, "difference": difference}
-            found.append({"value": name, "rows": int(rows), **own, "other": slot == SLICES})
-        return sorted(found, key=lambda one: (one["other"], -one["rows"]))
+                rmse = None if square is None else square**0.5
+                metrics = {"rmse": rmse, "difference": difference}
+            slices.append({"value": name, "rows": int(rows), **metrics, "other": slot == SLICES})
+        return sorted(slices, key=lambda one: (one["other"], -one["rows"]))
 
 
 class Buckets(Detail):

@@ -95,8 +95,8 @@ def mean_of_pairs(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None =
     clicks_B = labels_B if weights_B is None else labels_B * weights_B
     others_B = 1 - labels_B if weights_B is None else (1 - labels_B) * weights_B
     apply: Any = _MeanOfPairs.apply
-    found: Tensor = apply(logits_B, clicks_B, others_B)
-    return found
+    mean: Tensor = apply(logits_B, clicks_B, others_B)
+    return mean
 
 
 class _MeanOfPairs(torch.autograd.Function):

@@ -78,8 +78,8 @@ class Measures:
     @property
     def mode(self) -> str:
         """`min` if smaller values of the best metric are better, else `max`."""
-        found = self.get(self.best)
-        return found.better or "max" if found else "max"
+        best = self.get(self.best)
+        return best.better or "max" if best else "max"
 
     @property
     def shown(self) -> tuple[str, ...]:

@@ -260,9 +260,9 @@ class Task(ABC):
         """Return the sample weights by output, each [B]. If an output is missing, each of its
         samples counts 1.
         """
-        given = batch.weights
-        names = {output.name: output.label or next(iter(given), "") for output in self.outputs}
-        return {name: given[label] for name, label in names.items() if label in given}
+        weights = batch.weights
+        names = {output.name: output.label or next(iter(weights), "") for output in self.outputs}
+        return {name: weights[label] for name, label in names.items() if label in weights}
 
     def with_own_weights(self, batch: "Batch") -> "Batch":
         """Return a batch without the sample weights of labels that the task does not read."""
@@ -333,10 +333,10 @@ class Task(ABC):
                 continue
             measure = self.known_measures.get(name)
             read = (measure.output if measure else "") or self.outputs[0].name
-            given = {}
+            more = {}
             if read in weights and takes_weights(type(metric)):
-                given = {"weights_B": weights[read]}
-            metric.update(outputs[read].detach().float(), labels[read], **given)
+                more = {"weights_B": weights[read]}
+            metric.update(outputs[read].detach().float(), labels[read], **more)
 
     def scores(self, outputs: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Return the columns of a prediction by name, each float32 [B]. A subclass may not replace
@@ -347,11 +347,11 @@ class Task(ABC):
         """
         return {o.column: o.score(outputs[o.name].float()) for o in self.outputs}
 
-    def named(self, found: object, rows: int, model: str) -> "dict[str, Tensor]":
+    def named(self, result: object, rows: int, model: str) -> "dict[str, Tensor]":
         """Return the outputs of a model by name.
 
         Args:
-            found: The result of the model's forward: a mapping, or a tensor if there is only one
+            result: The result of the model's forward: a mapping, or a tensor if there is only one
                 output.
             rows: The number of samples in the batch, B.
             model: The name of the model's class, for errors.
@@ -359,7 +359,7 @@ class Task(ABC):
         Raises:
             ConfigError: An output is missing, or is not a number for each sample.
         """
-        picked = self.picked(found, model)
+        picked = self.picked(result, model)
         for name, value in picked.items():
             if tuple(value.shape) != (rows,):
                 of = "" if len(picked) == 1 else f" as {name}"
@@ -367,33 +367,33 @@ class Task(ABC):
                 raise self._refused(f"{shape}{of}", model)
         return picked
 
-    def picked(self, found: object, model: str) -> "dict[str, Tensor]":
+    def picked(self, result: object, model: str) -> "dict[str, Tensor]":
         """Return the outputs of a model by name, as `named` does, but check no shapes, which
         `torch.export` would take for facts about the model.
         """
         only = len(self.outputs) == 1
-        given: Mapping[str, Any] = (
-            found if isinstance(found, Mapping) else {self.outputs[0].name: found}
+        outputs: Mapping[str, Any] = (
+            result if isinstance(result, Mapping) else {self.outputs[0].name: result}
         )
-        if not only and not isinstance(found, Mapping):
-            raise self._refused(f"a {type(found).__name__}", model)
+        if not only and not isinstance(result, Mapping):
+            raise self._refused(f"a {type(result).__name__}", model)
         for output in self.outputs:
-            value = given.get(output.name)
-            if value is None and isinstance(found, Mapping):
+            value = outputs.get(output.name)
+            if value is None and isinstance(result, Mapping):
                 raise self._refused(f"a mapping without {output.name}", model)
             if getattr(value, "shape", None) is None:
                 of = "" if only else f" as {output.name}"
                 raise self._refused(f"a {type(value).__name__}{of}", model)
-        return {output.name: given[output.name] for output in self.outputs}
+        return {output.name: outputs[output.name] for output in self.outputs}
 
-    def _refused(self, found: str, model: str) -> ConfigError:
+    def _refused(self, what: str, model: str) -> ConfigError:
         names = [output.name for output in self.outputs]
-        wanted = (
+        allowed = (
             "one logit for each sample, [B]"
             if len(names) == 1
             else f"a mapping with {' and '.join(names)}, each a number for each sample, [B]"
         )
-        return ConfigError(f"model {model} returned {found}: its forward must return {wanted}")
+        return ConfigError(f"model {model} returned {what}: its forward must return {allowed}")
 
 
 @cache
@@ -402,6 +402,6 @@ def takes_weights(metric: type) -> bool:
     return "weights_B" in signature(metric.update).parameters  # type: ignore[attr-defined]
 
 
-def one_or_all(found: dict[str, T]) -> T | dict[str, T]:
+def one_or_all(values: dict[str, T]) -> T | dict[str, T]:
     """Return the value itself if there is only one, as for tasks of one output."""
-    return found if len(found) != 1 else next(iter(found.values()))
+    return values if len(values) != 1 else next(iter(values.values()))

@@ -387,20 +387,6 @@ def test_an_artefact_that_a_killed_export_was_replacing_is_read(program, artefac
     assert before and run(program, artefact, stdin=rows).stdout == before
 
 
-def test_an_artefact_of_version_1_scores_the_same(program, artefact):
-    def change(info):
-        info["version"] = 1
-        info["logits"] = info.pop("outputs")["logit"]
-        del info["columns"], info["compiled"]["outputs"]
-
-    rows = as_json(raw_rows(0, 300).drop_columns(["label"]))
-    before = [run(program, artefact, *words, stdin=rows) for words in ([], ["--logits"])]
-    rewrite(artefact, change)
-    after = [run(program, artefact, *words, stdin=rows) for words in ([], ["--logits"])]
-    assert [done.returncode for done in before] == [0, 0]
-    assert [done.stdout for done in after] == [done.stdout for done in before]
-
-
 def of_table(name, **change):
     return lambda info: next(t for t in info["tables"] if t["name"] == name).update(change)
 
@@ -426,7 +412,6 @@ def of_table(name, **change):
             lambda m: m["outputs"].update(logit=[9.0] * len(m["outputs"]["logit"])),
             "scores its example otherwise",
         ),
-        (lambda m: m.update(logits=[0.5]), "its example has"),
         (lambda m: m["outputs"].pop("logit"), "logit is missing"),
         (lambda m: m.pop("columns"), "columns is missing"),
         (lambda m: m["columns"].clear(), "compiled: output 'logit' has no column"),

@@ -771,6 +771,7 @@ def test_code_that_cannot_be_loaded_is_noted(artefact, capsys):
         "machine": platform.machine(),
         "flags": [],
         "torch": ".".join(torch.__version__.split(".")[:2]),
+        "outputs": ["logit"],
     }
     rewrite(artefact, lambda info: info.update(compiled=entry))
     model = recapp.load_model(artefact, trust_compiled=True)

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.models.batch_norm import BatchNorm
 from recapp.models.dropout import FastDropout
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP
+from recapp.models.layers import MLP, BatchNorm
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

@@ -362,14 +362,9 @@ std::vector<double> numbers(const Json& values, const char* what) {
   return made;
 }
 
-// Return the outputs in the order of the dense part. Version 1 has only one: a logit.
+// Return the outputs in the order of the dense part.
 std::vector<Output> read_outputs(const Json& info, const Json& compiled) {
   static const char* const activations[] = {"identity", "sigmoid"};
-  if (info.find("logits")) {
-    Output only;
-    only.example = numbers(entry(info, "logits"), "logits");
-    return {only};
-  }
   const Json& example = entry(info, "outputs", Kind::object);
   std::map<std::string, Output> known;
   for (const Json& of : entry(info, "columns", Kind::array).items) {

@@ -13,10 +13,9 @@ import os
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from recapp.engine.sharded_collection import sharded_tables, weight_names
@@ -34,6 +33,9 @@ from recapp.trainer.data_protocols import (
     ProvidesExample,
     datamodule_of,
 )
+
+if TYPE_CHECKING:  # scoring without ranks does without Lightning
+    from lightning.pytorch import LightningModule, Trainer
 
 
 class SavedRun:
@@ -63,7 +65,9 @@ class SavedRun:
         self._step = step
 
 
-def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -> dict[str, Any]:
+def manifest_of(
+    trainer: "Trainer", module: "LightningModule", plan: ShardingPlan
+) -> dict[str, Any]:
     """Return the entries of a manifest, without the entries of the file format. It is collective.
 
     Args:
@@ -93,7 +97,7 @@ def manifest_of(trainer: Trainer, module: LightningModule, plan: ShardingPlan) -
     }
 
 
-def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict[str, Any]:
+def plain_part_of(trainer: "Trainer", state: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the plain part of a checkpoint: Lightning's state, with paths relative to the
     checkpoint's directory, and the fitted values of derived columns.
 
@@ -110,7 +114,7 @@ def plain_part_of(trainer: Trainer, state: dict[str, Any], folder: Path) -> dict
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state
 
 
-def dense_states(module: LightningModule) -> dict[str, Tensor]:
+def dense_states(module: "LightningModule") -> dict[str, Tensor]:
     """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
     names: dict[Tensor, str] = {held: name for name, held in module.named_parameters()}
     return {

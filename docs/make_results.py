@@ -422,7 +422,7 @@ def write_page(folder: Path, page: Path) -> None:
     }
     (page.parent / "pictures").mkdir(parents=True, exist_ok=True)
     for figure in figures.values():
-        figure.write(page.parent / "pictures", "svg")
+        figure.write(page.parent / "pictures")
     page.write_text("\n".join(page_lines(lines, figures)) + "\n")
 
 

@@ -78,11 +78,10 @@ if TYPE_CHECKING:
         EmbeddingConfig,
         IdRule,
         PoolingType,
+        TableLookup,
     )
     from recapp.tables.dynamic import DynamicRows
-    from recapp.tables.embedding import EmbeddingCollection
-    from recapp.tables.embedding_bag import EmbeddingBagCollection
-    from recapp.tables.lookups import TableLookup
+    from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
     from recapp.tasks.click import ClickTask
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import Output, Task
@@ -106,10 +105,10 @@ _HOMES = {
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
     "EmbOptimType": "recapp.optim.named_rules",
-    "EmbeddingBagCollection": "recapp.tables.embedding_bag",
+    "EmbeddingBagCollection": "recapp.tables.unsharded_collection",
     "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",
-    "EmbeddingCollection": "recapp.tables.embedding",
+    "EmbeddingCollection": "recapp.tables.unsharded_collection",
     "EmbeddingCollectionSharder": "recapp.parallel",
     "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
@@ -138,7 +137,7 @@ _HOMES = {
     "ShardedEmbeddingCollection": "recapp.engine.sharded_collection",
     "ShardingPlan": "recapp.sharding.sharding_plan",
     "ShardingType": "recapp.sharding.sharding_types",
-    "TableLookup": "recapp.tables.lookups",
+    "TableLookup": "recapp.tables.config",
     "Task": "recapp.tasks.task",
     "TaskModule": "recapp.trainer.module",
     "Topology": "recapp.planner.topology",

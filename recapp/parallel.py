@@ -41,7 +41,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
     sharded_twins,
 )
-from recapp.engine.table_parameter import TableParameter
+from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
@@ -50,9 +50,11 @@ from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.processes.faults import fault_of_compiler
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.tables.unsharded_collection import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    UnshardedCollection,
+)
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks

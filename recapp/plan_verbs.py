@@ -50,8 +50,7 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.stored.stored_model import open_artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingConfig, TableLookup
 
 BEST = "best"
 """The name of the planner's own plan."""

@@ -17,7 +17,8 @@ from recapp.cli.command import run
 from recapp.cli.compose import compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.run.commands import COMMANDS, check_constructors, checked, recipe_of
+from recapp.run.commands import COMMANDS, checked, recipe_of
+from recapp.run.run_checks import check_training
 from recapp.settings.check_settings import OF_TABLES_THAT_GROW, names_of
 from recapp.settings.option_files import is_group
 from recapp.settings.records import fields_of, parts_of
@@ -161,7 +162,7 @@ def test_what_recapp_sets_itself_is_what_lightning_takes():
 
 def refuse_on_rank_0(path, *_, **__):
     """What rank 0 does with the settings of a command before it trains."""
-    check_constructors(recipe_of(yaml.safe_load(Path(path).read_text()), "train"))
+    check_training(recipe_of(yaml.safe_load(Path(path).read_text()), "train"))
     pytest.fail("nothing was refused")
 
 

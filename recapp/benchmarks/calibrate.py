@@ -62,8 +62,7 @@ from recapp.reporting.run_record import Performance, PlanReport
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import lookups_of
+from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.transport.communicator import Comm
 
 ROUNDS = 5

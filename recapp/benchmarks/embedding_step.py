@@ -32,9 +32,8 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingConfig, PoolingType
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.listed import listed_tables
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 from recapp.transport.communicator import Comm
 
 PHASE_STEPS = 20

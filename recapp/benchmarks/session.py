@@ -30,8 +30,7 @@ from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm, leave_process_group
 

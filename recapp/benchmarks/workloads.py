@@ -26,8 +26,7 @@ from torch import Tensor
 
 from recapp.dataset.synthetic import CRITEO_SIZES
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType, TableLookup
 
 # ids of a bag in MLPerf Training's DLRM-DCNv2; 214 ids per sample
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)

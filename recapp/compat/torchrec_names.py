@@ -247,8 +247,10 @@ _OF_EVERY_HOME = {
         "modules.embedding_configs.PoolingType",
         "types.DataType",
     ),
-    "recapp.tables.embedding": ("modules.embedding_modules.EmbeddingCollection",),
-    "recapp.tables.embedding_bag": ("modules.embedding_modules.EmbeddingBagCollection",),
+    "recapp.tables.unsharded_collection": (
+        "modules.embedding_modules.EmbeddingBagCollection",
+        "modules.embedding_modules.EmbeddingCollection",
+    ),
     "torch.distributed._shard.sharding_spec": (
         "distributed.types.EnumerableShardingSpec",
         "distributed.types.ShardMetadata",

@@ -27,10 +27,8 @@ from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.settings.values import Paths
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup
-from recapp.tables.statistics import TableStatistics, measured_statistics
-from recapp.tables.statistics_cache import read_cached, write_cached
+from recapp.tables.config import EmbeddingConfig, TableLookup
+from recapp.tables.statistics import TableStatistics, measured_statistics, read_cached, write_cached
 
 # rows for id statistics: they take a fraction of a second and cover the batches of several ranks
 STATISTICS_SAMPLES = 32_768
@@ -112,7 +110,7 @@ class ClickRows:
         epoch.
 
         The statistics do not depend on the number of ranks. The user's cache keeps them
-        (`recapp/tables/statistics_cache.py`), so the rows are read only once.
+        (`recapp/tables/statistics.py`), so the rows are read only once.
 
         Args:
             tables: The tables to count ids for.

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.key_counters import ExactCounter, KeyCounter, SketchCounter
+from recapp.engine.dynamic_keys import ExactCounter, KeyCounter, SketchCounter
 from recapp.kernels.backend import Backend
 from recapp.kernels.key_index import SortedIndex
 from recapp.kernels.row_memory import RowMemory

@@ -26,18 +26,19 @@ import torch
 from torch import Tensor
 
 from recapp.engine.admission import Admission, Changes
-from recapp.engine.dynamic_blocks import (
+from recapp.engine.dynamic_keys import (
     KEYS,
     ROWS,
     WAITING,
     DynamicStrip,
+    ExactCounter,
+    KeySlots,
     Numbered,
     RowsOfRuns,
     SlotRows,
     merge_rows_of_runs,
+    most_slots,
 )
-from recapp.engine.key_counters import ExactCounter
-from recapp.engine.key_slots import KeySlots, most_slots
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block

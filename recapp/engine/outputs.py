@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from recapp.kernels.links import Counts
-from recapp.tables.config import PoolingType
+from recapp.tables.config import PoolingType, TableLookup
 from recapp.tables.ids import Rows
-from recapp.tables.lookups import TableLookup
 
 
 @dataclass(frozen=True)

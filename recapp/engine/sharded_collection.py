@@ -4,6 +4,11 @@ it replaces every collection of tables by its sharded twin.
 Each is the twin of an unsharded collection: same input and same output under every plan. All
 collections of a model share one `ShardedTables`, which looks up, exchanges and updates rows. A
 collection is one member of them, and converts the vectors to the output of its unsharded twin.
+
+Sharded tables in the optimisers of a module's own.
+
+with tables_as_parameters(module):
+    optimizer = torch.optim.Adam(module.parameters())    # has a weight for each table
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,16 +18,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS
+from recapp.engine.dynamic_keys import ALWAYS_LOADED, KEYS
 from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.outputs import Member
 from recapp.engine.outside_graphs import outside_graphs
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_parameter import TableParameter
 from recapp.engine.table_strips import TableStrips
-from recapp.engine.updated_weight import MethodOf
+from recapp.engine.table_weights import MethodOf, TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.rules import RowRule
@@ -33,13 +37,15 @@ from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.bags_of_samples import pooled_of_samples
-from recapp.tables.collections import embedding_tables
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.embedding import EmbeddingCollection, SequenceTables, sequences
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, lookups_of
-from recapp.tables.module_by_name import ModuleByName, key_of
-from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.tables.collections import ModuleByName, embedding_tables, key_of
+from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
+from recapp.tables.unsharded_collection import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    SequenceTables,
+    UnshardedCollection,
+    sequences,
+)
 from recapp.transport.communicator import Comm
 
 
@@ -529,3 +535,61 @@ def _take_over_rows(twin: ShardedCollection, collection: UnshardedCollection) ->
         if block.tensor == "weight" and whole.device.type != "meta":
             rows, cols = map(range, whole.shape)
             copy_rows(block, whole.detach(), rows, cols, None)
+
+
+@contextmanager
+def tables_as_parameters(module: nn.Module) -> Iterator[None]:
+    """Let every sharded table of a model be one of its parameters, inside the context, with the
+    name of the unsharded model. A table that is frozen, or without a row rule, requires no
+    gradient.
+    """
+    tables = [t for shared in sharded_tables(module) for t in shared.updated.values()]
+    for table in tables:
+        table.offer(True)
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.offer(False)
+
+
+def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
+    """Give the sharded tables of a model other row rules, with new state. The rows and the plan
+    stay. Every rank calls it.
+
+    Args:
+        module: The model.
+        rules: The new row rules by table; other tables keep theirs.
+
+    Raises:
+        ConfigError: A table is dynamic, and its rows cannot be moved.
+    """
+    collections = sharded_collections(module)
+    for old in sharded_tables(module):
+        names = [t.name for t in old.tables()]
+        if any(t.dynamic is not None for t in old.tables()):
+            raise ConfigError(
+                f"tables {', '.join(names)} were sharded with another row rule, and some of them "
+                "are dynamic: call fit of a new module, or name their rule by "
+                "EmbeddingShardingStrategy(rule=...)"
+            )
+        new = ShardedTables(
+            old.tables(),
+            old.plan,
+            old.comm,
+            {name: rule for name, rule in {**old.rules, **rules}.items() if name in names},
+            old.seeds,
+            old.state.backend.name,
+            old.state.payload,
+            members=old.members,
+            dtype=old.dtype,
+        )
+        rows = [block for block in old.blocks() if block.tensor == "weight"]
+        for block in new.blocks():
+            for held in rows if block.tensor == "weight" else ():
+                if held.table == block.table:
+                    copy_rows(block, held.data, held.rows, held.cols, held.order)
+        for collection in collections:
+            if collection.shared is old:
+                collection.attach(new)
+        new.freeze(old.frozen)

@@ -25,7 +25,7 @@ A rank takes the rows whose keys belong to it. So whole tables (`gathered_state_
 any plan, and strips load on the rank that saved them, under the same plan. Only checkpoints contain
 optimiser state and counts of keys.
 
-A table that is a parameter (`recapp/engine/table_parameter.py`) is a whole tensor, as in any
+A table that is a parameter (`recapp/engine/table_weights.py`) is a whole tensor, as in any
 module.
 
 The state dict contains only weights. The state of the optimiser has the same form in the state dict
@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.dynamic_blocks import KEYS, ROWS, WAITING
+from recapp.engine.dynamic_keys import KEYS, ROWS, WAITING
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_strips import Strip, shape_in, strips_in

@@ -35,8 +35,12 @@ from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatRows, RowStore, StoredGroup
 from recapp.engine.state import EngineState
 from recapp.engine.stored_rows import StoredRows, started_store
-from recapp.engine.table_parameter import table_parameters, with_parameters
-from recapp.engine.updated_weight import UpdatedTable, UpdatedWeight
+from recapp.engine.table_weights import (
+    UpdatedTable,
+    UpdatedWeight,
+    table_parameters,
+    with_parameters,
+)
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
@@ -48,9 +52,8 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.collections import compute_dtype
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.tables.ids import Rows
-from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
 

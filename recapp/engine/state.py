@@ -27,9 +27,8 @@ from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType
 from recapp.tables.ids import IdRules, PendingCheck, Rows, check_have_values
 from recapp.tables.row_order import affine
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, Sent, Waits
 from recapp.transport.message_layout import Buffers, Header
-from recapp.transport.waits import Sent, Waits
 
 Message = TypeVar("Message")
 PHASES = ("counts", "ids", "vectors", "gradients")

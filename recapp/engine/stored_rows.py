@@ -1,12 +1,12 @@
 """The rows of a rank in the view of a checkpoint: rectangles to write, and rectangles to fill. Rows
-of dynamic tables are numbered over all ranks (`recapp/engine/dynamic_blocks.py`).
+of dynamic tables are numbered over all ranks (`recapp/engine/dynamic_keys.py`).
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from recapp.engine.admission import Changes
-from recapp.engine.dynamic_blocks import RowsOfRuns, merge_rows_of_runs
+from recapp.engine.dynamic_keys import RowsOfRuns, merge_rows_of_runs
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.row_store import FloatStore, RowStore, StoredGroup

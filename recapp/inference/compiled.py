@@ -34,7 +34,7 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.stored.stored_model import Artefact
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import TableLookup
 from recapp.tasks.task import Task
 
 COMPILED = "compiled/dense.pt2"

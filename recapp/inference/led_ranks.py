@@ -5,9 +5,9 @@
 
 The leader sends a command (`Word`) that all ranks execute. Without requests it sends a beat from
 time to time, so that the followers never wait as long as the timeout of a process group. The leader
-detects a stopped follower by its pulse (`recapp/transport/pulse.py`); otherwise it would wait until
-that timeout. Models have numbers, because an earlier model computes the requests that were read for
-it.
+detects a stopped follower by its pulse (`recapp/transport/pulse.py`); otherwise it would
+wait until that timeout. Models have numbers, because an earlier model computes the requests that
+were read for it.
 """
 
 import itertools

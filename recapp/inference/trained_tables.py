@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.dynamic_blocks import KEYS
+from recapp.engine.dynamic_keys import KEYS
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import WEIGHT, Block
 from recapp.stored.stored_model import Checkpoint

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from recapp.models.dropout import FastDropout
 from recapp.models.layers import MLP, xavier_linear
-from recapp.models.widths import check_divides
+from recapp.models.model_checks import check_divides
 
 
 def _heads(vectors_BFW: Tensor, heads: int) -> Tensor:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from recapp.models.attention import FieldAttention
-from recapp.models.attention_checks import check_autoint
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import MLP, xavier_linear
+from recapp.models.model_checks import check_autoint
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

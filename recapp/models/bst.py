@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from recapp.models.attention import TransformerLayer
-from recapp.models.attention_checks import check_bst, check_step
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import logit_mlp
+from recapp.models.model_checks import check_bst, check_step
 from recapp.models.sequences import Histories
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection

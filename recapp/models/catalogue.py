@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from recapp.models import attention_checks, cross_checks, fm_checks, widths
-from recapp.tables.lookups import TableLookup
+from recapp.models import model_checks
+from recapp.tables.config import TableLookup
 from recapp.tables.named_collections import BAGS, SEQUENCES
 from recapp.tables.table_settings import WIDE
 
@@ -46,7 +46,7 @@ class KnownModel:
 
 
 def _dlrm(arguments: Mapping[str, Any], dims: Sequence[int]) -> None:
-    widths.check_dlrm(arguments.get("bottom_layers", ()), arguments.get("top_layers", ()))
+    model_checks.check_dlrm(arguments.get("bottom_layers", ()), arguments.get("top_layers", ()))
 
 
 def _fits(check: Callable[..., None], one_dim: str = "") -> Check:
@@ -62,7 +62,7 @@ def _fits(check: Callable[..., None], one_dim: str = "") -> Check:
         if all(name in arguments for name in names):
             check(**{name: arguments[name] for name in names})
         if one_dim:
-            widths.check_same_dim(one_dim, dims)
+            model_checks.check_same_dim(one_dim, dims)
 
     return checked
 
@@ -74,9 +74,7 @@ def _always(arguments: Mapping[str, Any]) -> bool:
 def _history(
     arguments: Mapping[str, Any], lookups: Mapping[str, Sequence[TableLookup]]
 ) -> dict[str, str]:
-    return attention_checks.pair_history(
-        lookups[BAGS], lookups[SEQUENCES], arguments.get("history")
-    )
+    return model_checks.pair_history(lookups[BAGS], lookups[SEQUENCES], arguments.get("history"))
 
 
 def _din(
@@ -92,48 +90,48 @@ def _bst(
     item = sum(dims[name] for name in _history(arguments, lookups))
     if "heads" in arguments and dims_known:
         position = arguments.get("position_dim")
-        attention_checks.check_step(item, position or item, arguments["heads"])
+        model_checks.check_step(item, position or item, arguments["heads"])
 
 
 MODELS: Mapping[str, KnownModel] = {
     "recapp.models.published_dlrm.DLRM": KnownModel(_dlrm),
-    "recapp.models.dcn.DCN": KnownModel(cross_checks.check_crosses),
-    "recapp.models.dcnv2.DCNv2": KnownModel(cross_checks.check_crosses),
-    "recapp.models.gdcn.GDCN": KnownModel(cross_checks.check_crosses),
-    "recapp.models.dlrm_dcn.DLRM_DCN": KnownModel(cross_checks.check_crosses),
-    "recapp.models.edcn.EDCN": KnownModel(cross_checks.check_edcn),
-    "recapp.models.fcn.FCN": KnownModel(cross_checks.check_fcn, of_clicks=_always),
-    "recapp.models.qnn_alpha.QNNAlpha": KnownModel(cross_checks.check_qnn_alpha, of_clicks=_always),
-    "recapp.models.logistic.LogisticRegression": KnownModel(fm_checks.check_nothing, (WIDE,)),
-    "recapp.models.fm.FM": KnownModel(fm_checks.check_pairs, (BAGS, WIDE)),
-    "recapp.models.fwfm.FwFM": KnownModel(fm_checks.check_pairs, (BAGS, WIDE)),
+    "recapp.models.dcn.DCN": KnownModel(model_checks.check_crosses),
+    "recapp.models.dcnv2.DCNv2": KnownModel(model_checks.check_crosses),
+    "recapp.models.gdcn.GDCN": KnownModel(model_checks.check_crosses),
+    "recapp.models.dlrm_dcn.DLRM_DCN": KnownModel(model_checks.check_crosses),
+    "recapp.models.edcn.EDCN": KnownModel(model_checks.check_edcn),
+    "recapp.models.fcn.FCN": KnownModel(model_checks.check_fcn, of_clicks=_always),
+    "recapp.models.qnn_alpha.QNNAlpha": KnownModel(model_checks.check_qnn_alpha, of_clicks=_always),
+    "recapp.models.logistic.LogisticRegression": KnownModel(model_checks.check_nothing, (WIDE,)),
+    "recapp.models.fm.FM": KnownModel(model_checks.check_pairs, (BAGS, WIDE)),
+    "recapp.models.fwfm.FwFM": KnownModel(model_checks.check_pairs, (BAGS, WIDE)),
     "recapp.models.ffm.FFM": KnownModel(
-        fm_checks.check_pairs, (BAGS, WIDE), fm_checks.check_field_aware
+        model_checks.check_pairs, (BAGS, WIDE), model_checks.check_field_aware
     ),
-    "recapp.models.onn.ONN": KnownModel(fm_checks.check_deep, (BAGS,), fm_checks.check_field_aware),
+    "recapp.models.onn.ONN": KnownModel(
+        model_checks.check_deep, (BAGS,), model_checks.check_field_aware
+    ),
     "recapp.models.wide_and_deep.WideAndDeep": KnownModel(
-        fm_checks.check_wide_and_deep, (BAGS, WIDE)
+        model_checks.check_wide_and_deep, (BAGS, WIDE)
     ),
-    "recapp.models.deepfm.DeepFM": KnownModel(fm_checks.check_deep, (BAGS, WIDE)),
-    "recapp.models.xdeepfm.XDeepFM": KnownModel(fm_checks.check_xdeepfm, (BAGS, WIDE)),
-    "recapp.models.autoint.AutoInt": KnownModel(_fits(attention_checks.check_autoint, "AutoInt")),
-    "recapp.models.masknet.MaskNet": KnownModel(_fits(attention_checks.check_masknet, "MaskNet")),
-    "recapp.models.finalmlp.FinalMLP": KnownModel(
-        _fits(attention_checks.check_finalmlp, "FinalMLP")
-    ),
+    "recapp.models.deepfm.DeepFM": KnownModel(model_checks.check_deep, (BAGS, WIDE)),
+    "recapp.models.xdeepfm.XDeepFM": KnownModel(model_checks.check_xdeepfm, (BAGS, WIDE)),
+    "recapp.models.autoint.AutoInt": KnownModel(_fits(model_checks.check_autoint, "AutoInt")),
+    "recapp.models.masknet.MaskNet": KnownModel(_fits(model_checks.check_masknet, "MaskNet")),
+    "recapp.models.finalmlp.FinalMLP": KnownModel(_fits(model_checks.check_finalmlp, "FinalMLP")),
     "recapp.models.finalnet.FinalNet": KnownModel(
-        _fits(attention_checks.check_finalnet, "FinalNet"), of_clicks=_always
+        _fits(model_checks.check_finalnet, "FinalNet"), of_clicks=_always
     ),
-    "recapp.models.wukong.Wukong": KnownModel(_fits(attention_checks.check_wukong, "Wukong")),
+    "recapp.models.wukong.Wukong": KnownModel(_fits(model_checks.check_wukong, "Wukong")),
     "recapp.models.rankmixer.RankMixer": KnownModel(
-        _fits(attention_checks.check_rankmixer),
+        _fits(model_checks.check_rankmixer),
         of_clicks=lambda arguments: arguments.get("experts", 1) != 1,
     ),
     "recapp.models.din.DIN": KnownModel(
-        _fits(attention_checks.check_din), (BAGS, SEQUENCES), check_lookups=_din
+        _fits(model_checks.check_din), (BAGS, SEQUENCES), check_lookups=_din
     ),
     "recapp.models.bst.BST": KnownModel(
-        _fits(attention_checks.check_bst), (BAGS, SEQUENCES), check_lookups=_bst
+        _fits(model_checks.check_bst), (BAGS, SEQUENCES), check_lookups=_bst
     ),
 }
 """The models by their `_target_`."""

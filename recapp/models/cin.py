@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from recapp.models.widths import check_widths
+from recapp.models.model_checks import check_widths
 
 
 class CIN(nn.Module):

@@ -8,10 +8,10 @@ Shapes: B batch, K columns of all numbers and vectors.
 
 from collections.abc import Sequence
 
-from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import VectorCrosses
 from recapp.models.deep_and_cross import DeepAndCrossModel
 from recapp.models.fields import Numbers
+from recapp.models.model_checks import check_crosses
 from recapp.tables.collections import BagCollection
 
 

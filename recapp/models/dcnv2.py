@@ -16,10 +16,10 @@ from functools import partial
 
 from torch import nn
 
-from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import Crosses, FullCross, LowRankCross, MixtureCross
 from recapp.models.deep_and_cross import DeepAndCrossModel
 from recapp.models.fields import Numbers
+from recapp.models.model_checks import check_crosses
 from recapp.tables.collections import BagCollection
 
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from recapp.models.attention import TargetAttention
-from recapp.models.attention_checks import check_din
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import logit_mlp
+from recapp.models.model_checks import check_din
 from recapp.models.sequences import Histories
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection

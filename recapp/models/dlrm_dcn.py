@@ -16,10 +16,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import Crosses, LowRankCross
 from recapp.models.fields import numbers_of
 from recapp.models.layers import MLP, published_linear
+from recapp.models.model_checks import check_crosses
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recapp.models.widths import check_share
+from recapp.models.model_checks import check_share
 
 STEPS = 2**16
 """The number of shares: a mask compares 16 random bits with a threshold."""

@@ -14,12 +14,11 @@ Shapes: B batch, F fields, D columns of a field, K columns of all fields.
 import torch
 from torch import Tensor, nn
 
-from recapp.models.batch_norm import BatchNorm
-from recapp.models.cross_checks import check_edcn
 from recapp.models.crosses import VectorCross
 from recapp.models.deep_and_cross import JointLogit
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, xavier_linear
+from recapp.models.layers import MLP, BatchNorm, xavier_linear
+from recapp.models.model_checks import check_edcn
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.models.cross_checks import check_fcn
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import xavier_linear
 from recapp.models.masked_crosses import MaskedCross, MaskedCrosses
+from recapp.models.model_checks import check_fcn
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

@@ -15,8 +15,7 @@ Shapes: B batch, F fields, D columns of a vector for one field.
 
 from torch import Tensor, nn
 
-from recapp.models.field_aware import FieldAwareVectors
-from recapp.models.field_aware_pairs import FieldAwarePairs
+from recapp.models.field_aware import FieldAwarePairs, FieldAwareVectors
 from recapp.models.logistic import LogisticRegression
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recapp.errors import ConfigError
 from recapp.models.dropout import FieldDropout
-from recapp.models.widths import check_same_dim
+from recapp.models.model_checks import check_same_dim
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection

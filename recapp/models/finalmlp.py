@@ -18,11 +18,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recapp.models.attention_checks import check_finalmlp
 from recapp.models.fields import FieldVectors
 from recapp.models.gates import ContextGate
 from recapp.models.layers import MLP, xavier_linear
-from recapp.models.widths import check_divides
+from recapp.models.model_checks import check_divides, check_finalmlp
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

@@ -22,13 +22,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from recapp.models.attention_checks import check_finalnet
-from recapp.models.batch_norm import BatchNorm
 from recapp.models.dropout import FastDropout
 from recapp.models.fields import FieldVectors
 from recapp.models.gates import FieldGate
-from recapp.models.layers import ACTIVATIONS, xavier_linear
+from recapp.models.layers import ACTIVATIONS, BatchNorm, xavier_linear
 from recapp.models.mean_teacher import losses_of_mean
+from recapp.models.model_checks import check_finalnet
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

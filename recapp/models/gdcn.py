@@ -11,10 +11,10 @@ Shapes: B batch, K columns of all fields.
 
 from collections.abc import Sequence
 
-from recapp.models.cross_checks import check_crosses
 from recapp.models.crosses import Crosses, GatedCross
 from recapp.models.deep_and_cross import DeepAndCrossModel
 from recapp.models.fields import Numbers
+from recapp.models.model_checks import check_crosses
 from recapp.tables.collections import BagCollection
 
 

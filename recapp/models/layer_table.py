@@ -24,7 +24,7 @@ from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import TableCollection, collections_in, embedding_tables
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import TableLookup
 
 PROBE_ROWS = 61  # a prime that is rarely a width, because sizes equal to it are printed as B
 

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.models.batch_norm import BatchNorm
 from recapp.models.crosses import crossed
 from recapp.models.dropout import FastDropout
-from recapp.models.layers import xavier_linear
+from recapp.models.layers import BatchNorm, xavier_linear
 
 
 class _Masked(torch.autograd.Function):

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recapp.models.attention_checks import check_masknet
 from recapp.models.fields import FieldVectors
 from recapp.models.gates import FieldNorm, MaskBlock
 from recapp.models.layers import MLP
+from recapp.models.model_checks import check_masknet
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.models.fields import numbers_of
 from recapp.models.layers import MLP, DotInteraction, published_linear
-from recapp.models.widths import check_dlrm
+from recapp.models.model_checks import check_dlrm
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.collections import BagCollection
-from recapp.tables.lookups import TableLookup
-from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.collections import BagCollection, ModuleByName
+from recapp.tables.config import TableLookup
 
 
 class DLRM(nn.Module):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.cross_checks import check_qnn_alpha
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import xavier_linear
 from recapp.models.masked_crosses import QuadraticCross
 from recapp.models.mean_teacher import losses_of_mean
+from recapp.models.model_checks import check_qnn_alpha
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.attention_checks import check_rankmixer
 from recapp.models.fields import FieldVectors, Numbers
 from recapp.models.layers import xavier_linear
+from recapp.models.model_checks import check_rankmixer
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

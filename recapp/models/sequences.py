@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from recapp.models.attention_checks import pair_history
+from recapp.models.model_checks import pair_history
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.tables.collections import BagCollection, SequenceCollection
 

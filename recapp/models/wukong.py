@@ -23,10 +23,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recapp.models.attention_checks import check_wukong
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import MLP, xavier_linear
-from recapp.models.widths import check_same_dim
+from recapp.models.model_checks import check_same_dim, check_wukong
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 

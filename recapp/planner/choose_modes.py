@@ -24,9 +24,8 @@ from recapp.errors import RecappError
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import TableLookup, lookups_of
 
 ID_BYTES = 4
 LENGTH_BYTES = 4

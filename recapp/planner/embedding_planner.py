@@ -60,8 +60,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
-from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import DataType, EmbeddingConfig, TableLookup
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"

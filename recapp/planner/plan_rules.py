@@ -37,8 +37,7 @@ from recapp.sharding.sharding_types import (
     ShardingTypeRecord,
     sharding_type,
 )
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.tables.row_order import RowOrderName
 
 # each row is read in every step, so a replica's gradients are not larger than the table

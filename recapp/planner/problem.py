@@ -17,8 +17,7 @@ from recapp.optim.named_rules import Rules, distinct_rules, rule_of
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
 from recapp.tables.collections import collections_in, embedding_lookups
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 NUMBER_BYTES = 4

@@ -26,8 +26,7 @@ from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
 from recapp.reporting.run_record import PlannedRank, PlannedTable, PlanReport, Traffic
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, TableLookup
 from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size

@@ -26,10 +26,12 @@ from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.named_collections import ModelTables
-from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.tables.unsharded_collection import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    UnshardedCollection,
+)
 from recapp.trainer.memory_use import check_room
 
 

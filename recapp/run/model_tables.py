@@ -18,11 +18,11 @@ from recapp.tables.config import (
     IdRule,
     PoolingType,
     check_tables,
+    lookups_of,
     table_config,
 )
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
 from recapp.tables.listed import listed_tables
-from recapp.tables.lookups import lookups_of
 from recapp.tables.named_collections import (
     BAGS,
     SEQUENCES,
@@ -31,12 +31,7 @@ from recapp.tables.named_collections import (
     model_tables,
     usual_collection,
 )
-from recapp.tables.table_settings import (
-    WIDE,
-    FurtherTables,
-    TableSettings,
-    TablesOfDataset,
-)
+from recapp.tables.table_settings import WIDE, FurtherTables, TableSettings, TablesOfDataset
 
 UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"

@@ -45,9 +45,8 @@ from recapp.stored.block_files import by
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.start_values import check_values as check_start_files
-from recapp.tables.config import EmbeddingConfig, IdRule
+from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
 from recapp.tables.ids import OutsideTable
-from recapp.tables.lookups import TableLookup
 from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_members
 from recapp.tables.table_settings import TablesOfDataset
 

@@ -20,9 +20,8 @@ from recapp.errors import DataError
 from recapp.run.commands import OnPaper
 from recapp.run.recipe import Recipe, Train
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.dynamic import EXPECTED_ROWS
-from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.tables.table_settings import TablesOfDataset
 

@@ -36,6 +36,7 @@ from torch.utils._pytree import register_pytree_node
 
 from recapp.errors import DataError
 from recapp.sparse.bags import (
+    JaggedValues,
     Numbers,
     as_counts,
     as_tensor,
@@ -48,7 +49,6 @@ from recapp.sparse.bags import (
     on_host,
     values_text,
 )
-from recapp.sparse.jagged_values import JaggedValues
 from recapp.sparse.transfer import to_host
 
 

@@ -38,7 +38,11 @@ from torch import Tensor
 
 from recapp.errors import DataError
 from recapp.sparse.bags import (
+    BagsOfKeys,
+    InverseIndices,
+    JaggedValues,
     Numbers,
+    Strides,
     bags_text,
     check_bags,
     check_total,
@@ -49,9 +53,7 @@ from recapp.sparse.bags import (
     on_host,
     values_text,
 )
-from recapp.sparse.bags_of_keys import BagsOfKeys, InverseIndices, Strides
 from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.jagged_values import JaggedValues
 from recapp.sparse.keyed_parts import (
     check_derived,
     check_inverse,
@@ -64,9 +66,9 @@ from recapp.sparse.keyed_parts import (
     concatenate_weights,
     in_segments,
     joined_parts,
+    register_tree,
     sums_of,
 )
-from recapp.sparse.keyed_tree import register_tree
 from recapp.sparse.transfer import copy_to_device, to_device, to_host
 
 SHOWN_KEYS = 30
@@ -90,7 +92,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             there are no keys.
         stride: B; needed only without keys.
         stride_per_key_per_rank: The number of bags of each key from each rank, [F, ranks], if keys
-            have different numbers (`recapp/sparse/bags_of_keys.py`). Then `inverse_indices` hold
+            have different numbers (`recapp/sparse/bags.py`). Then `inverse_indices` hold
             the bag of a key that each sample takes.
         stride_per_key: The number of bags of each key. This argument and the next five follow from
             the others. On CPU they are checked; on an accelerator `length_per_key` is trusted,

@@ -33,9 +33,8 @@ from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.model_store import entry_of, size_of
-from recapp.tables.config import EmbeddingConfig, IdRule
+from recapp.tables.config import EmbeddingConfig, IdRule, lookups_of
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import lookups_of
 
 SETTING = "tables.values"
 CHUNK_BYTES = 8 << 20

@@ -24,8 +24,7 @@ from recapp.sparse.bags import offsets_of
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.sparse.transfer import to_host
-from recapp.tables.config import PoolingType
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import PoolingType, TableLookup
 
 
 def samples_of(features: KeyedJaggedTensor) -> int:

@@ -1,4 +1,11 @@
-"""The interface of every collection of tables, sharded or not, and the search for collections in a
+"""A dict of modules whose names come from data: logs have columns called `items`, `type` or
+`user.id`.
+
+torch refuses such names, because submodules are attributes too (`module.items` is a method, a dot
+separates a path). Here a module is found by its key, and in the state dict as
+`<dict>.<name>.weight` with a slash for each dot of the name, but not as an attribute.
+
+The interface of every collection of tables, sharded or not, and the search for collections in a
 model.
 """
 
@@ -12,8 +19,27 @@ from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig, check_tables, compute_type
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingConfig, TableLookup, check_tables, compute_type
+
+
+class ModuleByName(nn.ModuleDict):
+    """`torch.nn.ModuleDict` for any names without slashes."""
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a module, whatever its name."""
+        modules: dict[str, nn.Module | None] = self._modules  # type: ignore[assignment]
+        modules[key_of(name)] = module
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return super().__getitem__(key_of(name))
+
+    def __contains__(self, name: Any) -> bool:
+        return super().__contains__(key_of(str(name)))
+
+
+def key_of(name: str) -> str:
+    """Return the form of a name in the state dict."""
+    return name.replace(".", "/")
 
 
 def compute_dtype(tables: Sequence[EmbeddingConfig]) -> torch.dtype:

@@ -17,11 +17,12 @@ from recapp.settings.records import to_plain
 from recapp.tables.config import (
     EmbeddingConfig,
     PoolingType,
+    TableLookup,
     check_max_key,
     check_tables,
+    output_of,
     table_config,
 )
-from recapp.tables.lookups import TableLookup, output_of
 from recapp.tables.named_collections import ModelTables, model_tables, usual_collection
 from recapp.tables.table_settings import ListedLookup, ListedTable, ListedTables
 

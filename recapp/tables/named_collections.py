@@ -16,8 +16,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from recapp.errors import ConfigError, suggest
-from recapp.tables.config import EmbeddingConfig, PoolingType
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingConfig, PoolingType, TableLookup
 
 T = TypeVar("T")
 BAGS = "embedding_bag_collection"

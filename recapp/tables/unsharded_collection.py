@@ -1,5 +1,26 @@
 """The base of the unsharded collections of bags and of sequences: tables as torch modules, and
 their start values.
+
+The unsharded collection: plain `torch.nn.EmbeddingBag`s, one after the other. It is the oracle
+of every parity test.
+
+    features            tables                       output [B, sum of dims]
+    C1: [7] [2 9] []    t1 (dim 4) reads C1          | t1(C1)  | t2(C1) | t2(C2) |
+    C2: [5] []    [1]   t2 (dim 3) reads C1 and C2
+
+The collection knows no ranks. `DistributedModelParallel` or the trainer's strategy replaces it by a
+sharded collection. On `torch.device("meta")` it takes no memory until then. Names are those of
+TorchRec's `EmbeddingBagCollection`.
+
+The unsharded collection of sequences: one vector per id, in the order of the ids. It is the
+oracle of every parity test of sequences.
+
+    features            tables                        output
+    C1: [7] [2 9] []    t1 (dim 4) reads C1 and C2    C1: [v7] [v2 v9] []
+    C2: [5] []    [1]                                 C2: [v5] [] [v1]
+
+Names are those of TorchRec's `EmbeddingCollection`. Tables may differ in width, which TorchRec
+refuses.
 """
 
 from abc import abstractmethod
@@ -8,15 +29,30 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.tables.collections import compute_dtype
-from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.ids import IdRules
+from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.bags_of_samples import pooled_of_samples, sequences_of_samples
+from recapp.tables.collections import ModuleByName, compute_dtype, key_of
+from recapp.tables.config import (
+    DataType,
+    EmbeddingConfig,
+    PoolingType,
+    TableLookup,
+    check_lookups,
+    check_tables,
+    common_dim,
+    lookups_of,
+    outputs_by_table,
+    sequence_table,
+)
+from recapp.tables.dynamic import keys_of
+from recapp.tables.ids import IdRules, Rows
 from recapp.tables.initial import fill_initial
-from recapp.tables.lookups import TableLookup
-from recapp.tables.module_by_name import ModuleByName, key_of
 
 
 class UnshardedCollection(nn.Module):
@@ -205,3 +241,256 @@ def _without_values(table: EmbeddingConfig, device: torch.device | str | None) -
             f"quantize={table.data_type}"
         )
     return torch.empty(shape, device=device)  # no torch module holds packed rows
+
+
+class EmbeddingBagCollection(UnshardedCollection):
+    """Pool bags of ids into vectors: KeyedJaggedTensor -> KeyedTensor.
+
+    Args:
+        tables: The tables. Their order and the order of their features is the order of the output.
+        is_weighted: True: rows are multiplied by the sample weights of their ids, which must have
+            some. False: sample weights are ignored, with a note. None: rows are multiplied if a
+            batch has sample weights.
+        device: The device of the tables; `torch.device("meta")` allocates none yet.
+        seed: The seed of the start values (`recapp/tables/initial.py`).
+        lookups: The lookups, in the order of the output; None takes one lookup for each table and
+            feature, with the table's pooling.
+        sparse: True: gradients of the tables are sparse and hold only the rows that were read, as
+            `torch.optim.SparseAdam` needs them. False: they are dense, as in TorchRec, for any
+            optimiser and `clip_grad_norm_`.
+
+    Raises:
+        ConfigError: There are no tables, two tables have one name, lookups do not fit the tables,
+            `is_weighted` is no truth value, or a table cannot have sparse gradients.
+    """
+
+    tables_of = "embedding_bags"
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        is_weighted: bool | None = False,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        *,
+        lookups: Sequence[TableLookup] | None = None,
+        sparse: bool = False,
+    ) -> None:
+        check_tables(tables)
+        if not isinstance(is_weighted, bool | None):
+            raise ConfigError(
+                f"is_weighted={is_weighted}: must be True, False or None; name device and seed by "
+                "keyword"
+            )
+        read = lookups_of(tables) if lookups is None else tuple(lookups)
+        check_lookups(tables, read)
+        for lookup in read:
+            if lookup.pooling is PoolingType.NONE:
+                raise ConfigError(
+                    f"lookup {lookup.output} of table {lookup.table.name} does not pool its bags: "
+                    "make the table an EmbeddingBagConfig, or for sequences the collection an "
+                    "EmbeddingCollection"
+                )
+        super().__init__(tables, read, device, seed, is_weighted, sparse)
+        self.room = 0
+
+    def embedding_bag_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order, like TorchRec's method."""
+        return self.tables()
+
+    def module_of(self, weight_RD: Tensor) -> nn.EmbeddingBag:
+        """Return torch's module of a table's rows."""
+        rows, columns = weight_RD.shape
+        return nn.EmbeddingBag(rows, columns, mode="sum", sparse=self.sparse, _weight=weight_RD)
+
+    def leave_room(self, columns: int) -> None:
+        """Store the number of columns for the sharded collection that replaces this one.
+
+        This collection leaves no room: its output is concatenated from the lookups' vectors.
+        """
+        self.room = columns
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool every bag.
+
+        Args:
+            features: Raw ids of at least the tables' features, with weights or without.
+
+        Returns:
+            [B, sum of dims], keyed by feature (`feature@table` if several tables read one), in the
+            collection's compute dtype. With inverse indices B counts samples, else bags.
+
+        Raises:
+            IdError: An id is outside of a table whose rule is `error`.
+            ConfigError: The collection is weighted and the ids have no weights; a table is dynamic,
+                and only sharded tables have dynamic rows; features have different numbers of bags
+                without inverse indices; or the ids are on the meta device, and the tables are not.
+        """
+        rows = self.id_rules(features)
+        self._check_has_rows(rows.rows_L)
+        weights = (
+            [None] * len(rows.per_F)
+            if rows.weights_L is None
+            else torch.split(rows.weights_L.to(self.dtype), rows.per_F)
+        )
+        parts = []
+        for lookup, rows_N, lengths_B, weights_N in zip(
+            self.lookups,
+            torch.split(rows.rows_L, rows.per_F),
+            rows.lengths_FB,
+            weights,
+            strict=True,
+        ):
+            lengths_M = lengths_B
+            if lookup.hotness:  # a bag of one id or none for each vector of a concatenation
+                number_H = torch.arange(lookup.hotness, device=lengths_B.device)
+                lengths_M = (lengths_B[:, None] > number_H).view(-1)
+            pooled_BD = F.embedding_bag(
+                rows_N,
+                self.weight(lookup.table.name).to(self.dtype),
+                F.pad(lengths_M.cumsum(0), (1, 0)).long(),
+                mode="sum",
+                include_last_offset=True,
+                per_sample_weights=weights_N,
+                sparse=self.sparse,
+            )
+            if lookup.pooling is PoolingType.MEAN:
+                pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
+            parts.append(pooled_BD.view(lengths_B.shape[0], lookup.columns))
+        return pooled_of_samples(self.lookups, torch.cat(parts, 1), features)
+
+
+class SequenceTables:
+    """The questions of TorchRec's programs to a collection of sequences, sharded or not."""
+
+    lookups: tuple[TableLookup, ...]
+    _tables: list[EmbeddingConfig]
+    _need_indices: bool
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order, like TorchRec's method."""
+        return list(self._tables)
+
+    def need_indices(self) -> bool:
+        """Return whether the weights of an output are the looked-up rows."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """Return the columns D of every table.
+
+        Raises:
+            ConfigError: The tables have different widths, which TorchRec's cannot have.
+        """
+        return common_dim(self._tables)
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Return the outputs of each table, in the order of the tables."""
+        return outputs_by_table(self.lookups)
+
+
+class EmbeddingCollection(SequenceTables, UnshardedCollection):
+    """Looks up a vector for every id: KeyedJaggedTensor -> a JaggedTensor of vectors per feature.
+
+    Args:
+        tables: The tables. Their order and the order of their features is the order of the output.
+            The pooling of an `EmbeddingBagConfig` has no meaning here.
+        device: The device of the tables; `torch.device("meta")` allocates none yet.
+        need_indices: Whether the weights of an output are the looked-up rows. For the id rule
+            `error` and for dynamic tables these are the ids themselves.
+        seed: The seed of the start values (`recapp/tables/initial.py`).
+        lookups: The lookups, in the order of the output, which do not pool; None takes one lookup
+            for each table and feature.
+        sparse: See `EmbeddingBagCollection`.
+
+    Raises:
+        ConfigError: There are no tables, two tables have one name, lookups do not fit the tables or
+            pool their bags, or a table cannot have sparse gradients.
+    """
+
+    tables_of = "embeddings"
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+        seed: int = 0,
+        *,
+        lookups: Sequence[TableLookup] | None = None,
+        sparse: bool = False,
+    ) -> None:
+        check_tables(tables)
+        made = {t.name: sequence_table(t) for t in tables}
+        read = lookups_of(list(made.values()))
+        if lookups is not None:
+            check_lookups(tables, lookups)
+            read = tuple(replace(x, table=made[x.table.name]) for x in lookups)
+        for lookup in read:
+            if lookup.pooling is not PoolingType.NONE:
+                raise ConfigError(
+                    f"lookup {lookup.output} of table {lookup.table.name} pools its bags "
+                    f"({lookup.pooling}): give it pooling none, or make the collection an "
+                    "EmbeddingBagCollection"
+                )
+        super().__init__(list(made.values()), read, device, seed, False, sparse)
+        self._need_indices = need_indices
+
+    def module_of(self, weight_RD: Tensor) -> nn.Embedding:
+        """Return torch's module of a table's rows."""
+        rows, columns = weight_RD.shape
+        return nn.Embedding(rows, columns, sparse=self.sparse, _weight=weight_RD)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look up every id.
+
+        Args:
+            features: Raw ids of at least the tables' features; weights are ignored.
+
+        Returns:
+            For each feature (`feature@table` where several tables read one) its vectors [L, D],
+            with the lengths of its bags, in the collection's compute dtype.
+
+        Raises:
+            IdError: An id is outside of a table whose rule is `error`.
+            ConfigError: A table is dynamic, and only sharded tables have dynamic rows; or the ids
+                are on the meta device, and the tables are not.
+        """
+        rows = self.id_rules(features)
+        self._check_has_rows(rows.rows_L)
+        vectors = [
+            nn.functional.embedding(row_N, self.weight(x.table.name), sparse=self.sparse).to(
+                self.dtype
+            )
+            for x, row_N in zip(self.lookups, torch.split(rows.rows_L, rows.per_F), strict=True)
+        ]
+        return sequences(self.lookups, vectors, rows, self._need_indices, features)
+
+
+def sequences(
+    lookups: Sequence[TableLookup],
+    vectors_F: Sequence[Tensor],
+    rows: Rows,
+    need_indices: bool,
+    features: KeyedJaggedTensor,
+) -> dict[str, JaggedTensor]:
+    """Return the output of a sequence collection.
+
+    Args:
+        lookups: The lookups of the collection.
+        vectors_F: The vectors of each lookup, [L, D].
+        rows: The rows of these lookups, and the lengths of their bags.
+        need_indices: See `EmbeddingCollection`.
+        features: The ids that were looked up.
+    """
+    made: dict[str, Any] = {}
+    rows_F = torch.split(rows.rows_L, rows.per_F)
+    for x, vectors_LD, row_L, lengths_B in zip(
+        lookups, vectors_F, rows_F, rows.lengths_FB, strict=True
+    ):
+        indices_L = None
+        if need_indices:
+            indices_L = row_L.long() if x.table.dynamic is None else keys_of(row_L)
+        made[x.output] = JaggedTensor.unchecked(
+            *sequences_of_samples(x.feature, vectors_LD, indices_L, lengths_B, features)
+        )
+    return made

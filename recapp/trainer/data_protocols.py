@@ -7,15 +7,15 @@ checkpoint holds no position in the data.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
-
-from lightning.pytorch import Trainer
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.statistics import TableStatistics
+
+if TYPE_CHECKING:  # scoring without ranks does without Lightning
+    from lightning.pytorch import Trainer
 
 
 @runtime_checkable
@@ -105,18 +105,18 @@ class DerivesColumns(Protocol):
         """Return the fitted values, by key; empty without such columns."""
 
 
-def datamodule_of(trainer: Trainer) -> Any:
+def datamodule_of(trainer: "Trainer") -> Any:
     """Return the LightningDataModule of a trainer; None if the trainer has only loaders."""
     return getattr(trainer, "datamodule", None)
 
 
-def split_in_use(trainer: Trainer) -> str:
+def split_in_use(trainer: "Trainer") -> str:
     """Return the rows that a trainer reads: `train`, `val`, `test` or `input`."""
     if trainer.validating or trainer.sanity_checking:
         return "val"
     return "test" if trainer.testing else "input" if trainer.predicting else "train"
 
 
-def resumable_data(trainer: Trainer) -> KeepsPosition:
+def resumable_data(trainer: "Trainer") -> KeepsPosition:
     """Return the LightningDataModule of a trainer whose training can resume."""
     return cast(KeepsPosition, datamodule_of(trainer))  # asked each step: a check takes 15 us

@@ -50,9 +50,8 @@ from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import read_meta
 from recapp.stored.derived_values import values_in
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
-from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import Position, split_in_use
 

@@ -9,7 +9,7 @@ TorchRec calls this the train pipeline; it prefetches the input_dist of a batch.
     in its backward  |   1    |   2    |   3    |      ids travel, while gradients are made and sent
     computes         |   0    |   1    |   2    |   3  its ids have been exchanged already
 
-On a GPU this early work goes to a stream of its own (`recapp/transport/side_stream.py`), where it
+On a GPU this early work goes to a stream of its own (`recapp/transport/communicator.py`), where it
 runs while the step computes.
 
 Only the input exchange is early. It reads no weights, so the results equal the results without
@@ -28,7 +28,7 @@ from typing import Any
 
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.transport.side_stream import SideStream
+from recapp.transport.communicator import SideStream
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from torch import nn
 from torch.optim import Optimizer
 
-from recapp.engine.sharded_collection import embedding_collections, sharded_tables
+from recapp.engine.sharded_collection import change_rules, embedding_collections, sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.tables_of_optimizers import change_rules
-from recapp.engine.updated_weight import UpdatedWeight
+from recapp.engine.table_weights import UpdatedWeight
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, distinct_rules
 from recapp.optim.optimizer import HybridOptimizer

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from recapp.engine.sharded_collection import sharded_collections
+from recapp.engine.sharded_collection import sharded_collections, tables_as_parameters
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.tables_of_optimizers import tables_as_parameters
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm, clip_value
 from recapp.optim.named_rules import Rules

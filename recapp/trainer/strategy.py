@@ -63,9 +63,8 @@ from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import with_absolute_paths
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.lightnings_parts import check_trainer, limit_waits, reach_tables
+from recapp.trainer.lightnings_parts import check_trainer, count_tables, limit_waits, reach_tables
 from recapp.trainer.lookahead import LookAhead
-from recapp.trainer.model_summary import count_tables
 from recapp.trainer.own_optimizers import rules_said
 from recapp.trainer.restore import check_groups, restore_in_one_line
 from recapp.trainer.run_plan import (
@@ -80,7 +79,6 @@ from recapp.trainer.run_plan import (
 )
 from recapp.trainer.sharded_checkpoint import (
     SavedRun,
-    StoredTables,
     dense_states,
     manifest_of,
     plain_part_of,
@@ -95,9 +93,10 @@ from recapp.trainer.started_ranks import (
     meeting_error,
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, running_statistics
+from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
+from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
-from recapp.transport.waits import mean_hidden
 
 
 class EmbeddingShardingStrategy(StepOfRanks):

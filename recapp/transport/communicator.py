@@ -1,4 +1,43 @@
-"""The only collective of the engine, an all-to-all: every rank sends a span of a flat buffer to
+"""The hidden share of an exchange: the time that messages were under way, and the part of that time
+in which the host waited.
+
+    sent                                  wanted      there
+     |------- the host does other work -----|-- waits --|
+
+The first part, divided by the whole, is the hidden share. Messages for which a GPU stream waits
+instead of the host are not counted, because the host cannot measure them.
+
+The side stream: it copies a batch to a GPU and runs its input exchange, in parallel to the
+compute stream.
+
+    side    | copy 1, route 1 |  | ids 1, serve 1 | copy 2, route 2 |  | ids 2, serve 2 |
+    compute | step 0 .......................      | step 1 .................................| step 2
+                                                  ^ waits for the side                      ^
+
+Every input exchange runs on the side stream, in look-ahead or not. So only one stream writes the
+tensors that an exchange keeps (buffers of ids, offsets of bags), and they need no synchronisation.
+Tensors that one stream makes and the other uses follow one rule in each direction:
+
+- From side to compute: `hand_over`. Compute waits for the side stream, and each tensor is recorded
+  on compute (`record_stream`). So after the tensor is freed, the allocator reuses its memory only
+  when compute has done the work that it had at that time.
+- From compute to side: `follow`, before an exchange outside of look-ahead reads tensors of compute.
+  An exchange in look-ahead reads only tensors from before the epoch (`LookAhead` calls `follow`
+  when the epoch begins), because this stream exists to avoid a wait for compute in every step.
+  Compute may write such tensors again after `hand_over`, at the end of every exchange.
+
+NCCL: operations of one communicator run in the order of their calls. Each operation waits for the
+stream that is current at the call. `wait()` blocks the stream that is current at the call of
+`wait()`. Both are called on the stream that made the buffer: side for counts and ids, compute for
+vectors and gradients.
+
+Tables whose rows come and go (`finds_rows`) have no side stream (`Comm.work_in_order`). Their
+exchange gives rows to new keys, reuses rows that the last update freed, and may move all rows to
+larger memory. So it would have to wait for compute in every step.
+
+The host waits for counts only on the side stream, while compute still has work.
+
+The only collective of the engine, an all-to-all: every rank sends a span of a flat buffer to
 every other rank, and fills another span from each.
 
 One process is not a special case: with a single rank the same code runs and sends nothing. `calls`
@@ -8,11 +47,12 @@ and `bytes_sent` count messages and bytes, so tests and reports state the measur
 import atexit
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +60,189 @@ from torch import Tensor
 
 from recapp.errors import RankError
 from recapp.processes.faults import SILENT, timeout_message
-from recapp.transport.side_stream import SideStream, side_stream
+from recapp.sparse.bags import on_host
+
+Arrived = TypeVar("Arrived")
+
+
+class Sent(NamedTuple, Generic[Arrived]):
+    """A message under way.
+
+    Args:
+        since: The time of sending, in seconds of `time.perf_counter`.
+        arrive: A function that waits for the message and returns its contents.
+    """
+
+    since: float
+    arrive: Callable[[], Arrived]
+
+
+class Waits:
+    """The times since the start that messages were under way and that the host waited, by phase.
+
+    Args:
+        phases: The names of the phases in which the host waits.
+
+    Attributes:
+        waited_s: The seconds in which the host waited, by phase.
+        under_way_s: The seconds from sending to arrival, by phase.
+    """
+
+    def __init__(self, phases: Sequence[str]) -> None:
+        self.waited_s = dict.fromkeys(phases, 0.0)
+        self.under_way_s = dict.fromkeys(phases, 0.0)
+
+    @staticmethod
+    def sent(arrive: Callable[[], Arrived]) -> Sent[Arrived]:
+        """Return the record of a message that was just sent.
+
+        Args:
+            arrive: Waits for the message and returns its contents.
+        """
+        return Sent(time.perf_counter(), arrive)
+
+    def arrived(self, phase: str, message: Sent[Arrived]) -> Arrived:
+        """Wait for a message and return its contents. Count the time if the host waits in this
+        phase.
+        """
+        if phase not in self.waited_s:
+            return message.arrive()
+        began = time.perf_counter()
+        arrived = message.arrive()
+        now = time.perf_counter()
+        self.waited_s[phase] += now - began
+        self.under_way_s[phase] += now - message.since
+        return arrived
+
+    def hidden(self) -> dict[str, float]:
+        """Return the hidden share of each phase with messages: the part of their time under way in
+        which the host did other work.
+        """
+        return {
+            phase: 1 - self.waited_s[phase] / seconds
+            for phase, seconds in self.under_way_s.items()
+            if seconds
+        }
+
+
+def mean_hidden(waits: Iterable[Waits]) -> dict[str, float]:
+    """Return the mean of `Waits.hidden` over several exchanges, by phase."""
+    shares: dict[str, list[float]] = {}
+    for one in waits:
+        for phase, share in one.hidden().items():
+            shares.setdefault(phase, []).append(share)
+    return {phase: sum(found) / len(found) for phase, found in shares.items()}
+
+
+_HERE = nullcontext()
+
+
+class SideStream:
+    """The side stream of a CPU, which has no streams: work runs at its call.
+
+    `overlaps` tells whether work on the side stream runs in parallel to the host and the other
+    stream.
+    """
+
+    overlaps = False
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """Return a context manager that sends work to the side stream. It may be nested."""
+        return _HERE
+
+    def follow(self) -> None:
+        """Make later work of the side stream wait for all work that the current stream has now."""
+
+    def mark(self) -> Any:
+        """Return a mark of this point in the work of the side stream, for `hand_over`."""
+        return None
+
+    def hand_over(self, made: Any, mark: Any = None) -> None:
+        """Make later work of the current stream wait for the side stream, so that it may use
+        tensors that the side stream made.
+
+        Args:
+            made: The tensors, in lists, tuples, mappings, iterators and dataclasses of any depth,
+                or objects with `record_stream`.
+            mark: The mark up to which to wait; None waits for all work that the side stream has
+                now.
+        """
+
+
+class GpuSideStream(SideStream):
+    """The side stream of a GPU.
+
+    Args:
+        stream: The stream.
+        current: Returns the current stream.
+        use: Returns a context manager that makes a stream the current one.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self,
+        stream: Any,
+        current: Callable[[], Any],
+        use: Callable[[Any], AbstractContextManager[Any]],
+    ) -> None:
+        self._stream = stream
+        self._current = current
+        self._use = use
+
+    def beside(self) -> AbstractContextManager[Any]:
+        """See `SideStream`."""
+        return self._use(self._stream)
+
+    def follow(self) -> None:
+        """See `SideStream`. Do nothing where the side stream itself is current."""
+        if (current := self._current()) != self._stream:
+            self._stream.wait_stream(current)
+
+    def mark(self) -> Any:
+        """See `SideStream`; the mark is an event."""
+        return self._stream.record_event()
+
+    def hand_over(self, made: Any, mark: Any = None) -> None:
+        """See `SideStream`."""
+        current = self._current()
+        current.wait_event(self.mark() if mark is None else mark)
+        for thing in _with_memory(made):
+            thing.record_stream(current)
+
+
+def side_stream(device: torch.device) -> SideStream:
+    """Return the side stream of a device.
+
+    The work of the side stream is short and the host waits for it, so the stream has priority over
+    the queued work of compute.
+    """
+    if device.type != "cuda":
+        return SideStream()
+    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+    return GpuSideStream(stream, lambda: torch.cuda.current_stream(device), torch.cuda.stream)
+
+
+def _with_memory(thing: Any) -> Iterator[Any]:
+    """Yield the GPU tensors in a nested object, and the objects that record a stream themselves.
+
+    Search objects with `to`, too, because Lightning moves them to the device.
+    """
+    if isinstance(thing, Tensor):
+        if not on_host(thing):
+            yield thing
+    elif hasattr(thing, "record_stream"):
+        yield thing
+    elif isinstance(thing, Mapping):
+        yield from _with_memory(list(thing.values()))
+    elif isinstance(thing, list | tuple | Iterator):
+        for part in thing:
+            yield from _with_memory(part)
+    elif is_dataclass(thing):
+        yield from _with_memory([getattr(thing, field.name) for field in fields(thing)])
+    elif hasattr(thing, "to") and hasattr(thing, "__dict__"):
+        yield from _with_memory(vars(thing))
+
 
 Span = tuple[int, int]
 """Begin and end of a part of a flat buffer, in elements."""
@@ -93,7 +315,7 @@ class Comm:
         `buffer[recv_W[r]]` from it.
 
         Both ends know the lengths. Spans to send and to receive may not overlap. On a GPU, start
-        the swap and wait for it on the same stream (`recapp/transport/side_stream.py`).
+        the swap and wait for it on the same stream (`recapp/transport/communicator.py`).
 
         Args:
             buffer: The flat buffer.

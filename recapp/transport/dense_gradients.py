@@ -25,9 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
-from recapp.transport.communicator import Comm, Span
+from recapp.transport.communicator import Comm, Sent, Span, Waits
 from recapp.transport.message_layout import Buffers
-from recapp.transport.waits import Sent, Waits
 
 
 @dataclass(frozen=True)

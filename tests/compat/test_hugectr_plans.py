@@ -28,8 +28,7 @@ from recapp.run.plan_of_run import plan_of_run
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingBagConfig, TableLookup
 from recapp.trainer.run_plan import plan_from
 
 SIZES = [

@@ -20,7 +20,7 @@ from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def model(rows=1000, dense=10):

@@ -9,7 +9,7 @@ from recapp.compat.torchrec.dlrm import DLRM, MLP, DLRMTrain
 from recapp.compat.torchrec.example_data import Batch, RandomRecDataset
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def data(**settings):

@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_files import numbered_table, row_numbers
 
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.fingerprint import Fingerprint, compare, file_facts
-from recapp.dataset.prediction_input import ScoringSettings, open_input
+from recapp.dataset.prediction_input import open_input
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import check_values, table_rows
 from recapp.dataset.source import (

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from recapp.kernels.reference import TorchBackend
-from recapp.transport import side_stream
-from recapp.transport.side_stream import GpuSideStream
+from recapp.transport import communicator
+from recapp.transport.communicator import GpuSideStream
 
 KERNELS = (
     "route_rows",
@@ -182,7 +182,7 @@ def watched(comm, spoil=None):
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(comm, "side", side))
         stack.enter_context(mock.patch.object(comm, "swap", watch.swap(comm.swap)))
-        stack.enter_context(mock.patch.object(side_stream, "on_host", lambda tensor: False))
+        stack.enter_context(mock.patch.object(communicator, "on_host", lambda tensor: False))
         stack.enter_context(
             mock.patch.object(
                 torch.Tensor, "record_stream", lambda tensor, stream: watch.record(tensor, stream)

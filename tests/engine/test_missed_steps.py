@@ -24,7 +24,7 @@ from recapp.optim.clipping import clip_norm
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import adagrad, adam, momentum_sgd, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 L2 = 0.02

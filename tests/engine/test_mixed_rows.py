@@ -24,8 +24,7 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, ti
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

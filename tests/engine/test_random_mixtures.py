@@ -20,11 +20,15 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
 from recapp.tables.collections import collections_in, embedding_tables
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.config import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    TableLookup,
+    lookups_of,
+)
 from recapp.tables.row_order import ROW_ORDERS
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 FEATURES = {"a": 60, "b": 7, "c": 23, "d": 23, "e": 1}  # rows of every table that reads them
 RULES = tuple(map(rule_of_case, CASES))

@@ -6,8 +6,7 @@ from engine_cases import KINDS, RULES, batch_of, make_plan, make_tables, whole_t
 from parity.cases import Case, Oracle, loss_of
 
 from recapp.engine.sharded_collection import shard_bags
-from recapp.tables.config import PoolingType
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import PoolingType, TableLookup
 
 
 def several(tables):

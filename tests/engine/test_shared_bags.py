@@ -15,8 +15,7 @@ from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionShar
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 FEATURES = ["c", "shared", "a", "b"]
 HEAD = torch.linspace(-1, 1, 16 * 2 + 5 * 2 + 12, dtype=torch.float64)

@@ -21,8 +21,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables import ids
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport import message_layout
-from recapp.transport.communicator import Comm
-from recapp.transport.side_stream import SideStream, side_stream
+from recapp.transport.communicator import Comm, SideStream, side_stream
 
 STEPS = 5
 

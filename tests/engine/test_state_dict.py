@@ -15,7 +15,7 @@ from recapp.engine.table_strips import TableStrips
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

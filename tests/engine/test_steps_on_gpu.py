@@ -18,8 +18,7 @@ from recapp.optim.rules import adam
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.trainer.lookahead import LookAhead
-from recapp.transport.communicator import Comm
-from recapp.transport.side_stream import GpuSideStream
+from recapp.transport.communicator import Comm, GpuSideStream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

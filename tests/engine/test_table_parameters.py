@@ -24,8 +24,7 @@ from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionShar
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 META = torch.device("meta")
 OPTIMIZERS = {

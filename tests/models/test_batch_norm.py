@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.models.batch_norm import BatchNorm
-from recapp.models.layers import MLP
+from recapp.models.layers import MLP, BatchNorm
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (1, 3, 4), (4, 3, 2)])

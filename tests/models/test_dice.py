@@ -4,8 +4,7 @@ import pytest
 import torch
 from transcription import check_model, random_vectors
 
-from recapp.models.dice import ADDED, MOMENTUM, Dice
-from recapp.models.layers import MLP
+from recapp.models.layers import ADDED, MLP, MOMENTUM, Dice
 
 ROWS = 5
 COLUMNS = 3

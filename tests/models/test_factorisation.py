@@ -8,7 +8,7 @@ import torch
 from transcription import check_model, random_vectors
 
 from recapp.models.factorisation import FwFMTerm, fm_term
-from recapp.models.field_aware_pairs import FieldAwarePairs
+from recapp.models.field_aware import FieldAwarePairs
 
 AWARE = (FieldAwarePairs(4), FieldAwarePairs(4, own=True))
 

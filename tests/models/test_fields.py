@@ -5,14 +5,13 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.models.batch_norm import BatchNorm
 from recapp.models.dropout import FastDropout
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP
+from recapp.models.layers import MLP, BatchNorm
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 NUMBERS = 2
 ROWS = 3

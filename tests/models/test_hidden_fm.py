@@ -14,7 +14,7 @@ from recapp.models.logistic import LogisticRegression
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 FEATURES = ("a", "b", "c")
 ROWS = 12

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 Parameters = Mapping[str, Tensor]
 Transcription = Callable[..., Any]

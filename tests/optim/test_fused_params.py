@@ -22,7 +22,7 @@ from recapp.optim.rules import (
 from recapp.optim.table_rule import table_rule
 from recapp.parallel import EmbeddingBagCollectionSharder
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 class Foreign(Enum):

@@ -10,7 +10,7 @@ from recapp.errors import ConfigError
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.optim.table_rule import rule_in_backward, table_rule
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):

@@ -20,7 +20,7 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, ti
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 RULES = {

@@ -22,7 +22,7 @@ from recapp.optim.clipping import clip_norm, gradient_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 RULES = {"sgd": sgd(0.5), "rowwise_adagrad": rowwise_adagrad(0.5), "adam": adam(0.1)}

@@ -110,7 +110,7 @@ def test_a_browser_shows_it_in_every_width(run, tmp_path):
             and found["asked"] == []
             and len(found["images"]) == 4
         )
-        assert found["columns"] == {400: 1, 1280: 2, 1920: 2}[width]
+        assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 
 
 def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_path):

@@ -2,8 +2,13 @@
 
 from recapp.optim.rules import adagrad, sgd
 from recapp.reporting.plan_report import table_uses
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.config import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    TableLookup,
+    lookups_of,
+)
 
 SIZE = {"num_embeddings": 10, "embedding_dim": 4}
 USERS = EmbeddingBagConfig(name="users", feature_names=["user"], **SIZE)

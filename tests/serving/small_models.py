@@ -18,7 +18,7 @@ from recapp.serving.counts import Counts
 from recapp.serving.limits import Limits
 from recapp.serving.served_model import ModelInService
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 SCHEMA = Schema(
     None, ("age", "price"), ("user", "item", "seen"), integers=("user",), lists=("seen",)

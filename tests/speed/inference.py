@@ -38,7 +38,7 @@ from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
 from recapp.stored.stored_model import open_artefact
 from recapp.tables.config import PoolingType
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 from .lab import Lab
 from .mapped_memory import cost_of_loading

@@ -20,10 +20,9 @@ from recapp.sharding.layout import Block
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import write_checkpoint
 from recapp.stored.start_values import check_filled, check_values, values_file
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, lookups_of
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
-from recapp.tables.lookups import lookups_of
 from recapp.transport.communicator import Comm
 
 ROWS = 131

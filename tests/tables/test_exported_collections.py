@@ -12,10 +12,8 @@ from recapp.compat.torchrec.wrapped_collections import (
 )
 from recapp.errors import IdError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 ROWS = 12
 ANY = Dim.AUTO

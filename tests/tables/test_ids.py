@@ -7,9 +7,8 @@ from recapp.errors import ConfigError, DataError, IdError
 from recapp.kernels.backend import backend
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, check_max_key
+from recapp.tables.config import EmbeddingBagConfig, TableLookup, check_max_key, lookups_of
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import TableLookup, lookups_of
 
 BIG = 2**62 + 7
 

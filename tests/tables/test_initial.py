@@ -14,9 +14,9 @@ from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
 from recapp.tables import initial
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.initial import fill_initial
 from recapp.tables.row_order import mixed_order
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def table(rows=1000, dim=24, name="t", **changes):

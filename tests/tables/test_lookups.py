@@ -6,9 +6,14 @@ import torch
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import collections_in, embedding_tables
-from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.config import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    TableLookup,
+    lookups_of,
+)
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def table(name="t", dim=2, features=("a", "b"), **more):

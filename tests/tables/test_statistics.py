@@ -13,10 +13,16 @@ from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, PoolingType
-from recapp.tables.lookups import TableLookup
-from recapp.tables.statistics import TableStatistics, default_statistics, measured_statistics
-from recapp.tables.statistics_cache import KEPT, KEPT_DATA_SETS, read_cached, write_cached
+from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup
+from recapp.tables.statistics import (
+    KEPT,
+    KEPT_DATA_SETS,
+    TableStatistics,
+    default_statistics,
+    measured_statistics,
+    read_cached,
+    write_cached,
+)
 
 
 def table(name="t", rows=100, features=("f",), **more):

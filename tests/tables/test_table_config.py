@@ -17,9 +17,9 @@ from recapp.tables.config import (
     IdRule,
     PoolingType,
     check_tables,
+    lookups_of,
 )
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import lookups_of
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from recapp.models.dice import Dice
+from recapp.models.layers import Dice
 from recapp.trainer.step_of_ranks import running_statistics
 from recapp.transport.communicator import average_over_ranks
 

@@ -25,9 +25,8 @@ from recapp.settings.values import typed
 from recapp.stored import checkpoint
 from recapp.stored.checkpoint import read_manifest, verify
 from recapp.stored.model_manifests import META
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, TableLookup
 from recapp.tables.ids import LongBag
-from recapp.tables.lookups import TableLookup
 from recapp.train import note_how_to_go_on
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.ending import EndTogether

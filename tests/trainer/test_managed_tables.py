@@ -7,7 +7,7 @@ from runs import compose, fit
 
 from recapp.models.published_dlrm import DLRM
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 ROWS = 128
 

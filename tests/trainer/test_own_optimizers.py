@@ -20,8 +20,7 @@ from recapp import (
     adagrad,
     sgd,
 )
-from recapp.engine.sharded_collection import shard_model
-from recapp.engine.tables_of_optimizers import tables_as_parameters
+from recapp.engine.sharded_collection import shard_model, tables_as_parameters
 from recapp.errors import ConfigError
 from recapp.optim.rules import adam
 from recapp.trainer.own_optimizers import take_tables

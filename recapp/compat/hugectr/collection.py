@@ -50,10 +50,16 @@ from recapp.optim.rules import RowRule
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_max_key
+from recapp.tables.config import (
+    EmbeddingBagConfig,
+    PoolingType,
+    TableLookup,
+    check_lookups,
+    check_max_key,
+    lookups_of,
+)
 from recapp.tables.dynamic import DYNAMIC
-from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
+from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 LOOKUP = ("table", "feature", "output", "combiner")
 CONCAT = ("hotness", "truncates")

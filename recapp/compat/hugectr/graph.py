@@ -19,8 +19,7 @@ from recapp.compat.hugectr.words import Layer_t, NamedEnum
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.sparse.batch import Batch
-from recapp.tables.collections import BagCollection
-from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.collections import BagCollection, ModuleByName
 
 SWITCHES = ("compute_config", "dense_layer_switches")
 """Parameters that change how HugeCTR computes, not the result."""

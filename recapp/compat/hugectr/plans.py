@@ -69,8 +69,7 @@ from typing import Any, NoReturn
 from recapp.errors import PlanError, suggest
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
-from recapp.tables.config import EmbeddingConfig
-from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 
 MATRIX = "shard_matrix"
 GROUPS = "table_group_strategy"

@@ -59,9 +59,8 @@ from recapp.processes.stopping import SIGNALS
 from recapp.settings.values import in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, TableLookup
 from recapp.tables.dynamic import DYNAMIC
-from recapp.tables.lookups import TableLookup
 
 NAME = "program"  # the name of every option that this file writes
 ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints

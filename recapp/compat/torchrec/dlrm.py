@@ -36,7 +36,7 @@ from torch.nn.functional import linear
 
 from recapp.errors import ConfigError
 from recapp.models.layers import DotInteraction
-from recapp.models.widths import check_widths
+from recapp.models.model_checks import check_widths
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import BagCollection
 

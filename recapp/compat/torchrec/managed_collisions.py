@@ -33,9 +33,9 @@ from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import ModuleByName
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.dynamic import RUNS, DynamicRows, Eviction
-from recapp.tables.module_by_name import ModuleByName
 from recapp.transport.communicator import Comm
 
 Threshold = Callable[[Tensor], tuple[Tensor, float | Tensor]]

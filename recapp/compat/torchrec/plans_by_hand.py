@@ -54,8 +54,7 @@ from recapp.sharding.sharding_plan import Mode, Shard, TableSharding, tile
 from recapp.sharding.sharding_types import BUILT_IN, CandidateRanks
 from recapp.tables.collections import TableCollection
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 DEVICES = ("cpu", "cuda")
 

@@ -59,9 +59,9 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
-from recapp.tables.embedding import EmbeddingCollection as FloatSequences
-from recapp.tables.embedding_bag import EmbeddingBagCollection as FloatBags
 from recapp.tables.initial import start_hash
+from recapp.tables.unsharded_collection import EmbeddingBagCollection as FloatBags
+from recapp.tables.unsharded_collection import EmbeddingCollection as FloatSequences
 from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
 

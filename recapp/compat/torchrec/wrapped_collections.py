@@ -50,12 +50,14 @@ from recapp.sparse.bags import first_ones, on_host
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.collections import ModuleByName
 from recapp.tables.config import EmbeddingConfig, sequence_table
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.initial import begun_rows
-from recapp.tables.module_by_name import ModuleByName
-from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.tables.unsharded_collection import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    UnshardedCollection,
+)
 
 W = TypeVar("W", bound="CollectionWrapper")
 

@@ -1,0 +1,419 @@
+"""Blocks of dynamic tables in a checkpoint: rows in the order of their positions.
+
+    rows of run 0, of run 1, ..., of run 63        numbered 0 .. N - 1 over all ranks
+
+So the rows of every strip are a range of numbers. A stored table has N rows, as a static table has,
+and a tensor `keys` in addition to its weights. The manifest has the number of rows of each run, so
+any plan and any number of ranks loads the table.
+
+The slots of keys in memory that grows. An index finds the slot of a key. Slots that were used
+before are given out first.
+
+Counters of dynamic keys without rows: exact counts, or a count-min sketch. Both count the steps
+that saw a key, for the keys of a strip.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recapp.errors import CheckpointError
+from recapp.kernels.backend import Backend
+from recapp.kernels.row_memory import RowMemory, most_bytes
+from recapp.sharding.layout import Block, Piece
+from recapp.sparse.transfer import true_indices
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.dynamic import RUNS, SKETCH_LINES, DynamicRows, keys_of, positions_of, runs_of
+
+KEYS = "keys"
+"""The tensor of a dynamic table that holds the key of each row, [N, 1]."""
+ROWS = "rows"
+WAITING = "waiting"
+ALWAYS_LOADED = ("weight", KEYS)
+"""The tensors that prediction needs. Only training needs the others."""
+WAITING_COUNTS = "waiting_counts"
+SKETCH = "sketch"
+OF_ADMISSION = ("last_used", "uses", "waiting_keys", WAITING_COUNTS, SKETCH)
+"""The tensors of admission and eviction. Where a checkpoint lacks them, they start empty."""
+RowsOfRuns = dict[str, dict[str, list[int]]]
+"""By table: the number of `rows` and of `waiting` keys in each of the 64 runs. A waiting key is
+counted until it was seen often enough for a row.
+"""
+
+
+class DynamicStrip(NamedTuple):
+    """A strip of a dynamic table, in the view of its store.
+
+    Args:
+        table: The table.
+        cols: The columns of the strip in the table.
+        pieces: The pieces of the strip that the rank holds.
+        key: The number of the strip's first run among the runs of all strips of the group.
+        seed: Seed of the start values.
+    """
+
+    table: EmbeddingConfig
+    cols: range
+    pieces: list[Piece]
+    key: int
+    seed: int
+
+    @property
+    def settings(self) -> DynamicRows:
+        """Return the table's settings of admission and eviction."""
+        assert self.table.dynamic is not None
+        return self.table.dynamic
+
+
+@dataclass(frozen=True)
+class SlotRows:
+    """The rows of some slots, gathered when they are read. They take the place of a tensor in a
+    block to be written.
+
+    Args:
+        memory: Rows by slot.
+        slot_N: The slots, in order.
+    """
+
+    memory: Tensor
+    slot_N: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the number of rows and of columns."""
+        return len(self.slot_N), self.memory.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of an element."""
+        return self.memory.dtype
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+        return self.memory.element_size()
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return len(self.slot_N) * self.memory.shape[1]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Return a copy of some of the rows."""
+        return self.memory[self.slot_N[rows]]
+
+
+class Numbered(NamedTuple):
+    """The numbers of a piece's rows among the rows of its table.
+
+    Args:
+        total: The number of rows of the table.
+        rows: The numbers of the piece's rows.
+    """
+
+    total: int
+    rows: range
+
+    @staticmethod
+    def of(rows_R: list[int], piece: Piece) -> "Numbered":
+        """Return the numbers of a piece's rows, from the number of rows in each run."""
+        first = sum(rows_R[: piece.rows.start])
+        held = sum(rows_R[piece.rows.start : piece.rows.stop])
+        return Numbered(sum(rows_R), range(first, first + held))
+
+
+def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[int]]]) -> None:
+    """Add the runs of another strip or rank. A run that both hold has the same numbers in both."""
+    for table, counts in more.items():
+        held = into.setdefault(table, {})
+        for name, count_R in counts.items():
+            before = held.get(name, [0] * len(count_R))
+            held[name] = [max(pair) for pair in zip(before, count_R, strict=True)]
+
+
+def without_waiting(rows_of_runs: RowsOfRuns) -> RowsOfRuns:
+    """Return the numbers of rows without the numbers of waiting keys."""
+    return {t: {ROWS: c[ROWS], WAITING: [0] * RUNS} for t, c in rows_of_runs.items()}
+
+
+MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
+
+
+def most_slots(device: torch.device, bytes_of_slot: int) -> int:
+    """Return the largest number of slots of a size in the memory of a device."""
+    return min(MOST_SLOTS, most_bytes(device) // bytes_of_slot)
+
+
+class KeySlots:
+    """The slots of the keys of some strips.
+
+    Args:
+        runs: The runs of positions that may occur.
+        capacity: The largest number of slots.
+        backend: Kernels.
+        device: Device of positions and slots.
+
+    `index` finds slots, by position and strip. `used` is the number of slots that memory must hold:
+    each was given out at least once.
+    """
+
+    def __init__(
+        self, runs: Sequence[int], capacity: int, backend: Backend, device: torch.device
+    ) -> None:
+        self.index = backend.key_index(runs, capacity, device)
+        self.used = 0
+        self._free = torch.zeros(0, dtype=torch.int64, device=device)
+        self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the index with its positions and strips."""
+        return int(self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes)
+
+    def take(self, n: int) -> Tensor:
+        """Return n free slots."""
+        again = self._free[max(0, len(self._free) - n) :]
+        self._free = self._free[: len(self._free) - len(again)]
+        new = self.behind(n - len(again))
+        self.used += len(new)
+        return torch.cat([again, new])
+
+    def behind(self, n: int) -> Tensor:
+        """Return n consecutive slots behind all used slots. They stay free."""
+        return torch.arange(self.used, self.used + n, device=self._free.device)
+
+    def give_back(self, slot_M: Tensor) -> None:
+        """Take slots back. Where they are exactly the newest slots, `used` shrinks."""
+        n = len(slot_M)
+        newest = torch.arange(self.used - n, self.used, device=slot_M.device)
+        if torch.equal(slot_M, newest):
+            self.used -= n
+        else:
+            self._free = torch.cat([self._free, slot_M])
+
+    def remove(self, slot_M: Tensor) -> None:
+        """Remove the keys of distinct slots, and take the slots back."""
+        if len(slot_M):
+            self.index.remove(slot_M)
+            self.give_back(slot_M)
+
+    def clear(self) -> None:
+        """Remove all keys, and make all slots free."""
+        self.index.clear()
+        self.used = 0
+        self._free = self._free[:0]
+
+    # ---- checkpoints
+
+    def of_pieces(
+        self, strip: int, pieces: Sequence[Piece], guests: Tensor | None = None
+    ) -> Iterator[tuple[Piece, Tensor, Tensor]]:
+        """Yield each piece of a strip, the slots of its keys in the order of their positions, and
+        the keys, [N, 1].
+
+        Args:
+            strip: The number of the strip.
+            pieces: The pieces.
+            guests: Slots of keys that are left out.
+        """
+        slot_N = self.index.slots_of(strip)
+        if guests is not None:
+            slot_N = slot_N[~torch.isin(slot_N, guests)]
+        run_N = runs_of(self.index.positions.rows[slot_N, 0])
+        for p in pieces:
+            held_N = slot_N[(run_N >= p.rows.start) & (run_N < p.rows.stop)]
+            yield p, held_N, keys_of(self.index.positions.rows[held_N])
+
+    def begin_load(self) -> None:
+        """Forget the slots of a load that did not end."""
+        self._loading = []
+
+    def load(self, strip: int, piece: Piece, n: int) -> tuple[slice, Tensor]:
+        """Take n consecutive slots for the keys of a piece. Return them, and memory for the keys,
+        [n, 1], which the caller fills before `loaded`.
+        """
+        slot_N = self.behind(n)
+        self.used += n
+        key_N1 = torch.zeros(n, 1, dtype=torch.int64, device=slot_N.device)
+        self._loading.append((strip, piece, slot_N, key_N1))
+        return slice(self.used - n, self.used), key_N1
+
+    def loaded(self, tables: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
+        """Put the loaded keys into the index. Yield the strip and the positions of each piece.
+
+        Args:
+            tables: The table of each strip, for errors.
+
+        Raises:
+            CheckpointError: A key occurs twice or lies in a run where it does not belong.
+        """
+        for strip, p, slot_N, key_N1 in self._loading:
+            position_N = positions_of(key_N1[:, 0])
+            run_N = runs_of(position_N)
+            inside = bool(((run_N >= p.rows.start) & (run_N < p.rows.stop)).all())
+            if not inside or bool((position_N[1:] <= position_N[:-1]).any()):
+                raise CheckpointError(
+                    f"table {tables[strip]}: the stored keys are not in the order of their "
+                    "positions: the checkpoint is damaged; use another one"
+                )
+            if len(slot_N):
+                strip_N = torch.full_like(position_N, strip, dtype=torch.int16)
+                self.index.insert(position_N, strip_N, slot_N)
+                yield strip, position_N
+        self._loading = []
+
+
+# odd numbers, one for each line: the first fractional bits of the square roots of primes
+_LINE_MULTIPLIERS = (
+    0x6A09E667F3BCC909,
+    0x3C6EF372FE94F82B,
+    0x510E527FADE682D1,
+    0x1F83D9ABFB41BD6B,
+)
+_BYTES_OF_A_COUNT = 20  # at least, with the index
+
+
+class ExactCounter:
+    """A count for each key of a strip that was seen and has no row.
+
+    Args:
+        runs: Runs of positions that the store may hold.
+        backend: Kernels.
+        device: Device of the counts.
+    """
+
+    def __init__(self, runs: Sequence[int], backend: Backend, device: torch.device) -> None:
+        capacity = most_slots(device, _BYTES_OF_A_COUNT)
+        self.slots = KeySlots(runs, capacity, backend, device)
+        self.counts = RowMemory(capacity, 1, torch.int32, device)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the counts and their index."""
+        return self.slots.nbytes + self.counts.nbytes
+
+    def count(self, position_U: Tensor) -> Tensor:
+        """Add one to the count of each distinct key, and return the counts."""
+        strip_U = torch.zeros_like(position_U, dtype=torch.int16)
+        slot_U = self.slots.index.find(position_U, strip_U)
+        absent_M = true_indices(slot_U < 0)
+        if len(absent_M):
+            fresh_M = self.slots.take(len(absent_M))
+            self.counts.grow(self.slots.used)
+            self.counts.rows[fresh_M] = 0
+            slot_U[absent_M], _ = self.slots.index.insert(
+                position_U[absent_M], strip_U[absent_M], fresh_M
+            )
+        self.counts.rows[slot_U] += 1
+        return self.counts.rows[slot_U, 0]
+
+    def forget(self, position_U: Tensor) -> None:
+        """Forget the counts of some keys, all of which have a count."""
+        strip_U = torch.zeros_like(position_U, dtype=torch.int16)
+        self.slots.remove(self.slots.index.find(position_U, strip_U))
+
+    def clear(self) -> None:
+        """Forget all counts."""
+        self.slots.clear()
+
+    def keys_of_runs(self) -> list[int]:
+        """Return the number of counted keys in each run."""
+        index = self.slots.index
+        run_N = runs_of(index.positions.rows[index.slots_of(0), 0])
+        counted: list[int] = torch.bincount(run_N, minlength=RUNS).tolist()
+        return counted
+
+    def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
+        """Yield the keys and counts of every piece, for a checkpoint to write.
+
+        Args:
+            strip: The strip.
+            waiting_R: The number of counted keys in each run, over all ranks.
+            owner: Whether this rank writes the blocks.
+        """
+        for p, slot_N, key_N1 in self.slots.of_pieces(0, strip.pieces):
+            counts = SlotRows(self.counts.rows, slot_N)
+            yield from _of_waiting(strip, Numbered.of(waiting_R, p), key_N1, counts, owner)
+
+    def blocks_to_load(
+        self, strip: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
+        """Yield blocks for the keys and counts of every piece, which a checkpoint fills. Arguments
+        as for `blocks`.
+        """
+        self.slots.begin_load()
+        numbered = [Numbered.of(waiting_R, p) for p in strip.pieces]
+        more = sum(len(each.rows) for each in numbered)
+        self.counts.grow(self.slots.used + more)  # now: later growth would move yielded counts
+        for p, each in zip(strip.pieces, numbered, strict=True):
+            here, key_N1 = self.slots.load(0, p, len(each.rows))
+            yield from _of_waiting(strip, each, key_N1, self.counts.rows[here], owner)
+
+
+class SketchCounter:
+    """A count-min sketch of the keys of a strip, one for each run of positions.
+
+    Args:
+        width: The number of counts in each line, over all runs.
+        device: Device of the counts.
+    """
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self.width = width // RUNS
+        shape = (RUNS, SKETCH_LINES * self.width)
+        self.counts_RC = torch.zeros(shape, dtype=torch.int32, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the counts."""
+        return self.counts_RC.nbytes
+
+    def _cells(self, position_U: Tensor) -> Tensor:
+        """Return the indices of each key's counts, [lines, U]."""
+        first_U = runs_of(position_U) * self.counts_RC.shape[1]
+        lines = [
+            first_U + line * self.width + ((position_U * odd >> 33) & 0x7FFFFFFF) % self.width
+            for line, odd in enumerate(_LINE_MULTIPLIERS)
+        ]
+        return torch.stack(lines)
+
+    def count(self, position_U: Tensor) -> Tensor:
+        """Add one to the count of each distinct key, and return upper bounds of the counts."""
+        cell_LU = self._cells(position_U)
+        flat = self.counts_RC.view(-1)
+        one = torch.ones(cell_LU.numel(), dtype=torch.int32, device=flat.device)
+        flat.index_add_(0, cell_LU.view(-1), one)
+        return flat[cell_LU].amin(0)
+
+    def forget(self, position_U: Tensor) -> None:
+        """Do nothing: a sketch cannot tell keys apart."""
+
+    def clear(self) -> None:
+        """Forget all counts."""
+        self.counts_RC.zero_()
+
+    def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
+        """Yield the counts of the runs of every piece."""
+        shape = (RUNS, self.counts_RC.shape[1])
+        for p in strip.pieces:
+            data = self.counts_RC[p.rows.start : p.rows.stop]
+            yield Block(strip.table.name, SKETCH, shape, p.rows, range(shape[1]), data, owner)
+
+    def blocks_to_load(
+        self, strip: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
+        """Yield the counts of the runs of every piece, as views that a checkpoint fills."""
+        return self.blocks(strip, waiting_R, owner)
+
+
+def _of_waiting(
+    strip: DynamicStrip, numbered: Numbered, key_N1: Tensor, count_N1: Any, owner: bool
+) -> Iterator[Block]:
+    """Yield the blocks of counted keys."""
+    total, rows = numbered
+    for tensor, data in (("waiting_keys", key_N1), (WAITING_COUNTS, count_N1)):
+        yield Block(strip.table.name, tensor, (total, 1), rows, range(1), data, owner)
+
+
+KeyCounter = ExactCounter | SketchCounter

@@ -44,7 +44,7 @@ def notebook(foreign_programs):
 
 
 @pytest.mark.full
-def test_the_notebook_runs_whole(notebook, no_process_group, monkeypatch, capsys):
+def test_the_notebook_runs_whole(notebook, no_process_group, monkeypatch, capfd):
     few = partial(notebook.TorchRecBenchmark, rounds=2, round_seconds=1e-3)
     monkeypatch.setitem(notebook.ShardingBenchmark.__init__.__globals__, "TorchRecBenchmark", few)
     shown = []
@@ -62,7 +62,7 @@ def test_the_notebook_runs_whole(notebook, no_process_group, monkeypatch, capsys
         (first, analysis), (second, _) = run_ranks(work, timeout=200)
     strategies = ["table_wise", "row_wise", "column_wise", "mixed"]
     assert list(first) == list(second) == strategies
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert all(said.count(f"Testing {name} sharding strategy...\n") == 2 for name in strategies)
     for name in strategies:
         assert first[name]["batch_time_ms"] == second[name]["batch_time_ms"] > 0

@@ -390,7 +390,7 @@ def _devices_row(
     return {
         "quantize": name,
         "bytes": fit.bytes,
-        "devices": fit.ranks,
+        "devices": fit.plan.world_size,
         "largest": fit.largest,
         "types": ", ".join(f"{types.count(t)} {t}" for t in dict.fromkeys(types)),
     }

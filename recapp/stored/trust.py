@@ -40,13 +40,12 @@ from typing import Any, NamedTuple, cast
 
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.named_rules import RULES as RULE_NAMES
-from recapp.settings.option_files import conf_dir
+from recapp.settings.option_files import named_targets
 
 TARGET = "_target_"
 MARK = "\N{LOCK}"  # the prefix of a target from a file, until it is checked
 DEEPEST = 32  # the most levels of nested settings
 MOST_VALUES = 2**16  # 4,000 tables with all settings; composing takes .1 ms a value
-NAMED = re.compile(rf"\b{TARGET}: *([\w.]+)")  # in a file of conf/
 WIDE = re.compile(r"\{[^{}]*:[^{}]*\d{4}")  # a format field with a huge width
 HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
 PATHLESS = ("callbacks", "logger")  # groups whose paths must stay in the run's directory
@@ -93,17 +92,8 @@ class Slot(NamedTuple):
     bases: Sequence[str] = ()
 
 
-@cache
-def conf_names() -> tuple[str, ...]:
-    """Return the targets in recapp's own `conf/`. Those of homes are allowed without an import of
-    Lightning, which takes seconds.
-    """
-    files = sorted(conf_dir().rglob("*.yaml"))
-    return tuple(name for file in files for name in NAMED.findall(file.read_text()))
-
-
 def _ours(room: str) -> tuple[str, ...]:
-    return tuple(name for name in conf_names() if name.startswith(f"recapp.{room}."))
+    return tuple(name for name in named_targets() if name.startswith(f"recapp.{room}."))
 
 
 @cache
@@ -292,7 +282,7 @@ def _is_class_of(target: str, home: Home) -> bool:
     name = target.rpartition(".")[2]
     if not target.startswith(f"{home.module}.") or name.startswith("_") or not _is_dotted(target):
         return False
-    if target in conf_names():
+    if target in named_targets():  # without importing Lightning, which takes seconds
         return True
     value = vars(import_module(home.module)).get(name)
     if not isinstance(value, type) or not issubclass(value, _named(home.base)):

@@ -24,7 +24,7 @@ from recapp.cli.stored_recipe import check_generated, recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
 from recapp.run.commands import recipe_of
-from recapp.settings.option_files import conf_dir
+from recapp.settings.option_files import conf_dir, named_targets
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block
 from recapp.stored import trust
@@ -402,7 +402,7 @@ def test_classes_of_the_homes_pass_under_their_public_and_their_full_names(confi
 
 def test_conf_names_classes_of_the_homes_which_are_known_without_importing_lightning():
     homes = {home.module: home for home in trust.slots()[1].homes}
-    names = [name for name in trust.conf_names() if name.rpartition(".")[0] in homes]
+    names = [name for name in named_targets() if name.rpartition(".")[0] in homes]
     assert {"torch.optim.Adam", "lightning.pytorch.callbacks.EarlyStopping"} <= {*names}
     for target in names:
         home, _, name = target.rpartition(".")

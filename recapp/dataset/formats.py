@@ -33,10 +33,7 @@ class Kind(NamedTuple):
     fix: str
 
 
-def _by(code: str) -> str:
-    return f"{code} converts it"
-
-
+_by = "{} converts it".format
 _DUCKDB = _by("duckdb FILE -c \"COPY (SELECT ...) TO 'x.parquet'\"")
 _COLUMNS = "write each array as a column: pyarrow.parquet.write_table(pyarrow.table({...}), PATH)"
 _TRUSTED = f"load it if you trust it, and {_COLUMNS}"
@@ -79,12 +76,8 @@ def is_data(path: str) -> bool:
     """Return whether a file is in a known format, by its suffix; or by its first bytes, if its
     suffix tells no format.
     """
-    return bool(_known(path) or (tells_no_format(path) and _by_bytes(path)))
-
-
-def tells_no_format(path: str) -> bool:
-    """Return whether the suffix of a file says nothing about its format."""
-    return _NO_FORMAT.fullmatch(Path(path).suffix.lower()) is not None
+    no_format = _NO_FORMAT.fullmatch(Path(path).suffix.lower()) is not None
+    return bool(_known(path) or (no_format and _by_bytes(path)))
 
 
 def format_names() -> str:
@@ -118,17 +111,14 @@ def kind_of(path: str, format: Format | None = None) -> Kind | None:
     """
     begin, codec = begin_of(path)
     kind = _in_zip(path) if begin.startswith(b"PK\x03\x04") else _of_bytes(begin, path)
-    if format and (format.knows(begin) or _is_damaged_text(kind, format)):
+    text = kind is not None and kind.name.startswith("text")
+    damaged = kind is not None and kind.name.startswith("text with")
+    if format and (format.knows(begin) or (damaged and isinstance(format, DelimitedText))):
         return None
-    if codec and not (kind and kind.name.startswith("text")):
+    if codec and not text:
         inside = f" ({kind.name})" if kind else ""
         return Kind(f"compressed by {codec}{inside}", "decompress it")
     return kind
-
-
-def _is_damaged_text(kind: Kind | None, format: Format) -> bool:
-    text = kind is not None and kind.name.startswith("text with")
-    return text and isinstance(format, DelimitedText)
 
 
 def _of_bytes(begin: bytes, path: str) -> Kind | None:

@@ -112,7 +112,7 @@ def test_the_first_rows_size_tables_and_show_text_that_is_no_number(directories)
     check_first_rows(source, SCHEMA)
     text = (directories[0] / "0.csv").read_text().replace("0,5,50", "0,x,50")
     (directories[0] / "0.csv").write_text(text.replace("1,5,50", "1,x,50"))
-    with pytest.raises(DataError, match="column row, row 0 holds 'x'"):
+    with pytest.raises(DataError, match="column row, row 5 holds 'x'"):
         check_first_rows(open_source(str(directories[0]), SCHEMA), SCHEMA)
 
 

@@ -208,24 +208,9 @@ class Schema:
         """The ids of each feature that has a vocabulary, ascending; None before the fit."""
         return {one.name: one.values for one in self.derived if one.kind is Kind.VOCABULARY}
 
-    def rows_of(self, feature: str) -> int | None:
-        """Return the number of rows that a table for the ids of a feature has, if these are derived
-        and few; else None.
-        """
-        known = [column.rows for column in self.derived if column.name == feature]
-        return known[-1] if known else None
-
-    def vocabulary_rows(self, feature: str) -> int | None:
-        """Return the number of rows that a feature's table has for a fitted vocabulary; None
-        without one.
-        """
-        own = (column for column in self.derived if column.name == feature)
-        return next((column.rows for column in own if column.kind is Kind.VOCABULARY), None)
-
-    def is_hash(self, feature: str) -> bool:
-        """Return whether any integer may be an id of a derived feature."""
-        own = [column.kind for column in self.derived if column.name == feature]
-        return own == [Kind.CROSS]
+    def id_column(self, feature: str) -> DerivedColumn | None:
+        """Return the derived column that gives a feature its ids; None for the ids of the logs."""
+        return next((one for one in reversed(self.derived) if one.name == feature), None)
 
     def bags(self, found: Set[str]) -> frozenset[str]:
         """Return the sparse features that have a bag of ids in each row: those whose columns are

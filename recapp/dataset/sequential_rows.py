@@ -180,7 +180,8 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
         schema: The columns of the rows.
         most: The largest allowed number of rows of a hashed table; None for tables that grow.
     """
-    exact = {name: rows for name in schema.features if (rows := schema.rows_of(name)) is not None}
+    derived = {name: schema.id_column(name) for name in schema.features}
+    exact = {name: one.rows for name, one in derived.items() if one and one.rows is not None}
     counted = min(source.rows, COUNTED_ROWS)
     seen = {name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact}
     few = _add(seen, source.slice(0, counted // 2), schema)

@@ -70,15 +70,16 @@ class Reader:
         self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate
     ) -> None:
         self._source = source
-        self._deal = deal
         self._collate = collate
+        rows = np.array([segment.rows for segment in source.segments], dtype=np.int64)
+        self._shared = deal.cut | (rows <= SHARED_ROWS)
         left = {lane: after(deal.lanes[lane], position) for lane in lanes}
         self._plans = {lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in left.items()}
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
-        self._stretches = self._owned(left)
+        self._stretches = self._by_cursor(left)
         self._due = {
-            key: int((own[:, 1] - own[:, 0]).sum()) for key, own in self._stretches.items()
+            key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._stretches.items()
         }
 
     def take(self, lane: int, count: int) -> Rows:
@@ -101,7 +102,7 @@ class Reader:
             raise ValueError(f"lane {lane} has no rows left")
         return join(parts)
 
-    def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
+    def _by_cursor(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
 
         Returns:
@@ -113,24 +114,19 @@ class Reader:
         )
         if not len(pieces):
             return {}  # fewer rows than lanes, or all rows are taken
-        pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
-        segments, starts = np.unique(pieces[:, 0], return_index=True)
-        owned = {}
-        for segment, own in zip(segments.tolist(), np.split(pieces, starts[1:]), strict=True):
-            stretches = np.stack((own[:, 1], own[:, 1] + own[:, 2], own[:, 3]), axis=1)
-            for lane in np.unique(own[:, 3]).tolist():
-                key = self._key(lane, segment)
-                owned[key] = (
-                    stretches if key[1] == _EVERY_LANE else stretches[stretches[:, 2] == lane]
-                )
-        return owned
+        pieces[:, 2] += pieces[:, 1]
+        readers = np.where(self._shared[pieces[:, 0]], _EVERY_LANE, pieces[:, 3])
+        order = np.lexsort((pieces[:, 1], readers, pieces[:, 0]))
+        cursors = np.column_stack((pieces[:, 0], readers))[order]
+        starts = np.flatnonzero(np.diff(cursors, axis=0, prepend=-2).any(axis=1))
+        stretches = np.split(pieces[order, 1:], starts[1:])
+        return dict(zip(map(tuple, cursors[starts].tolist()), stretches, strict=True))
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
         """Return the key of the cursor that reads a segment for a lane: the lane's own or a shared
         cursor.
         """
-        shared = self._deal.cut[segment] or self._source.segments[segment].rows <= SHARED_ROWS
-        return segment, _EVERY_LANE if shared else lane
+        return segment, _EVERY_LANE if self._shared[segment] else lane
 
     def _next_part(self, lane: int, segment: int, count: int) -> Rows:
         """Return up to `count` rows of a lane from one segment, but at least one row."""

@@ -203,7 +203,7 @@ def rows_for(ids: int) -> int:
 
 
 def check_first_rows(source: Source, schema: Schema) -> None:
-    """Decode labels, numbers, and ids that must be integers or hexadecimal, of the first rows.
+    """Decode labels, numbers, and ids that must be integers, of the first rows.
 
     Args:
         source: The rows.
@@ -212,7 +212,7 @@ def check_first_rows(source: Source, schema: Schema) -> None:
     Raises:
         DataError: A value is not an id, not a number, or no value of the label.
     """
-    ids = [name for name in schema.sparse if schema.text_ids(name) is not TextIds.HASHED]
+    ids = [name for name in schema.sparse if schema.text_ids(name) is TextIds.INTEGERS]
     some = schema.only_raw(schema.dense, ids or schema.sparse[:1])  # a schema has at least one
     first = source.slice(0, FIRST_ROWS).only([*some.targets, *some.inputs])
     for _ in decoded_chunks(first, some):

@@ -120,7 +120,8 @@ class Reader:
         cursors = np.column_stack((pieces[:, 0], readers))[order]
         starts = np.flatnonzero(np.diff(cursors, axis=0, prepend=-2).any(axis=1))
         stretches = np.split(pieces[order, 1:], starts[1:])
-        return dict(zip(map(tuple, cursors[starts].tolist()), stretches, strict=True))
+        keys = cursors[starts].tolist()
+        return {(key[0], key[1]): part for key, part in zip(keys, stretches, strict=True)}
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
         """Return the key of the cursor that reads a segment for a lane: the lane's own or a shared

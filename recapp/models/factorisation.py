@@ -14,6 +14,7 @@ Shapes: B batch, F fields, D columns of a vector, P = F (F - 1) / 2 pairs, K = F
 own vectors and pairs.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class FwFMTerm(nn.Module):
         return dots_BP @ self.weight_P.to(dots_BP.dtype)
 
 
-class FactorisationModel(nn.Module):
+class FactorisationModel(nn.Module, ABC):
     """The base of FM, FwFM, DeepFM and xDeepFM: a linear part, and an interaction of the vectors of
     the fields, which `interaction` computes.
 
@@ -131,9 +132,9 @@ class FactorisationModel(nn.Module):
         )
         self.linear = LogisticRegression(wide, dense_in_features)
 
+    @abstractmethod
     def interaction(self, vectors_BFD: Tensor) -> Tensor:
         """Return the logits of the interaction, [B]."""
-        raise NotImplementedError
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""

@@ -22,10 +22,10 @@ from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError
-from recapp.serving.feature_columns import table_of as table_of_tensors
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
-from recapp.serving.tensors import BinaryData, read_tensor
+from recapp.serving.open_inference import read_tensor
+from recapp.serving.open_inference import table_of as table_of_tensors
 from recapp.sparse.batch import MISSING
 from recapp.stored.derived_values import read_values, written_values
 from recapp.tables.table_settings import TablesOfDataset
@@ -274,11 +274,10 @@ def test_requests_with_other_values_are_refused(changed, said):
 
 def test_a_tensor_of_a_vector_has_its_columns():
     of = schema(**ASKED)
-    data = BinaryData(memoryview(b""))
 
     def sent(name, datatype, shape, data_):
         given = {"name": name, "datatype": datatype, "shape": shape, "data": data_}
-        return read_tensor(given, data, of.vectors)
+        return read_tensor(given, memoryview(b""), of.vectors)[0]
 
     usual = [sent("a", "FP32", [2], [1, 2]), sent("x", "INT64", [2, 1], [[1], [2]])]
     usual.append(sent("t", "INT64", [2], [MOMENT, None]))

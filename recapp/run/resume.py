@@ -17,7 +17,6 @@ from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
 from recapp.reporting.record import PREDICTED_FILE
 from recapp.reporting.run_record import write_record
-from recapp.run.monitors import with_monitor
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model
@@ -27,6 +26,7 @@ from recapp.run.training import (
     build_callbacks,
     changed_optimizer,
     has_bar,
+    with_monitor,
 )
 from recapp.settings.records import constructor, to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta

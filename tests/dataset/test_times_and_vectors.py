@@ -143,7 +143,8 @@ def test_times_periods_and_vectors_stand_behind_the_columns_of_the_logs(logs):
     assert made.features == ("x", "t_hour", "t_weekday")
     circles = ("t_day_sin", "t_day_cos", "t_week_sin", "t_week_cos")
     assert made.numbers == ("a", "a_missing", "a_sin", "a_cos", *circles, "v[0]", "v[1]")
-    assert [made.rows_of(name) for name in made.features] == [None, 3, 8]
+    columns = [made.id_column(name) for name in made.features]
+    assert [one and one.rows for one in columns] == [None, 3, 8]
     assert table_rows(open_source(logs, made), made, 100)[1:] == [3, 8]
     batch = RawRows(made, "none").batch(pq.read_table(logs + "/rows.parquet"))
     # 23:59:59 is there twice and 00:00:00 twice; a missing time has no place

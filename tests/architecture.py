@@ -11,7 +11,7 @@ from pathlib import Path
 
 COMMANDS = (
     "__main__, train, eval, predict, export, serve, plan, bench, report, "
-    "model_export, model_loading, plan_verbs, inference_bench"
+    "model_export, model_loading, plan_verbs, calibration, inference_bench"
 )
 
 LAYERS = f"""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from recapp.errors import ConfigError
-from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within
+from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within, shown
 
 SCORE = "score"
 """The column of the scores."""
@@ -134,6 +134,12 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
+        for name in ("dense", "sparse") if self.naming == "criteo" else ():
+            if columns := getattr(self, name):
+                raise ConfigError(
+                    f"dataset.{name}={shown(columns)}: dataset.naming=criteo reads all columns of "
+                    "Criteo's logs; set dataset.naming=exact to name columns"
+                )
         _ = self.share_that_validates
         size = self.val_batch_size
         whole = size is None or self.lanes < 1 or (size >= 1 and size % self.lanes == 0)

@@ -45,7 +45,7 @@ from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import example_bytes
 from recapp.stored.directories import is_artefact
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_lookups
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ def stored_models(path: Path, settings: Any, folder: Path) -> Iterator[StoredMod
     """
     artefacts = {}
     if is_artefact(path):
-        kinds = {t.storage for t in open_artefact(path).manifest.tables}
+        kinds = {t.storage for t in Artefact.at(path).manifest.tables}
         storage = kinds.pop() if len(kinds) == 1 else "mixed"
         artefacts["none" if storage == "fp32" else storage] = path
     else:
@@ -179,7 +179,7 @@ def stored_models(path: Path, settings: Any, folder: Path) -> Iterator[StoredMod
             options = Export(quantize=width, report_rows=0, compile=settings.compile)
             artefacts[width] = folder / width
             export_model(path, artefacts[width], options)
-    artefact = open_artefact(next(iter(artefacts.values())))
+    artefact = Artefact.at(next(iter(artefacts.values())))
     recipe = with_columns_of(recipe_of_stored(artefact.manifest), artefact)
     rows = _rows(recipe, model_to_shard(artefact, recipe))
     sizes = listed(settings.batch_size)

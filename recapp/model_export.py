@@ -60,7 +60,6 @@ from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes, unfinished
-from recapp.stored.checkpoint import open_checkpoint
 from recapp.stored.derived_values import DERIVED_FILE, written_values
 from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import to_json
@@ -113,7 +112,7 @@ def export_model(
             f"output={output}: lies in the directory of the checkpoint, and would be deleted with "
             "it: choose a directory beside the checkpoint"
         )
-    with open_checkpoint(path, every_file) as snapshot:
+    with Checkpoint.at(path, wanted=every_file) as snapshot:
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
         recipe = with_columns_of(recipe, snapshot)

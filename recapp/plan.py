@@ -40,7 +40,7 @@ VERBS = {
     "compare": "recapp.plan_verbs",
     "export": "recapp.plan_verbs",
     "check": "recapp.plan_verbs",
-    "calibrate": "recapp.cli.calibration",
+    "calibrate": "recapp.calibration",
     "devices": "recapp.plan_verbs",
     "scale": "recapp.plan_verbs",
 }

@@ -54,7 +54,7 @@ from recapp.settings.values import shown
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig, TableLookup
 
@@ -373,7 +373,7 @@ def devices(recipe: OnPaper, job: Job) -> None:
 
 def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
     """Return the tables of an artefact and their lookups. Dynamic tables have their stored rows."""
-    artefact = open_artefact(path).manifest
+    artefact = Artefact.at(path).manifest
     model = meta_model(artefact, recipe_of_stored(artefact))
     count = {t.name: max(t.rows, 1) for t in artefact.tables}
     tables = {
@@ -396,7 +396,7 @@ def _devices_row(
     return {
         "quantize": name,
         "bytes": fit.bytes,
-        "devices": fit.ranks,
+        "devices": fit.plan.world_size,
         "largest": fit.largest,
         "types": ", ".join(f"{types.count(t)} {t}" for t in dict.fromkeys(types)),
     }

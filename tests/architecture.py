@@ -11,7 +11,7 @@ from pathlib import Path
 
 COMMANDS = (
     "__main__, train, eval, predict, export, serve, plan, bench, report, "
-    "model_export, model_loading, plan_verbs, inference_bench"
+    "model_export, model_loading, plan_verbs, calibration, inference_bench"
 )
 
 LAYERS = f"""
@@ -49,10 +49,10 @@ THIRD_PARTIES = {
         "stored.artefact_files",
         "run.run_rows",
         "serving.batching",
-        "serving.feature_columns",
         "serving.json_rows",
         "serving.served_model",
-        "serving.tensors",
+        "serving.open_inference",
+        "serving.question",
     ),
     "prometheus_client": ("serving",),
     "starlette": ("serving",),
@@ -348,7 +348,9 @@ def _needs_one_statement(targets: ast.Tuple, values: ast.Tuple) -> bool:
 
 
 def missing_docstrings(files: list[File]) -> list[str]:
-    """Modules, and public functions, classes and methods, without a docstring."""
+    """Modules, and public functions, classes and methods, without a docstring. A method marked
+    `@override` has that of the method that it overrides.
+    """
     found = []
     for file in files:
         found += (
@@ -366,9 +368,9 @@ def _public(
     node: ast.Module | ast.ClassDef,
 ) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     for child in node.body:
-        if isinstance(
-            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ) and not child.name.startswith("_"):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not (
+            child.name.startswith("_") or "override" in map(ast.unparse, child.decorator_list)
+        ):
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child)

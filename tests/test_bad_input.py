@@ -170,8 +170,8 @@ MISTAKES = {
         ("+plan=mixed", "+plan.tables.C33=row_wise"),
     ),
     "a sharding type that is unknown": Mistake(
-        "ConfigError",
-        ("plan.tables.C3=rowwise: did you mean row_wise",),
+        "PlanError",
+        ("plan.tables.C3=rowwise", "did you mean row_wise"),
         ("+plan=mixed", "+plan.tables.C3=rowwise"),
     ),
     "a mode that is unknown": Mistake(

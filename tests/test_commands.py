@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import recapp
 from recapp import __main__ as console_command
 from recapp.cli import command, compose, recipe_of_job
-from recapp.cli.hydra_errors import unreadable
+from recapp.cli.compose import unreadable
 from recapp.errors import ConfigError, DataError
 from recapp.processes import rank_process
 from recapp.processes.rank_process import leave

@@ -210,7 +210,7 @@ def test_every_command_on_paper_is_composed():
             OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]),
             whole=found.name == "plan",
         )
-        checked(plain, found.name, overrides)
+        checked(plain, found.name)
 
 
 def test_every_setting_that_the_pages_name_exists():

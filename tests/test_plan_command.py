@@ -12,8 +12,7 @@ from jobs import command, recipe, resolved, small
 from reporting.records import performance, plan_report
 from tiers import one_of
 
-from recapp import plan
-from recapp.cli import calibration
+from recapp import calibration, plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_report import analyze_plan
 from recapp.reporting.run_record import write_record

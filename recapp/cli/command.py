@@ -33,7 +33,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli import compose
-from recapp.cli.hydra_errors import in_one_line
 from recapp.cli.job import Job
 from recapp.cli.recipe_of_job import check_sweep, recipe_of_job
 from recapp.console import note, stop_printing, tracebacks_wanted
@@ -118,7 +117,7 @@ def run(
         return 128 + _signal_of(stop)
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
-        report(ConfigError(in_one_line(error, known)), error)
+        report(ConfigError(compose.in_one_line(error, known)), error)
     except BrokenPipeError:  # `recapp train --help | head` has read enough
         stop_printing()
     except OSError as error:  # raised by Hydra; a job's errors are caught in `_Jobs`

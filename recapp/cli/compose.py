@@ -11,7 +11,7 @@ evaluates it, takes these settings and replaces only those that the command line
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,25 @@ from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.cli.hydra_errors import SCHEDULE_GROUP, first_line, in_one_line, no_such_option
 from recapp.cli.stored_recipe import stored_settings
-from recapp.errors import ConfigError, RecappError
+from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.processes.lock import new_directory
 from recapp.run.commands import COMMANDS, checked, recipe_of
-from recapp.run.task_of_run import build_task
+from recapp.run.constructors import build_task
 from recapp.settings import option_files
-from recapp.settings.check_settings import may_be_set, names_of, override_names
+from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import TARGET, constructor
 from recapp.settings.small_files import read_yaml
-from recapp.settings.values import in_quotes, literal
+from recapp.settings.values import in_quotes, in_shell, literal, typed
 from recapp.stored.directories import read_manifest_text
 from recapp.stored.trust import judged
+from recapp.trainer.trainer_settings import TrainerSettings
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
@@ -55,7 +55,7 @@ PATHS = (
 )
 # values that are no option, since Hydra needs a word
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
-NULLABLE_GROUPS = ("experiment", SCHEDULE_GROUP)
+NULLABLE_GROUPS = ("experiment", "optimizer/schedule")
 # a checkpoint may name only files of conf/
 GROUP = re.compile(r"\w+(?:/\w+)*")
 OPTION = re.compile(r"[\w-]+")
@@ -69,8 +69,8 @@ def best(key: str, *, _root_: DictConfig) -> str:
     """Return the metric that chooses the best checkpoint for the task of the settings: `monitor` is
     its name, `mode` its direction. Files of `conf/` use it as `${best:monitor}`.
     """
-    named: Any = OmegaConf.to_container(_root_.task, resolve=True) if "task" in _root_ else None
-    measures = build_task(constructor(named) if named else None).measures
+    settings: Any = OmegaConf.to_container(_root_.task, resolve=True)
+    measures = build_task(constructor(settings)).measures
     return measures.objective if key == "monitor" else measures.mode
 
 
@@ -359,7 +359,7 @@ def compose_over(
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    return checked(plain, primary, overrides) | {"choices": chosen}
+    return checked(plain, primary) | {"choices": chosen}
 
 
 def recipe_over(
@@ -484,3 +484,161 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
         except (HydraException, OmegaConfBaseException):
             continue
     return []
+
+
+# ---- errors of Hydra in one line, with what to write instead
+
+ADDED_GROUPS = ("plan",)  # in no defaults list: chosen only with +plan=option
+OWN = {
+    "model": "recapp has no model for retrieval or the next item, and one of your own is a class "
+    "and a file of settings: docs/tour.md, A model of your own",
+    "task": "a task of several labels, or with a loss of your own, is a class and a file of "
+    "settings: CONTRIBUTING.md, A task",
+}
+LOGGERS = {  # Lightning's loggers that need another package
+    "mlflow": "lightning.pytorch.loggers.MLFlowLogger",
+    "wandb": "lightning.pytorch.loggers.WandbLogger",
+}
+SCHEDULE = "optimizer.schedule"
+SCHEDULE_GROUP = "optimizer/schedule"
+ADVICE = (  # pattern of Hydra's error -> advice to the user
+    (
+        r"default list use \+(\S+)",
+        "{0}: nothing is chosen there by default, so it needs a plus: +{0}",
+    ),
+    (
+        r"^(?:Multiple values for )?(\S+?)(?: appears more than once|\. To override)",
+        "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=...",
+    ),
+    (r"already at '(.*)'", "{0} is set already: write it without the plus"),
+    (
+        r"Ambiguous value for argument '(.*)'",
+        "{0}: put -m in front for one job for each value, brackets around a list, or quotes around "
+        "a text with commas: \"key='a,b'\"",
+    ),
+    (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
+)
+
+_PLAIN = r"[^A-Za-z0-9_/\\.+$%*@?|: \t-]"  # signs that Hydra reads only in quotes or as brackets
+OTHER_KIND = re.compile(r"Cannot merge \w+ with \w+\s+full_key: (\S*)\s+object_type=(list|dict)")
+
+
+def no_such_option(group: str, option: str, known: Iterable[str]) -> str:
+    """Return the error text for an unknown option of a group, with the known options.
+
+    Args:
+        group: The group.
+        option: The option that was chosen.
+        known: The names of the group's options.
+    """
+    text = f"{group}={option}: there is no such option; {suggest(option, known)}"
+    if group == "dataset" and ("/" in option or Path(option).exists()):
+        return (
+            f"{text}; files of your own are read by dataset=custom {typed('dataset.path', option)}"
+        )
+    if group in OWN and not alike(option, known):
+        return f"{text}; {OWN[group]}"
+    if group == "logger" and not alike(option, known):
+        target = LOGGERS.get(option, "package.Class")
+        return (
+            f"{text}; others are added by +logger.{option}._target_={target}, and recapp gives "
+            "them the run's directory (save_dir)"
+        )
+    return text
+
+
+def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[str]) -> str:
+    """Describe an error of Hydra in one line, with the names that are close.
+
+    Args:
+        error: The error of Hydra or OmegaConf.
+        known: The settings that exist, dotted.
+    """
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(error, OverrideParseException):
+        return unreadable(str(error.override))
+    if isinstance(error, MissingConfigException):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        return no_such_option(group, option, error.options or ())
+    text = str(error) or str(cause)
+    for pattern, advice in ADVICE:
+        if match := re.search(pattern, text):
+            return advice.format(*match.groups())
+    if match := OTHER_KIND.search(f"{text}\n{cause}"):
+        name, kind = match.groups()
+        if not name:  # in the file of an option
+            return (
+                f"{text.partition(':')[0]}: a setting is a mapping where the chosen options have a "
+                "list, or the reverse"
+            )
+        _, _, override = text.partition("Error merging override ")
+        form = f"a list, {name}=[...]" if kind == "list" else f"a mapping, {name}={{NAME: ...}}"
+        return f"{override.lstrip('+') or name}: the chosen options have another kind: give {form}"
+    known = list(known)
+    if match := re.search(r"Could not override '([^']+)'\.", text):
+        return _unknown(match[1], known)
+    if (
+        isinstance(cause, OmegaConfBaseException)
+        and cause.full_key
+        and "is not in struct" in str(cause)
+    ):
+        return _unknown(str(cause.full_key), known)
+    return first_line(cause if str(error) == "" else error)
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    top = name.partition(".")[0]
+    home, _, _ = name.rpartition(".")
+    if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
+        return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
+    if home == SCHEDULE and not any(key.startswith(f"{SCHEDULE}.") for key in known):
+        *most, last = options(SCHEDULE_GROUP)
+        chosen = f"optimizer/schedule={', '.join(most)} or {last}"
+        return (
+            f"{name}: no schedule is chosen: choose {chosen}, or name one: "
+            f'"{SCHEDULE}={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}}", or '
+            f"write each of its settings with a plus: +{name}=..."
+        )
+    if top == "trainer" and name.rpartition(".")[2] in TrainerSettings.refused:
+        return f"{name}: cannot be set: {TrainerSettings.refused[name.rpartition('.')[2]]}"
+    if not name.startswith("hydra."):
+        known = [key for key in known if key.partition(".")[0] != "hydra"]
+    if name in known:
+        return f"{name}: the chosen options do not set it, so it needs a plus: +{name}=..."
+    plus = (
+        "; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: "
+        f"+{name}=..."
+    )
+    return unknown(name, known) + (plus if home == "trainer" else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error that is not empty, or its type."""
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+
+
+def unreadable(override: str) -> str:
+    """Describe what is wrong with a setting that Hydra cannot read, and the form that works.
+
+    Args:
+        override: The setting, as in the command line.
+    """
+    name, equals, text = override.partition("=")
+    begin = f"cannot read {override!r}: "
+    if not equals or not _is_read(f"{name}=x"):
+        return f"{begin}settings are key=value, and a key has letters, digits, _ and dots"
+    signs = " ".join(dict.fromkeys(re.findall(_PLAIN, text)))
+    needs = f"a value with {signs} needs quotes" if signs else "the value needs quotes"
+    if text[:1] in ("[", "{"):
+        needs = "a list is [a,b] and a mapping {a: b}; as one text it needs quotes"
+    return f"{begin}{needs}: {in_shell(f'{name}={in_quotes(text, evaluated=False)}')}"
+
+
+def _is_read(override: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True

@@ -18,7 +18,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli import compose
-from recapp.cli.hydra_errors import in_one_line
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.errors import ConfigError
 from recapp.run.commands import checked, read_settings, recipe_of
@@ -55,7 +54,7 @@ def recipe_of_job(
         path = Path.cwd() / Path(str(config.ckpt_path)).expanduser()
         return stored_recipe(path, command, overrides, folders, config)
     plain = compose.with_absolute_paths(compose.to_plain(config))
-    return read_settings(plain | {"choices": choices}, command, overrides)
+    return read_settings(plain | {"choices": choices}, command)
 
 
 def stored_recipe(
@@ -116,7 +115,7 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
         config = compose.without_hydra(compose.compose(command, overrides))
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(command, overrides)
-        raise ConfigError(in_one_line(error, known)) from error
+        raise ConfigError(compose.in_one_line(error, known)) from error
     return recipe_of_job(config, command, overrides, {}, ())
 
 
@@ -154,7 +153,7 @@ def check_sweep(
     values = [texts for text in overrides if (texts := _values(parser.parse_override(text), text))]
     first_values = [of_one[0] for of_one in values]
     whole = compose.compose(command, [*first, *first_values], folders)
-    _check(compose.without_hydra(whole), command, first_values)
+    _check(compose.without_hydra(whole), command)
     for number, of_one in enumerate(values):
         for value in of_one[1:]:
             job = [*first_values[:number], value, *first_values[number + 1 :]]
@@ -165,14 +164,14 @@ def check_sweep(
                 config = whole.copy()
                 OmegaConf.set_struct(config, False)
                 OmegaConf.update(config, parsed.key_or_group, parsed.value(), merge=False)
-            _check(compose.without_hydra(config), command, job)
+            _check(compose.without_hydra(config), command)
 
 
-def _check(config: DictConfig, command: str, overrides: Sequence[str]) -> None:
+def _check(config: DictConfig, command: str) -> None:
     """Check the settings of a job of a sweep; those of a stored model are not known yet."""
     whole = not compose.names_checkpoint(config)
     plain = compose.with_absolute_paths(compose.to_plain(config, whole=whole))
-    settings = checked(plain, command, overrides)
+    settings = checked(plain, command)
     if whole:
         recipe_of(settings, command)
 

@@ -6,16 +6,15 @@ tables that it was trained with.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.errors import CheckpointError, ConfigError
-from recapp.run.commands import COMMANDS, read_settings
+from recapp.run.commands import Eval, read_settings
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.check_settings import override_names
 from recapp.settings.other_systems import in_recapp_words
-from recapp.settings.records import fields_of, parts_of
 from recapp.stored.trust import judged, marked
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -45,30 +44,14 @@ def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:
     if "tables" in plain:
         plain["tables"] = in_recapp_words(plain["tables"])
     more = {"choices": choices, "trust": list(trust)}
-    recipe: Train = read_settings(_absent_groups(plain, manifest) | plain | more, "eval", ())
+    # a group that it lacks has the defaults of its record
+    groups: dict[str, Any] = {
+        each.name: {}
+        for each in fields(Eval)
+        if each.default is MISSING and each.default_factory is MISSING
+    }
+    recipe: Train = read_settings(groups | plain | more, "eval")
     return match_stored(recipe, manifest)
-
-
-def _absent_groups(plain: Mapping[str, Any], manifest: "Manifest") -> dict[str, dict[str, Any]]:
-    """Return empty settings of each group that a stored model lacks, which take the defaults of the
-    group's record.
-
-    Raises:
-        CheckpointError: A group without defaults is missing.
-        ArtefactError: The same.
-    """
-    command: Any = COMMANDS["eval"]
-    hints = fields_of(command)
-    absent = {}
-    for each in fields(command):
-        if each.name in plain or each.default is not MISSING or each.default_factory is not MISSING:
-            continue
-        kinds: list[Any] = [kind for kind in parts_of(hints[each.name][0]) if is_dataclass(kind)]
-        defaults = [default for kind in kinds for _, default in fields_of(kind).values()]
-        if MISSING in defaults or not kinds:
-            raise manifest.wrong(f"config.{each.name}")
-        absent[each.name] = dict[str, Any]()
-    return absent
 
 
 def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]:

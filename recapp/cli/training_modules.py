@@ -15,7 +15,6 @@ MODULES = (
     "recapp.run.run_checks",
     "recapp.run.training",
     "recapp.run.resume",
-    "recapp.run.task_of_run",
     "recapp.run.trained_model",
     "recapp.reporting.summary",
     "recapp.tasks.losses",

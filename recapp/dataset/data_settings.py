@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from recapp.errors import ConfigError
-from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within
+from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within, shown
 
 SCORE = "score"
 """The column of the scores."""
@@ -38,7 +38,7 @@ class Generate:
     rows: Positive = 200_000
     seed: Natural = 1
     separability: Annotated[float, Within(0)] = 1.0
-    positives: Annotated[float, Within(above=0, most=1)] = 0.257
+    positives: Annotated[float, Within(above=0, below=1)] = 0.257
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +134,12 @@ class DataSettings:
     def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
+        for name in ("dense", "sparse") if self.naming == "criteo" else ():
+            if columns := getattr(self, name):
+                raise ConfigError(
+                    f"dataset.{name}={shown(columns)}: dataset.naming=criteo reads all columns of "
+                    "Criteo's logs; set dataset.naming=exact to name columns"
+                )
         _ = self.share_that_validates
         size = self.val_batch_size
         whole = size is None or self.lanes < 1 or (size >= 1 and size % self.lanes == 0)
@@ -245,8 +251,6 @@ class ScoringSettings:
 
     def __post_init__(self) -> None:
         size = self.rows_per_batch
-        if size < 1:
-            raise ConfigError(f"rows_per_batch={size}: 1 or more is allowed")
         part = self.rows_per_part
         if part is not None and (part < size or part % size):
             near = max(1, round(part / size)) * size

@@ -118,8 +118,11 @@ def reserve_of(problem: PlanningProblem) -> dict[str, int]:
     number_bytes = compute_dtype(tables).itemsize if tables else NUMBER_BYTES
     ids = sum(problem.statistics_of(t).ids_per_sample for t in tables)
     in_flight = 1 + problem.look_ahead + bool(problem.val_batch_per_rank)
+    ranks = CandidateRanks(list(range(problem.topology.world_size)), problem.topology.host_ranks())
+    cut = {t.name: tile(t, "row_wise", ranks, "unique") for t in tables}
+    even = ShardingPlan(cut, problem.topology.world_size, "row_wise")
     found = {
-        "messages": _messages(problem),
+        "messages": float(buffer_bytes(even, problem).max()),
         "outputs": 2 * batch * numbers * number_bytes,
         "batches": in_flight * batch * ids * ID_TYPE_BYTES,
         "activations": batch * problem.dense.activation_bytes,
@@ -134,10 +137,3 @@ def with_reserve(problem: PlanningProblem) -> PlanningProblem:
     reserve = reserve_of(problem)
     topology = replace(problem.topology, reserve_bytes=sum(reserve.values()))
     return replace(problem, topology=topology, reserve=reserve)
-
-
-def _messages(problem: PlanningProblem) -> float:
-    ranks = CandidateRanks(list(range(problem.topology.world_size)), problem.topology.host_ranks())
-    cut = {t.name: tile(t, "row_wise", ranks, "unique") for t in problem.tables}
-    plan = ShardingPlan(cut, problem.topology.world_size, "row_wise")
-    return float(buffer_bytes(plan, problem).max())

@@ -110,7 +110,9 @@ def plan_tables(
     """
     tables = problem.tables
     if not tables:
-        return _nothing(problem, name)
+        cost = cost_of([], problem)
+        plan = ShardingPlan({}, problem.topology.world_size, name)
+        return Outcome(plan, cost, cost.step_seconds, True, (), (), problem)
     c = constraints_of(tables, constraints or {}, problem.topology)
     stored = [
         t if (kept := c[t.name].data_type) is None else replace(t, data_type=DataType(kept))
@@ -246,7 +248,8 @@ class EmbeddingShardingPlanner:
         planner = copy(self)
         if self.topology is None:
             ranks = dist.get_world_size(group)
-            planner.topology = Topology(ranks, compute_device=_device(group))
+            device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+            planner.topology = Topology(ranks, compute_device=device)
         return initial_plan(partial(planner.plan, module, sharders), _Group(group))
 
 
@@ -263,23 +266,6 @@ class _Group:
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
-
-
-def _device(group: Any) -> str:
-    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-
-
-def _nothing(problem: PlanningProblem, name: str) -> Outcome:
-    cost = cost_of([], problem)
-    return Outcome(
-        ShardingPlan({}, problem.topology.world_size, name),
-        cost,
-        cost.step_seconds,
-        True,
-        (),
-        (),
-        problem,
-    )
 
 
 def _bundles(
@@ -467,11 +453,6 @@ class Fit:
     plan: ShardingPlan
     bytes: int
     largest: int
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return self.plan.world_size
 
 
 def serving_plan(

@@ -270,7 +270,8 @@ def options_of(
     for table in tables:
         ranks = tuple(allowed_ranks(c[table.name], problem.topology))
         if ranks not in known:
-            known[ranks] = _candidate_ranks(ranks, problem.topology)
+            hosts = [[r for r in host if r in ranks] for host in problem.topology.host_ranks()]
+            known[ranks] = CandidateRanks(ranks, [host for host in hosts if host])
         ways = _cuts_and_modes(table, c[table.name], known[ranks], problem)
         for record, mode, order, blocks in ways:
             parts = [
@@ -298,13 +299,6 @@ def options_of(
     return found
 
 
-def _candidate_ranks(ranks: Sequence[int], topology: Topology) -> CandidateRanks:
-    """Return the allowed ranks, in rank order, and their hosts."""
-    allowed = set(ranks)
-    hosts = [[rank for rank in host if rank in allowed] for host in topology.host_ranks()]
-    return CandidateRanks(ranks, [host for host in hosts if host])
-
-
 def _cuts_and_modes(
     table: EmbeddingConfig,
     c: ParameterConstraints,
@@ -312,11 +306,12 @@ def _cuts_and_modes(
     problem: PlanningProblem,
 ) -> Iterator[tuple[ShardingTypeRecord, Mode, RowOrderName, list[Block]]]:
     """Yield the allowed sharding types, modes, row orders and cuts."""
-    records = (
-        [SHARDING_TYPES[name] for name in c.sharding_types]
-        if c.sharding_types is not None
-        else _sensible(problem.topology)
-    )
+    # one rank keeps tables whole, and on one host a type for several makes a simpler type's cuts
+    hosts = problem.topology.hosts
+    usual = [record for record in BUILT_IN if hosts > 1 or not record.several_hosts]
+    records = usual if problem.topology.world_size > 1 else usual[:1]
+    if c.sharding_types is not None:
+        records = [SHARDING_TYPES[name] for name in c.sharding_types]
     known = problem.statistics_of(table)
     several = known.ids_per_sample > known.bags_per_sample
     unsummed = table.name in problem.unsummed
@@ -341,15 +336,6 @@ def _cuts_and_modes(
         )
 
 
-def _sensible(topology: Topology) -> list[ShardingTypeRecord]:
-    """Return the built-in types worth pricing, simplest first. One rank keeps tables whole; on one
-    host, a type for several hosts makes the same cuts as a simpler type.
-    """
-    if topology.world_size == 1:
-        return list(BUILT_IN[:1])
-    return [record for record in BUILT_IN if topology.hosts > 1 or not record.several_hosts]
-
-
 def _cuts(
     record: ShardingTypeRecord,
     table: EmbeddingConfig,
@@ -357,34 +343,28 @@ def _cuts(
     ranks: CandidateRanks,
     problem: PlanningProblem,
 ) -> list[list[Block]]:
-    """Return the cuts of a table that a sharding type allows, each a list of blocks."""
-    wanted = TableToCut(table.plan_rows, table.embedding_dim, ranks)
-    if record.replicated and len(ranks.each_rank) < problem.topology.world_size:
-        return []
-    if record.cuts_columns:
-        return _of_widths(record, wanted, c)
-    blocks = record.cut(wanted)
-    return [blocks] if blocks else []
+    """Return the cuts of a table that a sharding type allows, each a list of blocks.
 
-
-def _of_widths(
-    record: ShardingTypeRecord, wanted: TableToCut, c: ParameterConstraints
-) -> list[list[Block]]:
-    """Cut into strips of the default width, and into one strip for each set of candidate ranks.
-    Omit cuts of a single strip unless constraints ask for the type.
+    Columns are cut into strips of the default width, and into one strip for each set of candidate
+    ranks; cuts of a single strip are left out unless constraints ask for the type.
     """
     least = c.min_partition or 1
     usual = max(least, COLUMN_WIDTH)
-    blocks = record.cut(wanted._replace(column_width=usual))
-    if not blocks:
+    table_to_cut = TableToCut(table.plan_rows, table.embedding_dim, ranks)
+    if record.replicated and len(ranks.each_rank) < problem.topology.world_size:
         return []
-    as_many = max(least, NARROWEST, -(-wanted.columns // len(blocks[0].candidates)))
-    found = [
-        blocks if width == usual else record.cut(wanted._replace(column_width=width))
+    if record.cuts_columns:
+        table_to_cut = table_to_cut._replace(column_width=usual)
+    blocks = record.cut(table_to_cut)
+    if not blocks or not record.cuts_columns:
+        return [blocks] if blocks else []
+    as_many = max(least, NARROWEST, -(-table.embedding_dim // len(blocks[0].candidates)))
+    cuts = [
+        blocks if width == usual else record.cut(table_to_cut._replace(column_width=width))
         for width in sorted({usual, as_many}, reverse=True)
     ]
-    several = [blocks for blocks in found if len({b.columns.start for b in blocks}) > 1]
-    return several or (found[:1] if c.sharding_types is not None else [])
+    several = [blocks for blocks in cuts if len({b.columns.start for b in blocks}) > 1]
+    return several or (cuts[:1] if c.sharding_types is not None else [])
 
 
 def _row_orders(

@@ -34,7 +34,6 @@ from recapp.sharding.sharding_plan import ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import (
     COLUMN_WIDTH,
     CandidateRanks,
-    ShardingTypeRecord,
     sharding_type,
 )
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
@@ -114,7 +113,10 @@ def table_facts(
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
     known = statistics or {}
     read = Counter(x.table.name for x in (lookups_of(tables) if lookups is None else lookups))
-    speed = _gb_per_s(topology)
+    speed = None
+    if topology.hardware is not None:
+        link = topology.hardware.all_to_all["network" if topology.hosts > 1 else "host"]
+        speed = float(1 / link.seconds(max(topology.world_size, 2), 1e9))
 
     def of(t: EmbeddingConfig) -> TableFacts:
         ids = float(known[t.name].ids_per_sample if t.name in known else read[t.name])
@@ -129,20 +131,6 @@ def table_facts(
         )
 
     return [of(t) for t in tables]
-
-
-def _gb_per_s(topology: Topology) -> float | None:
-    """Return the 10^9 bytes a second that a rank sends in a large all-to-all among all ranks; None
-    for unknown hardware.
-    """
-    if topology.hardware is None:
-        return None
-    link = topology.hardware.all_to_all["network" if topology.hosts > 1 else "host"]
-    return float(1 / link.seconds(max(topology.world_size, 2), 1e9))
-
-
-def _named(name: Any, globs: Any) -> bool:
-    return any(fnmatchcase(name, g) for g in globs)
 
 
 # the table fact, the comparison, and the condition in words
@@ -161,7 +149,11 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "interconnect": ("interconnect", operator.eq, "{} interconnect"),
     "hosts_at_least": ("hosts", operator.ge, "at least {} hosts"),
     "hosts_at_most": ("hosts", operator.le, "at most {} hosts"),
-    "tables": ("name", _named, "named {}"),
+    "tables": (
+        "name",
+        lambda name, globs: any(fnmatchcase(name, glob) for glob in globs),
+        "named {}",
+    ),
 }
 _WHY_UNKNOWN = {
     "lookups_per_row": "the batch size is not known",
@@ -243,8 +235,7 @@ def plan_by_rules(
     default = _Choice("", mode, row_order, "")
     chosen = _overridden(tables, overrides or {}, default)
     chosen |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in chosen}
-    tile_all = _balanced if deal == "balanced" else _round_robin
-    done = tile_all(tables, topology, chosen, column_width)
+    done = _dealt(tables, topology, chosen, column_width, deal == "balanced")
     return ShardingPlan(
         {t.name: done[t.name] for t in tables},
         topology.world_size,
@@ -262,56 +253,46 @@ class _Choice(NamedTuple):
     row_order: RowOrderName
     why: str
 
-    def tile(
-        self, table: EmbeddingConfig, candidates: CandidateRanks, column_width: int
-    ) -> TableSharding:
-        """Cut a table by this choice."""
-        return tile(
-            table,
-            self.type,
-            candidates,
-            self.mode,
-            column_width=column_width,
-            row_order=self.row_order,
-        )
 
-
-Chosen = Mapping[str, _Choice]  # by table name
-
-
-def _balanced(
-    tables: Sequence[EmbeddingConfig], topology: Topology, chosen: Chosen, column_width: int
+def _dealt(
+    tables: Sequence[EmbeddingConfig],
+    topology: Topology,
+    chosen: Mapping[str, _Choice],
+    column_width: int,
+    balanced: bool,
 ) -> dict[str, TableSharding]:
+    """Cut all tables: the largest first, on the ranks with the fewest bytes, or in the model's
+    order, on the ranks whose turn it is.
+    """
+    choose = {
+        t.name: sharding_type(chosen[t.name].type, f"table {t.name}").chooses_ranks for t in tables
+    }
+    first_ranks = list(range(topology.world_size))
+    first_hosts = topology.host_ranks()
     load = [0] * topology.world_size
-    done: dict[str, TableSharding] = {}
-    for t in sorted(tables, key=lambda t: (_type(t, chosen).chooses_ranks, -weight_bytes(t))):
-        ranks = sorted(range(topology.world_size), key=lambda r: (load[r], r))
-        hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
-        done[t.name] = chosen[t.name].tile(t, CandidateRanks(ranks, hosts), column_width)
-        for s in done[t.name].shards:
+    turn = 0
+    shardings: dict[str, TableSharding] = {}
+    by_size = sorted(tables, key=lambda t: (choose[t.name], -weight_bytes(t)))
+    for t in by_size if balanced else tables:
+        r = turn % len(first_ranks)
+        h = turn % len(first_hosts)
+        ranks = first_ranks[r:] + first_ranks[:r]
+        hosts = first_hosts[h:] + first_hosts[:h]
+        if balanced:
+            ranks = sorted(first_ranks, key=lambda r: (load[r], r))
+            hosts = sorted(first_hosts, key=lambda h: (sum(load[r] for r in h), h))
+        shardings[t.name] = tile(
+            t,
+            chosen[t.name].type,
+            CandidateRanks(ranks, hosts),
+            chosen[t.name].mode,
+            column_width=column_width,
+            row_order=chosen[t.name].row_order,
+        )
+        for s in shardings[t.name].shards:
             load[s.rank] += t.rows_in(s.rows) * row_bytes(t, len(s.cols))
-    return done
-
-
-def _round_robin(
-    tables: Sequence[EmbeddingConfig], topology: Topology, chosen: Chosen, column_width: int
-) -> dict[str, TableSharding]:
-    ranks = list(range(topology.world_size))
-    hosts = topology.host_ranks()
-    done: dict[str, TableSharding] = {}
-    dealt = 0
-    for t in tables:
-        r = dealt % len(ranks)
-        h = dealt % len(hosts)
-        candidates = CandidateRanks(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h])
-        done[t.name] = chosen[t.name].tile(t, candidates, column_width)
-        if _type(t, chosen).chooses_ranks:
-            dealt += len({s.cols.start for s in done[t.name].shards})
-    return done
-
-
-def _type(table: EmbeddingConfig, chosen: Chosen) -> ShardingTypeRecord:
-    return sharding_type(chosen[table.name].type, f"table {table.name}")
+        turn += choose[t.name] * len({s.cols.start for s in shardings[t.name].shards})
+    return shardings
 
 
 def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _Choice) -> _Choice:

@@ -122,7 +122,13 @@ def topology_of(machines: Machines, ranks: int, compute_device: str = "cpu") -> 
     reserve = machines.reserve_bytes
     if hardware is not None:
         compute_device = hardware.compute_device
-        hosts = hosts or _hosts_of(world, hardware)
+        per_host = hardware.ranks_per_host
+        if not hosts and world > per_host and world % per_host:
+            raise ConfigError(
+                f"topology: {world} ranks do not fill hosts of {per_host} ranks "
+                f"({hardware.name}): use a multiple of {per_host}, or topology.hosts=1"
+            )
+        hosts = hosts or max(1, world // per_host)
         memory = hardware.memory_bytes if memory is None else memory
     return Topology(
         world,
@@ -151,16 +157,6 @@ def machine(name: str, ranks: int | None = None) -> Topology:
         if ranks is None
         else topology_of(replace(machines, ranks=ranks), ranks)
     )
-
-
-def _hosts_of(world: int, hardware: Hardware) -> int:
-    per_host = hardware.ranks_per_host
-    if world > per_host and world % per_host:
-        raise ConfigError(
-            f"topology: {world} ranks do not fill hosts of {per_host} ranks ({hardware.name}): "
-            f"use a multiple of {per_host}, or topology.hosts=1"
-        )
-    return max(1, world // per_host)
 
 
 def hosts_in_blocks(host_W: Sequence[str]) -> int:

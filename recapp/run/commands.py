@@ -3,22 +3,23 @@
 plain settings, from Hydra or from a file -> checked -> record
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
-from recapp.errors import ConfigError, suggest
+from recapp.errors import ConfigError
 from recapp.inference.export_settings import Export, Quantize
 from recapp.processes.launch import LaunchSettings
 from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
-from recapp.run.task_of_run import build_task
 from recapp.serving.limits import Limits
 from recapp.settings import check_settings
-from recapp.settings.records import composed, constructor, record, to_plain
-from recapp.settings.values import Natural, Positive, Within, shown
+from recapp.settings.check_settings import names_of
+from recapp.settings.records import composed, record, to_plain
+from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.table_settings import WIDE, ListedTables, TablesOfDataset
+from recapp.transport.choose_transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,6 @@ class OnPaper(Recipe):
     weak_batch: Positive = 512
 
 
-Transport = Literal["auto", "gloo", "shared_memory"]
 Workloads = Literal["W1", "W1d", "W2", "W2m", "W3", "W4", "W1s", "W2s", "W2c"]
 Dlrms = Literal["hugectr_d128", "hugectr_d64", "small"]
 Ids = Literal["uniform", "zipf"]
@@ -219,9 +219,6 @@ COMMANDS: dict[str, type[Command]] = {
 }
 """The settings of each command, by its name; those of a verb of `bench` by both names."""
 
-OF_RANKS = ("train", "eval", "predict")
-"""The commands that start ranks for a recipe."""
-
 EXPERIMENTS = ("train", "eval", "predict", "export")
 """The commands that have the group `experiment`. Its options set values of other groups."""
 
@@ -233,23 +230,19 @@ VERBS = {
 """The verbs of commands: a verb is the first word after the command. `report` needs none."""
 
 
-def read_settings(
-    plain: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
-) -> Any:
+def read_settings(plain: Mapping[str, Any], command: str) -> Any:
     """Return the record of a command's settings.
 
     Args:
         plain: The `settings` of `checked`, and the key `choices`.
         command: The name of the command.
-        overrides: The `overrides` of `checked`.
 
     Raises:
         ConfigError: A setting is wrong, or two settings conflict.
     """
     settings = dict(plain)
     choices = settings.pop("choices", {})
-    found = checked(settings, command, overrides)
-    return recipe_of(found | {"choices": choices}, command)
+    return recipe_of(checked(settings, command) | {"choices": choices}, command)
 
 
 def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
@@ -266,44 +259,24 @@ def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
     return settings
 
 
-def checked(
-    settings: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
-) -> dict[str, Any]:
+def checked(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
     """Return the plain settings of a command, checked and with defaults filled in.
 
-    A command that starts ranks leaves the constructors of `_target_`s to rank 0
-    (`check_constructors`), which has imported torch and Lightning already.
+    The constructors of `_target_`s are checked where they are made (`check_constructors`), by a
+    process that has imported torch and Lightning already.
 
     Args:
         settings: Plain settings, resolved. A setting that must be given may still be `???`.
         command: The name of the command.
-        overrides: The command line. Only constructors in groups that it changes are checked; None
-            checks all.
 
     Raises:
         ConfigError: A setting is wrong; the error names the setting, the value, the allowed values
             and a close one.
     """
-    _check_one_for_each_column(settings.get("dataset"))
-    groups = () if command in OF_RANKS else check_settings.touched_by(overrides)
-    further = {"model": _named_collections(settings.get("tables"))}
-    found = check_settings.checked(settings, COMMANDS[command], groups, further)
-    if isinstance(found.get("metrics"), Mapping):
-        named = found.get("task")
-        build_task(constructor(named) if named else None, found["metrics"]["names"])
-    _check_columns_of_criteo(found.get("dataset"), overrides or ())
-    plan = found.get("plan")
-    if isinstance(plan, Mapping) and plan.get("tables"):
-        from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
-
-        known = [*SHARDING_TYPES, *(plan.get("sharding_types") or {})]
-        for name, type_name in plan["tables"].items():
-            if type_name not in known:
-                raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
-    return found
+    return check_settings.checked(settings, COMMANDS[command])
 
 
-def check_constructors(recipe: Train, groups: Collection[str] | None = None) -> None:
+def check_constructors(recipe: Recipe, groups: Collection[str] | None = None) -> None:
     """Check the constructors that settings name: import them, compare their arguments with the
     settings, and try those without side effects.
 
@@ -316,54 +289,17 @@ def check_constructors(recipe: Train, groups: Collection[str] | None = None) -> 
     """
     settings = to_plain(recipe)
     settings.pop("choices")
+    kind = type(recipe)
     further = {"model": _named_collections(settings["tables"])}
-    check_settings.checked(settings, type(recipe), groups, further)
+    every = names_of(kind) if groups is None else groups
+    check_settings.checked(settings, kind, every, further)
 
 
-def _named_collections(tables: object) -> dict[str, str]:
+def _named_collections(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return the further collections that settings of tables name or may make, with their
     meaning.
     """
-    if not isinstance(tables, Mapping):
-        return {}
-    further = tables.get("collections")
-    entries = [
-        entry
-        for key in ("tables", "lookups")
-        if isinstance(tables.get(key), list)
-        for entry in tables[key]
-        if isinstance(entry, Mapping)
-    ]
-    named = [str(entry["collection"]) for entry in entries if entry.get("collection")]
-    named += [WIDE, *(further if isinstance(further, Mapping) else ())]
+    entries = [*(tables.get("tables") or ()), *(tables.get("lookups") or ())]
+    named = [entry["collection"] for entry in entries if entry.get("collection")]
+    named += [WIDE, *(tables.get("collections") or ())]
     return dict.fromkeys(named, "the tables of this collection, tables=...")
-
-
-def _check_columns_of_criteo(dataset: object, overrides: Sequence[str]) -> None:
-    """Check that settings with `naming=criteo` name no columns, because Criteo's are fixed."""
-    if not isinstance(dataset, Mapping) or dataset.get("naming") != "criteo":
-        return
-    named = check_settings.override_names(overrides)
-    for key in ("dense", "sparse"):
-        if dataset.get(key) or f"dataset.{key}" in named:
-            raise ConfigError(
-                f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo reads all "
-                "columns of Criteo's logs; set dataset.naming=exact to name columns"
-            )
-
-
-def _check_one_for_each_column(dataset: object) -> None:
-    """Check that settings with a number for each sparse column are lists, not one number."""
-    if not isinstance(dataset, Mapping):
-        return
-    for key in ("table_rows", "cardinality"):
-        value = dataset.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            from recapp.dataset.schema import criteo_schema  # imports numpy
-
-            criteo = dataset.get("naming") == "criteo"
-            columns = criteo_schema().sparse if criteo else dataset.get("sparse") or ()
-            raise ConfigError(
-                f"dataset.{key}={value}: must be a list of {len(columns)} whole numbers, one for "
-                f"each sparse column, or null"
-            )

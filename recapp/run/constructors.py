@@ -1,15 +1,19 @@
-"""Call the constructors that settings name by `_target_`, for row rules and sharding types, too."""
+"""Call the constructors that settings name by `_target_`: any, row rules, sharding types, the task.
 
-from contextlib import suppress
-from inspect import signature
+This file imports neither torch nor Lightning; what a constructor makes may.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
-from recapp.errors import ConfigError, RecappError
+from recapp.errors import ConfigError, RecappError, suggest
 from recapp.optim.named_rules import RULES, Rules, table_rules
 from recapp.optim.rules import RowRule
 from recapp.planner.planner_settings import PlanSettings
 from recapp.settings.check_settings import find_constructor, told
 from recapp.settings.records import TARGET, Constructor, constructor
+from recapp.tasks.metric_settings import GAUC, MetricSettings
+from recapp.tasks.task import Output, Task
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
 MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
@@ -30,14 +34,9 @@ def make(settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> An
     Raises:
         ConfigError: The constructor does not exist, does not take an argument, or refuses a value.
     """
-    wanted = settings.arguments
     target = find_constructor(settings.target, setting)
-    try:
-        with suppress(ValueError):  # a class of C tells no signature
-            signature(target).bind(*args, **wanted, **extra)
-    except TypeError as e:
-        raise ConfigError(f"{setting} ({settings.target}): {e}") from None
-    return construct(target, f"{setting} ({settings.target})", *args, **wanted, **extra)
+    where = f"{setting} ({settings.target})"
+    return construct(target, where, *args, **settings.arguments, **extra)
 
 
 def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:
@@ -74,21 +73,19 @@ def row_rules(sparse: Constructor) -> Rules:
         ConfigError: A `_target_`, or the settings of a table, make no row rule.
     """
     rule = _rule(sparse.without("tables"), "optimizer.sparse")
-    of_tables = table_rules(sparse.plain(), "optimizer.sparse", _rule_of_plain)
+    of_tables = table_rules(
+        sparse.plain(), "optimizer.sparse", lambda plain, name: _rule(constructor(plain), name)
+    )
     return {"*": rule, **of_tables} if of_tables else rule
 
 
-def _rule_of_plain(wanted: Any, setting: str) -> RowRule:
-    return _rule(constructor(wanted), setting)
-
-
-def _rule(wanted: Constructor, setting: str) -> RowRule:
-    target = find_constructor(wanted.target, setting)
+def _rule(settings: Constructor, setting: str) -> RowRule:
+    target = find_constructor(settings.target, setting)
     is_other = isinstance(target, type) and not issubclass(target, RowRule)  # an optimiser of torch
-    rule = None if is_other else make(wanted, setting)
+    rule = None if is_other else make(settings, setting)
     if not isinstance(rule, RowRule):
         raise ConfigError(
-            f"{setting}._target_={wanted.target}: must make a row rule, as those of "
+            f"{setting}._target_={settings.target}: must make a row rule, as those of "
             f"recapp.optim.rules do: {', '.join(RULES)}"
         )
     return rule
@@ -119,3 +116,88 @@ def register_own_types(plan: PlanSettings) -> None:
                 f"plan.sharding_types.{record.name}"
             )
         register(record)
+
+
+# ---- the task
+
+
+def build_task(
+    settings: Constructor,
+    names: Sequence[str] | None = None,
+    metrics: MetricSettings | None = None,
+) -> Task:
+    """Return the task that settings name.
+
+    Args:
+        settings: The group `task`.
+        names: The metrics to measure, `metrics.names`; None measures the task's usual metrics.
+        metrics: The metrics to add to those of the task; None adds none.
+
+    Raises:
+        ConfigError: The task does not exist, refuses its settings or does not know a metric; its
+            outputs are none or share a name; or its metrics do not fit together.
+    """
+    if metrics and names is not None:
+        if GAUC in names and metrics.group is None:
+            raise ConfigError(f"metrics.names has {GAUC}: set metrics.group=COLUMN, which adds it")
+        names = [name for name in names if name not in (GAUC, *metrics.extra)]
+    kind = find_constructor(settings.target, "task")
+    task = construct(kind, f"task ({settings.target})", names=names, **settings.arguments)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task._target_={settings.target}: must make a recapp.tasks.task.Task, as "
+            "recapp.tasks.click.ClickTask does"
+        )
+    if fault := _fault_of_outputs(task) or _fault_of_metrics(task):
+        raise ConfigError(f"task._target_={settings.target}: {fault}")
+    output = _output_of(task, metrics.output) if metrics else None
+    if metrics and output and metrics.adds:
+        from recapp.tasks.added_metrics import added_metrics  # imports torch
+
+        task.add(added_metrics(task, output, metrics, make))
+    return task
+
+
+def _output_of(task: Task, name: str | None) -> Output:
+    """Return the output that `metrics.output` names; None is the first."""
+    outputs = {output.name: output for output in task.outputs}
+    if name is not None and name not in outputs:
+        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
+    return task.outputs[0] if name is None else outputs[name]
+
+
+def _fault_of_outputs(task: Task) -> str | None:
+    """Return the reason why the outputs of a task cannot be told apart; None if they can."""
+    if not task.outputs:
+        return "it has no outputs: give it an Output(...) for each number that its model returns"
+    names = [output.name for output in task.outputs]
+    columns = [output.column for output in task.outputs]
+    for kind, texts in (("name", names), ("column", columns)):
+        if twice := next((one for one in texts if texts.count(one) > 1), None):
+            return f"two outputs have the {kind} {twice}: give each Output(...) a {kind} of its own"
+    for name, column in zip(names, columns, strict=True):
+        if column != name and column in names:
+            return (
+                f"the output {name} has the column {column}, the name of another output: give "
+                "the column another name"
+            )
+    return None
+
+
+def _fault_of_metrics(task: Task) -> str | None:
+    """Return the reason why the metrics of a task cannot serve; None if they can."""
+    known = {measure.name: measure for measure in task.known}
+    outputs = [output.name for output in task.outputs]
+    for measure in task.known:
+        if measure.output and measure.output not in outputs:
+            says = suggest(measure.output, outputs)
+            return f"the metric {measure.name} reads the output {measure.output}: {says}"
+    for role, name in (("best", task.best), ("storage_metric", task.storage_metric or task.best)):
+        if name not in known:
+            return f"{role} is the metric {name}: {suggest(name, known)}"
+        if known[name].better is None:
+            return (
+                f"{role} is the metric {name}, of which no value is better: give its Measure(...) "
+                "max or min, or choose another metric"
+            )
+    return None

@@ -228,7 +228,7 @@ class Train(Recipe):
         ckpt_path: The stored model; None trains a model from the start.
         resume_data: Whether to refuse (`check`) or to allow (`ignore`) to resume on other data.
         trust: The user's packages whose classes a stored model may name.
-        task: The task; None in settings that an older recapp stored, without a task.
+        task: The task.
         metrics: The metrics.
         logger: Loggers by name.
         callbacks: Callbacks by name.
@@ -238,7 +238,7 @@ class Train(Recipe):
     ckpt_path: str | None = None
     resume_data: Literal["check", "ignore"] = "check"
     trust: tuple[str, ...] = ()
-    task: TaskSettings | None = absent()
+    task: TaskSettings = composed()
     metrics: MetricSettings = composed()
     logger: dict[str, LoggerSettings] = field(default_factory=dict)
     callbacks: dict[str, CallbackSettings] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class Train(Recipe):
         Raises:
             ConfigError: The task does not exist, does not know a metric, or a metric does not fit.
         """
-        from recapp.run.task_of_run import build_task
+        from recapp.run.constructors import build_task
 
         return build_task(self.task, self.metrics.names, self.metrics)
 

@@ -16,7 +16,6 @@ from recapp.processes.rank_environment import is_first, rank_info
 from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
 from recapp.reporting.run_record import PREDICTED_FILE, write_record
-from recapp.run.monitors import with_monitor
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model
@@ -26,6 +25,7 @@ from recapp.run.training import (
     build_callbacks,
     changed_optimizer,
     has_bar,
+    with_monitor,
 )
 from recapp.settings.records import constructor, to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta

@@ -65,7 +65,7 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
 def checked(
     config: Mapping[str, Any],
     kind: type,
-    touched: Collection[str] | None = None,
+    groups: Collection[str] = (),
     given: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Return the settings of a command, complete and with the types that the record names.
@@ -73,14 +73,14 @@ def checked(
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
         kind: The record of the command's settings.
-        touched: The groups whose constructors are checked; None checks all.
+        groups: The groups whose constructors are checked.
         given: Arguments that recapp passes to the constructor of a group beside those of
             `Made.given`, by the name of the group: the meaning of each.
 
     Raises:
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
     """
-    checker = _Checker(kind, touched, given or {})
+    checker = _Checker(kind, groups, given or {})
     return checker.group(dict(config), kind, "")
 
 
@@ -111,17 +111,6 @@ def override_names(overrides: Iterable[str]) -> list[str]:
     `plan` for `+plan=mixed`, `optimizer/sparse` for `optimizer/sparse=sgd`.
     """
     return [override.lstrip("+~").partition("=")[0] for override in overrides]
-
-
-def touched_by(overrides: Iterable[str] | None) -> Collection[str] | None:
-    """Return the groups that a command line changes; None without one, and if it chooses an
-    experiment, which may change any group.
-    """
-    if overrides is None:
-        return None
-    names = [name.replace("/", ".") for name in override_names(overrides)]
-    tops = {name.partition("@")[0].partition(".")[0] for name in names}
-    return None if "experiment" in tops else tops
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
@@ -166,12 +155,12 @@ class _Checker:
 
     Args:
         command: The record of the command's settings.
-        touched: The groups whose constructors are checked; None checks all.
+        groups: The groups whose constructors are checked.
         given: The `given` of `checked`.
     """
 
     command: type
-    touched: Collection[str] | None
+    groups: Collection[str]
     given: Mapping[str, Mapping[str, str]]
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
@@ -247,9 +236,7 @@ class _Checker:
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
     def constructor(self, value: Any, mark: Made, name: str) -> Any:
-        """Return a mapping with a `_target_`. Check its arguments if the command line changes the
-        group.
-        """
+        """Return a mapping with a `_target_`; check its arguments in one of the `groups`."""
         if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
             raise ConfigError(
                 f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class"
@@ -260,7 +247,7 @@ class _Checker:
                     f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
                     "are read"
                 )
-        if self.touched is None or name.partition(".")[0] in self.touched:
+        if name.partition(".")[0] in self.groups:
             arguments = {key: value[key] for key in value if key not in (TARGET, mark.beside)}
             target = find_constructor(value[TARGET], name)
             for key, kind in mark.own:

@@ -5,7 +5,9 @@ command line names by `--config-dir`.
     FOLDER/model/wide.yaml      --config-dir FOLDER model=wide
 """
 
+import re
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +20,13 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
+
+
+@cache
+def named_targets() -> tuple[str, ...]:
+    """Return what the files of recapp's own `conf/` name as `_target_`."""
+    texts = [file.read_text() for file in sorted(conf_dir().rglob("*.yaml"))]
+    return tuple(name for text in texts for name in re.findall(r"\b_target_: *([\w.]+)", text))
 
 
 def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:

@@ -70,23 +70,6 @@ class Within:
         return low + high
 
 
-@dataclass(frozen=True)
-class Refused:
-    """A word that is refused, though a user may expect it among the allowed ones.
-
-    Args:
-        word: The word.
-        reason: The reason, and the word to use instead.
-    """
-
-    word: str
-    reason: str
-
-    def holds(self, value: object) -> bool:
-        """Return whether a value is not this word."""
-        return value != self.word
-
-
 class Wrong(ValueError):
     """The error for a value that an annotation refuses. Its text names the allowed values."""
 
@@ -198,7 +181,7 @@ def _read(value: Any, annotation: Any) -> Any:
     raise Wrong(_allowed(value, options) + _advice(annotation))
 
 
-Options = list[tuple[Any, tuple[Within | Refused, ...]]]
+Options = list[tuple[Any, tuple[Within, ...]]]
 
 
 def _options(annotation: Any) -> Options:
@@ -210,7 +193,7 @@ def _options(annotation: Any) -> Options:
         return [option for part in get_args(annotation) for option in _options(part)]
     if origin is Annotated:
         inner, *more = get_args(annotation)
-        bounds = tuple(bound for bound in more if isinstance(bound, Within | Refused))
+        bounds = tuple(bound for bound in more if isinstance(bound, Within))
         return [(option, (*own, *bounds)) for option, own in _options(inner)]
     kind = origin or annotation
     if annotation is Any:
@@ -307,8 +290,9 @@ def _allowed(value: Any, options: Options) -> str:
     others = [(option, bounds) for option, bounds in options if _origin(option) is not Literal]
     only_words = words and not [option for option, _ in others if option is not type(None)]
     if only_words and isinstance(value, str | int | float) and not isinstance(value, bool):
-        refused = [bound for _, bounds in options for bound in bounds if isinstance(bound, Refused)]
-        return _of_words(shown(value), list(dict.fromkeys(map(shown, words))), refused)
+        known = list(dict.fromkeys(map(shown, words)))  # all of them, also if one is close
+        close = f"{meant(similar)} " if (similar := alike(shown(value), known)) else ""
+        return f"{close}known: {', '.join(sorted(known))}"
     if not options:
         return "must be left out: settings cannot write what it takes"
     of_words = f"a list of {_some_of(words)}"
@@ -329,15 +313,6 @@ def _advice(annotation: Any) -> str:
     """Return the texts that an annotation has beside its type: what a user may look for here."""
     beside = getattr(annotation, "__metadata__", ())
     return "".join(text for text in beside if isinstance(text, str))
-
-
-def _of_words(value: str, words: list[str], refused: list[Refused]) -> str:
-    """Name all allowed words, also if one of them is close to the value."""
-    if here := next((each.reason for each in refused if each.word == value), ""):
-        return here
-    close = f"{meant(found)} " if (found := alike(value, words)) else ""
-    others = "".join(f"; {each.word} is refused: {each.reason}" for each in refused)
-    return f"{close}known: {', '.join(sorted(words))}{others}"
 
 
 def _described(option: Any, bounds: tuple[Any, ...]) -> str:

@@ -32,6 +32,7 @@ import json
 import zlib
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -400,12 +401,10 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
     Raises:
         CheckpointError: A file is damaged.
     """
-    files: dict[str, _BlockFile] = {}
+    file_of = cache(lambda file: _BlockFile(folder / file, opened(file)))
     with torch.no_grad():
         for stored, order, held in sources:
-            if stored.file not in files:
-                files[stored.file] = _BlockFile(folder / stored.file, opened(stored.file))
-            for rows, part in files[stored.file].read(stored):
+            for rows, part in file_of(stored.file).read(stored):
                 for b in held:
                     copy_rows(b, part, rows, stored.cols, order)
 
@@ -495,12 +494,16 @@ class _BlockFile:
                 f"{self.file}: block {stored.key!r} cannot be read: the manifest and the file "
                 "disagree about it"
             )
-        found = 0
+        checksum = 0
         for some, raw in self._pieces(stored):
-            found = zlib.crc32(raw, found)
+            checksum = zlib.crc32(raw, checksum)
             yield some, torch.frombuffer(raw, dtype=dtype).view(len(some), shape[1])
-        if found != stored.crc32:
-            raise damaged(self.file, stored)
+        if checksum != stored.crc32:
+            raise CheckpointError(
+                f"{self.file} is damaged: table {stored.table}, {stored.tensor}, rows "
+                f"{stored.rows.start}-{stored.rows.stop}: bytes {stored.begin}-{stored.end} are "
+                "not those that were saved; use another checkpoint"
+            )
 
     def _pieces(self, stored: StoredBlock) -> Iterator[tuple[range, bytearray]]:
         per_row = (stored.end - stored.begin) // len(stored.rows)
@@ -517,15 +520,6 @@ class _BlockFile:
             yield some, raw
 
 
-def damaged(file: Path, stored: StoredBlock) -> CheckpointError:
-    """Return the error for a block with a wrong checksum."""
-    return CheckpointError(
-        f"{file} is damaged: table {stored.table}, {stored.tensor}, rows "
-        f"{stored.rows.start}-{stored.rows.stop}: bytes "
-        f"{stored.begin}-{stored.end} are not those that were saved; use another checkpoint"
-    )
-
-
 def check_bytes(
     folder: Path, stored: Iterable[StoredBlock], opened: Callable[[str], BinaryIO]
 ) -> int:
@@ -540,18 +534,8 @@ def check_bytes(
         The number of bytes read.
 
     Raises:
-        CheckpointError: A block has a wrong checksum; the text names the first such block.
+        CheckpointError: A block is damaged, or its file does not hold it; the text names the first
+            such block.
     """
-    count = 0
-    for s in stored:
-        source = opened(s.file)
-        source.seek(s.begin)
-        left = s.end - s.begin
-        found = 0
-        while left and (raw := source.read(min(left, READ_BYTES))):
-            left = left - len(raw)
-            found = zlib.crc32(raw, found)
-        if left or found != s.crc32:
-            raise damaged(folder / s.file, s)
-        count += s.end - s.begin
-    return count
+    file_of = cache(lambda file: _BlockFile(folder / file, opened(file)))
+    return sum(part.nbytes for s in stored for _, part in file_of(s.file).read(s))

@@ -45,13 +45,7 @@ from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import write_meta
 from recapp.stored.model_manifests import META, ROW_ORDERS, CheckpointManifest
 from recapp.stored.model_store import entry_of, files_at, is_link, links_to, size_of, write_file
-from recapp.stored.stored_model import (
-    Checkpoint,
-    Wanted,
-    every_file,
-    files_in_use,
-    open_as,
-)
+from recapp.stored.stored_model import Checkpoint, Wanted, every_file
 from recapp.transport.communicator import Comm, raise_together
 
 T = TypeVar("T")
@@ -259,23 +253,6 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
 # ---- reading
 
 
-def open_checkpoint(
-    path: str | Path, wanted: Wanted = files_in_use, comm: Comm | None = None
-) -> Checkpoint:
-    """Open a checkpoint; open files stay whole even if a save replaces the checkpoint meanwhile.
-
-    Args:
-        path: The checkpoint.
-        wanted: Selects the files to open; by default none beside the manifest.
-        comm: The ranks that open the same version together; None opens for this rank alone.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
-            version.
-    """
-    return open_as(Checkpoint, path, comm, wanted)
-
-
 def read_manifest(path: str | Path) -> CheckpointManifest:
     """Return the manifest of a checkpoint.
 
@@ -285,7 +262,7 @@ def read_manifest(path: str | Path) -> CheckpointManifest:
         CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
             version.
     """
-    with open_checkpoint(path) as snapshot:
+    with Checkpoint.at(path) as snapshot:
         return snapshot.manifest
 
 
@@ -296,7 +273,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         CheckpointError: The checkpoint does not exist, or its file is damaged or holds other types
             than plain ones.
     """
-    with open_checkpoint(path, lambda manifest: (META,)) as snapshot:
+    with Checkpoint.at(path, wanted=lambda manifest: (META,)) as snapshot:
         return snapshot.meta()
 
 
@@ -323,7 +300,7 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
             leave a hole, or a file is damaged.
     """
     held = list(blocks)
-    with open_checkpoint(path, files_of(held)) as snapshot:
+    with Checkpoint.at(path, wanted=files_of(held)) as snapshot:
         snapshot.fill(held)
 
 
@@ -360,7 +337,7 @@ def load_together(
 
     meta = dict[str, Any]()
     failure = None
-    with open_checkpoint(path, wanted, comm) as snapshot:
+    with Checkpoint.at(path, comm, wanted) as snapshot:
         try:
             snapshot.fill(held)
             meta = snapshot.meta()
@@ -407,7 +384,7 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
     def all_of_it(manifest: CheckpointManifest) -> Iterable[str]:
         return {s.file for s in manifest.tensors.get((table, tensor), ())}
 
-    with open_checkpoint(path, all_of_it) as snapshot:
+    with Checkpoint.at(path, wanted=all_of_it) as snapshot:
         stored = snapshot.manifest.tensors.get((table, tensor), [])
         if stored:
             check_tiling(stored)  # before the table is allocated
@@ -456,17 +433,11 @@ def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTa
         hint = suggest(table, list(stored)) if stored else "it has none"
         raise CheckpointError(f"checkpoint {path} has no dynamic table {table}: {hint}")
     if not sum(stored[table]["rows"]):
-        return StaticTable(
-            torch.zeros(0, dtype=torch.int64), torch.zeros(0, _width(manifest, table))
-        )
+        columns = max(shard.cols.stop for shard in manifest.plan.tables[table].shards)
+        return StaticTable(torch.zeros(0, dtype=torch.int64), torch.zeros(0, columns))
     keys_R = load_table(path, table, "keys")[:, 0]
     order_R = keys_R.argsort()
     return StaticTable(keys_R[order_R], load_table(path, table, tensor)[order_R])
-
-
-def _width(manifest: CheckpointManifest, table: str) -> int:
-    """Return the number of columns of a table without stored rows."""
-    return max(shard.cols.stop for shard in manifest.plan.tables[table].shards)
 
 
 def verify(path: str | Path) -> int:
@@ -478,7 +449,7 @@ def verify(path: str | Path) -> int:
     Raises:
         CheckpointError: A file or block is missing or damaged; the text names it.
     """
-    with open_checkpoint(path, every_file) as snapshot:
+    with Checkpoint.at(path, wanted=every_file) as snapshot:
         return snapshot.verify()
 
 

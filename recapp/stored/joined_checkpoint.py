@@ -32,7 +32,7 @@ from recapp.stored.local_files import TMP, beside
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.model_store import files_at
-from recapp.stored.stored_model import Checkpoint, every_file, open_as
+from recapp.stored.stored_model import Checkpoint, every_file
 from recapp.tables.named_collections import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm
 
@@ -153,7 +153,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
         prepare_save(output, unfinished, {}, {})
         joined = _Joined(unfinished)
         for path in paths:
-            with open_as(Checkpoint, path, None, every_file) as stored:
+            with Checkpoint.at(path, wanted=every_file) as stored:
                 joined.add(stored)
         first = joined.first
         if first is None or not 1 < joined.members <= MOST_MEMBERS:

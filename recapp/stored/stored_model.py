@@ -45,6 +45,19 @@ if TYPE_CHECKING:  # checks of a path do not import pyarrow
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
+ATTEMPTS = 100  # to open a model while writers replace it again and again
+Wanted = Callable[[Any], Iterable[str]]
+"""A function from a manifest to the names of the files that a reader opens."""
+
+
+def every_file(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
+    """Select all files of a stored model."""
+    return manifest.files
+
+
+def files_in_use(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
+    """Select the files that stay open while the model is used."""
+    return manifest.in_use
 
 
 class Snapshot(ABC, Generic[M]):
@@ -84,6 +97,74 @@ class Snapshot(ABC, Generic[M]):
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    @classmethod
+    def at(cls, path: str | Path, comm: Comm | None = None, wanted: Wanted = files_in_use) -> Self:
+        """Open the version of a stored model of this kind to which its name leads now.
+
+        Arguments and errors are those of `open_stored`. A model of the other kind is an error, too.
+        """
+        path = Path(path)
+        if comm is not None:
+            return cls._open_together(path, comm, wanted)
+
+        def version() -> tuple[int, ...]:
+            entry = entry_of(files_at(path).current(path))
+            return entry.version if entry else ()
+
+        attempts = ATTEMPTS
+        while True:
+            before = version()
+            attempts = attempts - 1
+            try:
+                return cls._open_now(path, wanted)
+            except (RecappError, FileNotFoundError) as error:
+                if attempts and version() != before:
+                    continue
+                if isinstance(error, RecappError):
+                    raise
+                raise cls.kind.error(why_none(path, cls.kind)) from error
+
+    @classmethod
+    def _open_now(cls, path: Path, wanted: Wanted) -> Self:
+        """Open the directory to which a name leads now.
+
+        Raises:
+            FileNotFoundError: The directory has no manifest, so it is not a stored model.
+            RecappError: The model is incomplete, damaged or of a later version.
+        """
+        folder = files_at(path).current(path)
+        try:
+            pinned = Pinned(folder)
+        except OSError as error:
+            raise FileNotFoundError(path) from error
+        with ExitStack() as undo:
+            undo.callback(pinned.close)
+            raw = pinned.read(MANIFEST, cls.kind)
+            manifest: Any = cls.manifest_type.from_json(raw, folder)
+            files = {*wanted(manifest)}
+            undo.pop_all()
+        return cls(path, pinned, manifest, files)
+
+    @classmethod
+    def _open_together(cls, path: Path, comm: Comm, wanted: Wanted) -> Self:
+        """Open the same version on all ranks, even if it is replaced meanwhile."""
+        for _ in range(ATTEMPTS):
+            mine: Self | None = None
+            failure: RecappError | None = None
+            try:
+                mine = cls.at(path, wanted=wanted)
+            except RecappError as error:
+                failure = error
+            seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
+            if mine and len({identity for identity, _ in seen}) == 1:
+                return mine
+            if mine:
+                mine.__exit__()
+            raise_together(failure, [text for _, text in seen], f"could not read {path}")
+        raise cls.kind.error(
+            f"the ranks do not see one {cls.kind.name} at {path}: is it on one file system?"
+        )
 
     @classmethod
     def of(cls, manifest: M) -> Self:
@@ -128,35 +209,6 @@ class Snapshot(ABC, Generic[M]):
     @abstractmethod
     def _example(self, schema: "Schema") -> "RawTable | None":
         """Return the stored rows."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name of the model, for people and servers."""
-
-    @abstractmethod
-    def dense(self) -> dict[str, Tensor]:
-        """Return the parameters and buffers of the model beside its tables.
-
-        Raises:
-            RecappError: The file is damaged.
-        """
-
-    @abstractmethod
-    def derived_values(self, columns: Sequence[DerivedColumn]) -> Mapping[str, Values]:
-        """Return the fitted values of the derived columns of a model, by key.
-
-        Raises:
-            RecappError: The model has none, or they are damaged.
-        """
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Return plain facts about the model, for people and servers."""
-
-    @abstractmethod
-    def verify(self) -> int:
-        """Compare all checksums, and return the number of bytes read."""
 
     def opened(self, file: str) -> BinaryIO:
         """Return one of the open files, at its beginning."""
@@ -336,24 +388,7 @@ class Artefact(Snapshot[ArtefactManifest]):
         return sum(self.check(file) for file in files if not file.startswith(COMPILED))
 
 
-# ---- opening
-
-ATTEMPTS = 100  # to open a model while writers replace it again and again
-
 StoredModel = Checkpoint | Artefact
-S = TypeVar("S", Checkpoint, Artefact)
-Wanted = Callable[[Any], Iterable[str]]
-"""A function from a manifest to the names of the files that a reader opens."""
-
-
-def every_file(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
-    """Select all files of a stored model."""
-    return manifest.files
-
-
-def files_in_use(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
-    """Select the files that stay open while the model is used."""
-    return manifest.in_use
 
 
 def open_stored(
@@ -372,19 +407,8 @@ def open_stored(
         ArtefactError: The artefact is incomplete or damaged, or has a later version.
         RankError: Another rank could not open the model.
     """
-    if is_artefact(path):
-        return open_as(Artefact, path, comm, wanted)
-    return open_as(Checkpoint, path, comm, wanted)
-
-
-def open_artefact(path: str | Path) -> Artefact:
-    """Open an artefact with all its files.
-
-    Raises:
-        ArtefactError: The artefact does not exist, is incomplete or damaged, or is of a later
-            version.
-    """
-    return open_as(Artefact, path)
+    kind: type[StoredModel] = Artefact if is_artefact(path) else Checkpoint
+    return kind.at(path, comm, wanted)
 
 
 def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
@@ -399,73 +423,3 @@ def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
     """
     with open_stored(path, wanted=lambda manifest: ()) as stored:
         return stored.manifest
-
-
-def open_as(
-    kind: type[S], path: str | Path, comm: Comm | None = None, wanted: Wanted = files_in_use
-) -> S:
-    """Open the version of a stored model of one kind to which its name leads now.
-
-    Arguments and errors are those of `open_stored`. A model of the other kind is an error, too.
-    """
-    path = Path(path)
-    if comm is not None:
-        return _open_together(kind, path, comm, wanted)
-
-    def version() -> tuple[int, ...]:
-        entry = entry_of(files_at(path).current(path))
-        return entry.version if entry else ()
-
-    attempts = ATTEMPTS
-    while True:
-        before = version()
-        attempts = attempts - 1
-        try:
-            return _open_now(kind, path, wanted)
-        except (RecappError, FileNotFoundError) as error:
-            if attempts and version() != before:
-                continue
-            if isinstance(error, RecappError):
-                raise
-            raise kind.kind.error(why_none(path, kind.kind)) from error
-
-
-def _open_now(kind: type[S], path: Path, wanted: Wanted) -> S:
-    """Open the directory to which a name leads now.
-
-    Raises:
-        FileNotFoundError: The directory has no manifest, so it is not a stored model.
-        RecappError: The model is incomplete, damaged or of a later version.
-    """
-    folder = files_at(path).current(path)
-    try:
-        pinned = Pinned(folder)
-    except OSError as error:
-        raise FileNotFoundError(path) from error
-    with ExitStack() as undo:
-        undo.callback(pinned.close)
-        raw = pinned.read(MANIFEST, kind.kind)
-        manifest: Any = kind.manifest_type.from_json(raw, folder)
-        files = {*wanted(manifest)}
-        undo.pop_all()
-    return kind(path, pinned, manifest, files)
-
-
-def _open_together(kind: type[S], path: Path, comm: Comm, wanted: Wanted) -> S:
-    """Open the same version of a stored model on all ranks, even if it is replaced meanwhile."""
-    for _ in range(ATTEMPTS):
-        mine: S | None = None
-        failure: RecappError | None = None
-        try:
-            mine = open_as(kind, path, wanted=wanted)
-        except RecappError as error:
-            failure = error
-        seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
-        if mine and len({identity for identity, _ in seen}) == 1:
-            return mine
-        if mine:
-            mine.__exit__()
-        raise_together(failure, [text for _, text in seen], f"could not read {path}")
-    raise kind.kind.error(
-        f"the ranks do not see one {kind.kind.name} at {path}: is it on one file system?"
-    )

@@ -16,6 +16,8 @@ an artefact cannot run code.
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
 
+recapp's own models, tasks, schedules and loggers are those that its `conf/` names.
+
 A class is allowed if a home module has it under a public name and it is derived from the home's
 base class; functions are never allowed. Only the modules of this list are homes, so a file cannot
 cause other imports. Other loggers could send curves to the author of the file. Settings of the
@@ -32,12 +34,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from recapp.errors import CheckpointError, ConfigError
-from recapp.models import catalogue
 from recapp.optim.named_rules import RULES as RULE_NAMES
+from recapp.settings.option_files import named_targets
 
 TARGET = "_target_"
 MARK = "\N{LOCK}"  # the prefix of a target from a file, until it is checked
@@ -56,15 +59,7 @@ class Home(NamedTuple):
     base: str
 
 
-RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
-SCHEDULES = tuple(
-    f"recapp.optim.schedule.{name}" for name in ("warmup_poly", "warmup_cosine", "Plateau")
-)
-MODELS = (*catalogue.MODELS, "recapp.compat.hugectr.graph.LayerGraph")
-TASKS = ("recapp.tasks.click.ClickTask", "recapp.tasks.rating.RatingTask")
-LINES = ("recapp.compat.hugectr.iteration_lines.IterationLines",)
 LOGGERS = (
-    "recapp.trainer.curves.CSVCurves",
     "lightning.pytorch.loggers.CSVLogger",
     "lightning.pytorch.loggers.csv_logs.CSVLogger",
     "lightning.pytorch.loggers.TensorBoardLogger",
@@ -80,52 +75,48 @@ OF_CLICKS = tuple(
     Home(f"torchmetrics.{room}", "torchmetrics.Metric")
     for room in ("classification", "regression", "retrieval")
 )
-OF_CONF = (
-    "torch.optim.Adam",
-    "torch.optim.Adagrad",
-    "torch.optim.SGD",
-    "torch.optim.lr_scheduler.ReduceLROnPlateau",
-    "lightning.pytorch.callbacks.ModelCheckpoint",
-    "lightning.pytorch.callbacks.LearningRateMonitor",
-    "lightning.pytorch.callbacks.EarlyStopping",
-)
-"""The classes of homes in recapp's own conf. They are allowed without an import of Lightning, which
-takes seconds.
-"""
 
 
 class Slot(NamedTuple):
-    """The names that a file may use in one place of the settings."""
+    """The names that a file may use in one place of the settings.
 
-    names: Sequence[str]
-    homes: Sequence[Home]
-    bases: Sequence[str]
-    """Base classes for classes of a trusted package; empty where functions stand."""
+    Args:
+        names: The names.
+        homes: The homes of further classes.
+        bases: Base classes for classes of a trusted package, beside those of the homes; without
+            any, functions stand there.
+    """
+
+    names: Sequence[str] = ()
+    homes: Sequence[Home] = ()
+    bases: Sequence[str] = ()
 
 
-def _slot(names: Sequence[str], *homes: Home, bases: Sequence[str] = ()) -> Slot:
-    return Slot(names, homes, (*bases, *(home.base for home in homes)))
+def _ours(room: str) -> tuple[str, ...]:
+    return tuple(name for name in named_targets() if name.startswith(f"recapp.{room}."))
 
 
-SLOTS: Mapping[str, Slot] = {
-    "optimizer.sparse": _slot(RULES),
-    "optimizer.sparse.tables.*": _slot(RULES),
-    "optimizer.dense": _slot((), OPTIMIZERS),
-    "optimizer.schedule": _slot(SCHEDULES, SCHEDULERS),
-    "callbacks.*": _slot(LINES, CALLBACKS),
-    "logger.*": _slot(LOGGERS, bases=[LOGGER]),
-    "model": _slot(MODELS, bases=[MODULES.base]),
-    "metrics.extra.*": _slot((), METRICS, *OF_CLICKS),
-    "task": _slot(TASKS, bases=["recapp.tasks.task.Task"]),
-}
-ELSEWHERE = _slot(
-    (*RULES, *SCHEDULES, *MODELS, *LINES, *LOGGERS),
-    OPTIMIZERS,
-    SCHEDULERS,
-    CALLBACKS,
-    MODULES,
-    METRICS,
-)
+@cache
+def slots() -> tuple[Mapping[str, Slot], Slot]:
+    """Return what a file may name in each place, and in all others."""
+    rules = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
+    schedules = _ours("optim.schedule")
+    models = (*_ours("models"), "recapp.compat.hugectr.graph.LayerGraph")
+    callbacks = ("recapp.compat.hugectr.iteration_lines.IterationLines",)
+    loggers = (*_ours("trainer.curves"), *LOGGERS)
+    places = {
+        "optimizer.sparse": Slot(rules),
+        "optimizer.sparse.tables.*": Slot(rules),
+        "optimizer.dense": Slot(homes=[OPTIMIZERS]),
+        "optimizer.schedule": Slot(schedules, [SCHEDULERS]),
+        "callbacks.*": Slot(callbacks, [CALLBACKS]),
+        "logger.*": Slot(loggers, bases=[LOGGER]),
+        "model": Slot(models, bases=[MODULES.base]),
+        "metrics.extra.*": Slot(homes=[METRICS, *OF_CLICKS]),
+        "task": Slot(_ours("tasks"), bases=["recapp.tasks.task.Task"]),
+    }
+    names = (*rules, *schedules, *models, *callbacks, *loggers)
+    return places, Slot(names, [OPTIMIZERS, SCHEDULERS, CALLBACKS, MODULES, METRICS])
 
 
 def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,13 +128,12 @@ def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: The settings are not plain.
     """
-    made = _marked(stored, "", 0)
+    settings: dict[str, Any] = _marked(stored, "", 0)
     if _count(stored) > MOST_VALUES:
         raise _not_plain("", f"are more than {MOST_VALUES:,} values")
     if not isinstance(stored.get("choices", {}), Mapping):
         raise _not_plain("choices", "are no options of groups")
-    assert isinstance(made, dict)
-    return made
+    return settings
 
 
 def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
@@ -157,38 +147,11 @@ def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
         ConfigError: `trust` is not a list of packages.
         CheckpointError: A target is not allowed; the text names the fix.
     """
-    check_trust(trust)
-    made = _judged(settings, "", trust)
-    assert isinstance(made, dict)
-    return made
-
-
-def check_trust(trust: Sequence[str]) -> None:
-    """Check that `trust` names packages.
-
-    Raises:
-        ConfigError: `trust` is not a list of packages.
-    """
     listed = isinstance(trust, list | tuple)
     if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
         raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
-
-
-def _may_be_the_users(package: str) -> bool:
-    return package not in sys.stdlib_module_names and package not in NOT_THE_USERS
-
-
-def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> None:
-    """Check the settings of a file without overrides.
-
-    Args:
-        stored: The settings, from `recapp.stored.manifest.Manifest.config`.
-        trust: Own packages of the user that they may name.
-
-    Raises:
-        CheckpointError: A target is not allowed, or the settings are not plain.
-    """
-    judged(marked(stored), trust)
+    plain: dict[str, Any] = _judged(settings, "", trust)
+    return plain
 
 
 def _inner(value: Any, where: str) -> Iterator[tuple[Any, str, Any]]:
@@ -205,15 +168,15 @@ def _marked(value: Any, where: str, depth: int) -> Any:
     if depth > DEEPEST:
         raise _not_plain(where, "is nested too deeply")
     if isinstance(value, Mapping):
-        made = {}
+        settings = {}
         for key, name, part in _inner(value, where):
             if not isinstance(key, str) or key in HYDRAS or "${" in key:
                 raise _not_plain(name, "is no setting")
             if key == TARGET and not isinstance(part, str):
                 raise _not_plain(name, "is no name")
             inner = _marked(part, name, depth + 1)
-            made[key] = f"{MARK}{inner}" if key == TARGET else inner
-        return made
+            settings[key] = f"{MARK}{inner}" if key == TARGET else inner
+        return settings
     if isinstance(value, list | tuple):
         return [_marked(part, name, depth + 1) for _, name, part in _inner(value, where)]
     if isinstance(value, str):
@@ -238,14 +201,14 @@ def _count(value: Any) -> int:
 
 def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
-        made = {}
+        settings = {}
         for key, name, part in _inner(value, where):
             if key == TARGET and isinstance(part, str) and part.startswith(MARK):
-                made[key] = part.removeprefix(MARK)
-                _judge(made[key], where, trust)
+                settings[key] = part.removeprefix(MARK)
+                _judge(settings[key], where, trust)
             else:
-                made[key] = _judged(part, name, trust)
-        return made
+                settings[key] = _judged(part, name, trust)
+        return settings
     if isinstance(value, list):
         return [_judged(part, name, trust) for _, name, part in _inner(value, where)]
     return value
@@ -254,18 +217,18 @@ def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:
 def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     slot = re.sub(r"^(callbacks|logger|metrics\.extra)\.[^.\[\]]+$", r"\1.*", where)
     slot = re.sub(r"^(optimizer\.sparse\.tables)\..+$", r"\1.*", slot)
-    names, homes, bases = SLOTS.get(slot, ELSEWHERE)
+    places, elsewhere = slots()
+    names, homes, bases = places.get(slot, elsewhere)
     if target in names or any(_is_class_of(target, home) for home in homes):
         return
     trusted = next((name for name in trust if target.startswith(f"{name}.")), None)
     if trusted and _is_dotted(target):
-        _check_own_class(target, where, trusted, bases)
+        _check_own_class(target, where, trusted, [*bases, *(home.base for home in homes)])
         return
     package = target.partition(".")[0]
-    known = not _may_be_the_users(package) or not _is_dotted(target)
     group = where.partition(".")[0].partition("[")[0]
     fix = f"choose another on the command line ({group}=...)"
-    if not known:
+    if _is_dotted(target) and package not in {*sys.stdlib_module_names, *NOT_THE_USERS}:
         fix = f"if that package is yours, say trust=[{','.join([*trust, package])}]"
     raise CheckpointError(
         f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
@@ -282,19 +245,19 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
     home, _, name = target.rpartition(".")
     said = f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
     try:
-        found = vars(import_module(home)).get(name)
+        value = vars(import_module(home)).get(name)
     except Exception as error:
         why = _shown(str(error))
         raise CheckpointError(
             f"{said}{home} cannot be imported ({why}); start the command where it can be"
         ) from None
-    own = isinstance(found, type) and f"{found.__module__}.".startswith(f"{trusted}.")
-    if not own or not issubclass(cast(type, found), tuple(map(_named, bases))):
-        wanted = (
+    defined = isinstance(value, type) and f"{value.__module__}.".startswith(f"{trusted}.")
+    if not defined or not issubclass(cast(type, value), tuple(map(_named, bases))):
+        kinds = (
             f"that are derived from {' or '.join(bases)}" if bases else "where classes may stand"
         )
         raise CheckpointError(
-            f"{said}trust=[{trusted}] vouches for classes that are defined there, {wanted}; say "
+            f"{said}trust=[{trusted}] vouches for classes that are defined there, {kinds}; say "
             f"{where}.{TARGET}=... on the command line if you want it"
         )
 
@@ -319,12 +282,12 @@ def _is_class_of(target: str, home: Home) -> bool:
     name = target.rpartition(".")[2]
     if not target.startswith(f"{home.module}.") or name.startswith("_") or not _is_dotted(target):
         return False
-    if target in OF_CONF:
+    if target in named_targets():  # without importing Lightning, which takes seconds
         return True
-    found = vars(import_module(home.module)).get(name)
-    if not isinstance(found, type) or not issubclass(found, _named(home.base)):
+    value = vars(import_module(home.module)).get(name)
+    if not isinstance(value, type) or not issubclass(value, _named(home.base)):
         return False
-    return target in (f"{home.module}.{name}", f"{found.__module__}.{found.__qualname__}")
+    return target in (f"{home.module}.{name}", f"{value.__module__}.{value.__qualname__}")
 
 
 def _is_dotted(name: str) -> bool:

@@ -13,7 +13,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import RecappError
 from recapp.optim.named_rules import tables_that_restart
 from recapp.sharding.layout import WEIGHT
-from recapp.stored.start_values import check_filled, values_file
+from recapp.stored.start_values import fill_values
 from recapp.tables.config import EmbeddingConfig
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.strategy import strategy_of
@@ -49,8 +49,7 @@ def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, given: str, s
     failure: RecappError | None = None
     rows = values = 0
     try:
-        rows, values = values_file(table, given, schema, key).fill(blocks)
-        check_filled(table.name, given, blocks)
+        rows, values = fill_values(table, given, schema, key, blocks)
     except RecappError as error:
         failure = error
     error_W = shared.comm.all_gather(failure and str(failure))

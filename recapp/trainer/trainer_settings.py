@@ -8,14 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from recapp.errors import ConfigError
 from recapp.settings.records import Constructor, Made, fields_of, not_a_setting
-from recapp.settings.values import Natural, Positive, Refused, Share, Within, read, shown
+from recapp.settings.values import Natural, Positive, Share, Within, read, shown
 
 Precision = Annotated[
     Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64],
-    Refused(
-        "16-mixed",
-        "tables are updated in backward, where the scaled loss would reach them; use bf16-mixed",
-    ),
+    "; 16-mixed is refused: tables are updated in backward, where the scaled loss would reach "
+    "them; use bf16-mixed",
 ]
 CallbackSettings = Annotated[
     Constructor,

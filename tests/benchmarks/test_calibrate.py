@@ -28,7 +28,7 @@ from recapp.benchmarks.kernel_costs import (
 )
 from recapp.benchmarks.link_costs import measure_link, measured_world_sizes, reducer
 from recapp.benchmarks.session import rule
-from recapp.cli.calibration import file_of
+from recapp.calibration import file_of
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware

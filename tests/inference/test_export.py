@@ -48,7 +48,7 @@ from recapp.stored.kinds import MANIFEST
 from recapp.stored.local_files import REPLACED
 from recapp.stored.manifest import sealed
 from recapp.stored.model_manifests import EXAMPLE
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tasks.click import ClickTask
 
@@ -318,11 +318,11 @@ def test_an_example_that_is_no_row_is_refused_in_one_line(checkpoint, tmp_path, 
     [
         ({"quantize": "int2"}, "quantize=int2: did you mean int8 or int4"),
         ({"quantize_tables": {"C99": "int8"}}, "quantize_tables.C99: the model has no such table"),
-        ({"quantize_tables": {"C1": "int3"}}, "quantize_tables.C1=int3: did you mean"),
+        ({"quantize_tables": {"C1": "int3"}}, "quantize_tables={C1: int3}: C1: int3: did you mean"),
         ({"budget_ne": -1.0}, "budget_ne=-1.0: must be a number of at least 0"),
         ({"budget_ne": 0.1, "quantize": "int8"}, "a budget is for quantize=auto"),
         ({"quantize": "auto", "report_rows": 0}, "quantize=auto report_rows=0"),
-        ({"report_rows": -1}, "report_rows=-1: must be at least 0"),
+        ({"report_rows": -1}, "report_rows=-1: must be a whole number of at least 0"),
     ],
 )
 def test_wrong_options_are_said(checkpoint, tmp_path, options, said):
@@ -611,18 +611,18 @@ def bombs(kind, names):
     ],
 )
 def test_a_small_example_does_not_become_many_rows(artefact, kind, said):
-    names = example_table(open_artefact(artefact).read(EXAMPLE)).column_names
+    names = example_table(Artefact.at(artefact).read(EXAMPLE)).column_names
     put(artefact, "example.arrow", bombs(kind, names))
     with pytest.raises(ArtefactError, match=f"example.arrow cannot be read: {said}"):
         recapp.load_model(artefact)
 
 
 def test_examples_of_any_encoding_are_read(artefact):
-    rows = example_table(open_artefact(artefact).read(EXAMPLE))
+    rows = example_table(Artefact.at(artefact).read(EXAMPLE))
     words = pa.array(["a", "b"] * 16).dictionary_encode()
     coded = rows.set_column(0, "I1", pa.ListArray.from_arrays(list(range(0, 34, 2)), words))
     put(artefact, "example.arrow", arrow_file(coded))
-    assert example_table(open_artefact(artefact).read(EXAMPLE)) == coded
+    assert example_table(Artefact.at(artefact).read(EXAMPLE)) == coded
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -689,11 +689,11 @@ def test_what_is_no_artefact_is_said(checkpoint, artefact, tmp_path):
         recapp.load_model(tmp_path)
     rewrite(artefact, lambda info: info.update(format="other"))
     with pytest.raises(ArtefactError, match='format "other"'):
-        open_artefact(artefact)
+        Artefact.at(artefact)
     with pytest.raises(ArtefactError, match=r"is a checkpoint: `python -m recapp\.export"):
-        open_artefact(checkpoint)
+        Artefact.at(checkpoint)
     with pytest.raises(ArtefactError, match="there is no such directory"):
-        open_artefact(tmp_path / "none")
+        Artefact.at(tmp_path / "none")
 
 
 def test_trust_of_code_that_is_not_there_is_noted(artefact, logs, capsys):

@@ -39,7 +39,7 @@ def as_stored(data_type):
 def test_bytes_are_those_of_the_stored_rows(data_type, row):
     made, lookups = as_stored(data_type)
     fit = fewest_ranks(made, lookups, Topology(1, memory_bytes=[10**9]))
-    assert (fit.ranks, fit.bytes, fit.largest) == (1, sum(ROWS) * row, sum(ROWS) * row)
+    assert (fit.plan.world_size, fit.bytes, fit.largest) == (1, sum(ROWS) * row, sum(ROWS) * row)
 
 
 def test_fewer_bits_need_fewer_ranks_and_each_holds_what_it_may():
@@ -50,8 +50,8 @@ def test_fewer_bits_need_fewer_ranks_and_each_holds_what_it_may():
         held = bytes_per_rank(made, fit.plan, None)
         assert max(rank.total for rank in held) == fit.largest <= 25_000
         assert sum(rank.total for rank in held) >= fit.bytes
-        assert fit.ranks >= -(-fit.bytes // 25_000)
-        ranks[data_type] = fit.ranks
+        assert fit.plan.world_size >= -(-fit.bytes // 25_000)
+        ranks[data_type] = fit.plan.world_size
     assert ranks == {"fp32": 6, "fp16": 3, "int8": 2, "int4": 1}
 
 
@@ -59,7 +59,10 @@ def test_one_rank_fewer_does_not_fit():
     made, lookups = as_stored("fp16")
     fit = fewest_ranks(made, lookups, Topology(1, memory_bytes=[25_000]))
     with pytest.raises(PlanError):
-        serving_plan(made, Topology(fit.ranks - 1, memory_bytes=[25_000] * (fit.ranks - 1)))
+        serving_plan(
+            made,
+            Topology(fit.plan.world_size - 1, memory_bytes=[25_000] * (fit.plan.world_size - 1)),
+        )
 
 
 def test_every_table_asks_for_distinct_rows():

@@ -231,14 +231,6 @@ def test_a_taken_port_is_named_and_a_free_one_is_used(start):
     assert error is None and (job / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("port", [-1, 70000, "x"])
-def test_a_port_that_is_none_is_refused(start, port):
-    error, _ = start("fine", port=port)
-    assert type(error) is ConfigError and str(error).startswith(
-        f"launch.port={port}: give a number"
-    )
-
-
 def test_gloo_is_told_the_loopback_only_where_the_host_has_no_address(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     for resolves, wanted in ((True, None), (False, "lo")):

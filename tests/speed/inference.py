@@ -36,7 +36,7 @@ from recapp.models.published_dlrm import DLRM
 from recapp.run.model import model_to_shard
 from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact
 from recapp.tables.config import PoolingType
 from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
@@ -99,7 +99,7 @@ def plain_model(path: Path) -> nn.Module | None:
     """Return the model of an artefact with tables of `torch.nn.EmbeddingBag` in floats. If a table
     is dynamic, print that and return None.
     """
-    artefact = open_artefact(path)
+    artefact = Artefact.at(path)
     model = model_to_shard(artefact, with_columns_of(recipe_of_stored(artefact.manifest), artefact))
     mapped = mapped_tables(artefact).tables
     for _, collection in embedding_collections(model):

@@ -20,7 +20,7 @@ import torch
 from recapp.engine.read_only_store import values_of
 from recapp.inference.held_tables import mapped_tables
 from recapp.inference.scorer import Scorer
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact
 
 from .line_process import LineProcess
 
@@ -47,10 +47,10 @@ def cost_of_loading(artefact: Path, load: LoadModel) -> dict[str, Any]:
     return {
         "rows_bytes": sum(
             int(entry["bytes"])
-            for name, entry in open_artefact(artefact).manifest.files.items()
+            for name, entry in Artefact.at(artefact).manifest.files.items()
             if name.startswith("rows/")
         ),
-        "map_ms": _median_ms(lambda: mapped_tables(open_artefact(artefact))),
+        "map_ms": _median_ms(lambda: mapped_tables(Artefact.at(artefact))),
         "load_ms": _median_ms(lambda: load(artefact, check_rows=False)),
         "load_checked_ms": _median_ms(lambda: load(artefact, check_rows=True)),
         **memory_of_two(artefact),
@@ -105,7 +105,7 @@ def _of_rows(pid: int, artefact: Path) -> dict[str, int] | None:
     except OSError:
         return None
     found = {"Rss": 0, "Private": 0}
-    folder = str(open_artefact(artefact).manifest.folder.resolve() / "rows")
+    folder = str(Artefact.at(artefact).manifest.folder.resolve() / "rows")
     of_rows = False
     for line in lines:
         if HEAD.match(line):
@@ -119,7 +119,7 @@ def _of_rows(pid: int, artefact: Path) -> dict[str, int] | None:
 
 def main() -> None:
     """Map the rows of an artefact, read them, and wait until standard input ends."""
-    artefact = open_artefact(sys.argv[1])
+    artefact = Artefact.at(sys.argv[1])
     tables = mapped_tables(artefact)
     read = {id(t.rows): values_of(t.rows) for t in tables.tables.values()}
     for rows in read.values():

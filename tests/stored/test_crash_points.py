@@ -24,7 +24,6 @@ from recapp.stored import checkpoint
 from recapp.stored.checkpoint import (
     load_table,
     load_together,
-    open_checkpoint,
     read_manifest,
     read_meta,
     remove_checkpoint,
@@ -33,6 +32,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.directories import find_checkpoints, is_checkpoint
 from recapp.stored.model_store import clean_up
+from recapp.stored.stored_model import Checkpoint
 from recapp.trainer.keep_checkpoints import KeepLast
 from recapp.trainer.sharded_checkpoint import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -368,7 +368,7 @@ def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
 
 def step_of_one_version(path):
     """Read an open checkpoint slowly while the writer goes on; return its step."""
-    with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
+    with Checkpoint.at(path, wanted=lambda manifest: manifest.files) as snapshot:
         time.sleep(0.01)
         assert snapshot.verify() > 0
         held = Block("A", "weight", (4, 2), range(4), range(2), torch.full((4, 2), -1.0), True)

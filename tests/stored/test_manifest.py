@@ -33,7 +33,7 @@ from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.model_store import Pinned
-from recapp.stored.stored_model import open_artefact
+from recapp.stored.stored_model import Artefact
 from recapp.transport.communicator import Comm
 
 PLAN = {
@@ -273,7 +273,7 @@ def test_a_disk_that_fails_while_a_manifest_is_read_is_one_error(saved):
     (saved / "manifest.json").symlink_to("/proc/self/mem")  # a file whose first byte is unreadable
     assert refused(saved) == f"{saved / 'manifest.json'} cannot be read: Input/output error"
     with pytest.raises(ArtefactError, match=r"manifest\.json cannot be read: Input/output error$"):
-        open_artefact(saved)
+        Artefact.at(saved)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from recapp.optim.rules import adagrad
 from recapp.sharding.layout import Block
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import write_checkpoint
-from recapp.stored.start_values import check_filled, check_values, values_file
+from recapp.stored.start_values import check_values, fill_values
 from recapp.tables.config import EmbeddingBagConfig, lookups_of
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
@@ -68,8 +68,7 @@ def filled(comm, kind, order, given):
     plan = make_plan(kind, [TABLE], comm.world, row_order=order)
     collection = shard_bags([TABLE], plan, comm, adagrad())
     blocks = [b for b in collection.blocks() if b.tensor == "weight"]
-    rows, values = values_file(TABLE, given, SCHEMA, "C1").fill(blocks)
-    check_filled("C1", given, blocks)
+    rows, values = fill_values(TABLE, given, SCHEMA, "C1", blocks)
     return whole_tensors(comm, collection)["C1", "weight"], rows, values
 
 
@@ -110,7 +109,7 @@ def test_ids_go_through_the_vocabulary_of_their_feature(tmp_path):
     )
     data = torch.zeros(4, DIM)
     block = Block("C1", "weight", (4, DIM), range(4), range(DIM), data, True)
-    assert values_file(table, f"{tmp_path}/v.parquet", schema, table.name).fill([block]) == (2, 2)
+    assert fill_values(table, f"{tmp_path}/v.parquet", schema, "C1", [block]) == (2, 2)
     assert data[:, 0].tolist() == [0.0, 3.0, 0.0, 1.0], "6 is no frequent id"
 
 
@@ -181,6 +180,5 @@ def test_rows_that_are_no_start_values_are_named(tmp_path, ids, vectors, message
         "C1", "weight", (ROWS, DIM), range(ROWS), range(DIM), torch.zeros(ROWS, DIM), True
     )
     with pytest.raises(RecappError, match=message) as refused:
-        values_file(table, path, SCHEMA, table.name).fill([block])
-        check_filled("C1", path, [block])
+        fill_values(table, path, SCHEMA, "C1", [block])
     assert len(str(refused.value).splitlines()) == 1

@@ -33,7 +33,7 @@ from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import ArtefactManifest
 from recapp.stored.model_store import STORES, Pinned, write_file
 from recapp.stored.store import Files
-from recapp.stored.stored_model import open_artefact, read_stored
+from recapp.stored.stored_model import Artefact, read_stored
 
 ROOM = Path(recapp.__file__).parent / "stored"
 TOUCHES = {
@@ -114,7 +114,7 @@ def test_another_store_keeps_artefacts_without_a_change_elsewhere(elsewhere):
             described = ArtefactManifest(folder, {"name": name}, files, ())
             write_file(folder / "manifest.json", to_json(described).encode())
     assert read_stored(elsewhere / "art").info == {"name": "two"}
-    with open_artefact(elsewhere / "art") as artefact:
+    with Artefact.at(elsewhere / "art") as artefact:
         assert artefact.verify() == 4 and artefact.read("rows/a.bin") == b"rows"
     assert not elsewhere.exists()
 

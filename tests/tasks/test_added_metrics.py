@@ -25,7 +25,7 @@ from recapp.reporting.details import (
     write_details,
 )
 from recapp.reporting.summary import report_end
-from recapp.run.task_of_run import build_task
+from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

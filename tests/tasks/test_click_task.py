@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
-from recapp.run.task_of_run import build_task
+from recapp.run.constructors import build_task
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import Batch

@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.checkpoint import checkpoint
 
 from recapp.errors import ConfigError
-from recapp.run.task_of_run import build_task
+from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from jobs import recipe, refusal, small
 
-from recapp.run.monitors import schedule_of, with_monitor
 from recapp.run.run_checks import check_training
-from recapp.run.training import changed_optimizer
+from recapp.run.training import changed_optimizer, schedule_of, with_monitor
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest, read_meta
 

@@ -24,7 +24,7 @@ from recapp.cli.stored_recipe import check_generated, recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
 from recapp.run.commands import recipe_of
-from recapp.settings.option_files import conf_dir
+from recapp.settings.option_files import conf_dir, named_targets
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block
 from recapp.stored import trust
@@ -99,7 +99,7 @@ def fast_composition():
     """The same few settings are composed hundreds of times. What the homes themselves do when they
     are imported is not looked at.
     """
-    for home in trust.ELSEWHERE[1]:
+    for home in trust.slots()[1].homes:
         import_module(home.module)
     whole = compose.compose
     cached = cache(lambda primary, overrides, folders: whole(primary, list(overrides), folders))
@@ -397,26 +397,18 @@ def test_what_recapp_writes_passes_unchanged(checkpoint, config, name):
     ],
 )
 def test_classes_of_the_homes_pass_under_their_public_and_their_full_names(config, slot, target):
-    trust.refuse_untrusted(put(config, slot, {"_target_": target}))
+    trust.judged(trust.marked(put(config, slot, {"_target_": target})), ())
 
 
-def test_what_conf_names_is_known_without_importing_lightning():
-    conf = {
-        line.split("_target_:")[1].split(",")[0].strip(" }")
-        for file in conf_dir().rglob("*.yaml")
-        for line in file.read_text().replace("{_target_", "\n_target_").splitlines()
-        if "_target_:" in line
-    }
-    known = {*trust.OF_CONF, *trust.RULES, *trust.SCHEDULES, *trust.MODELS, *trust.LOGGERS}
-    known |= set(trust.TASKS)
-    assert {name.split()[0] for name in conf} <= known
-    for target in trust.OF_CONF:
-        (home,) = [home for home in trust.ELSEWHERE[1] if target.rpartition(".")[0] == home.module]
-        base_module, _, base = home.base.rpartition(".")
-        assert issubclass(
-            getattr(import_module(home.module), target.rpartition(".")[2]),
-            getattr(import_module(base_module), base),
-        )
+def test_conf_names_classes_of_the_homes_which_are_known_without_importing_lightning():
+    homes = {home.module: home for home in trust.slots()[1].homes}
+    names = [name for name in named_targets() if name.rpartition(".")[0] in homes]
+    assert {"torch.optim.Adam", "lightning.pytorch.callbacks.EarlyStopping"} <= {*names}
+    for target in names:
+        home, _, name = target.rpartition(".")
+        base_module, _, base = homes[home].base.rpartition(".")
+        kind = getattr(import_module(base_module), base)
+        assert issubclass(getattr(import_module(home), name), kind)
 
 
 def test_what_the_command_line_names_is_the_users_word(checkpoint, config, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 This file imports torch; only settings that add something need it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -15,7 +15,6 @@ from torchmetrics.utilities import dim_zero_cat
 
 from recapp.errors import ConfigError
 from recapp.metrics import MAE, RMSE, click_metrics
-from recapp.run.constructors import make
 from recapp.settings.records import Constructor
 from recapp.tasks.detail_metrics import Bootstrap, Buckets, Sample, Slices
 from recapp.tasks.group_auc import GroupAUC
@@ -34,41 +33,44 @@ REPLICATED = (
     "mae",
 )
 """The metrics of recapp that a bootstrap measures, by their usual names."""
+Make = Callable[[Constructor, str], Any]
+"""Calls a constructor of the settings, which lie at a dotted name."""
 
 
-def added_metrics(task: Task, output: Output, settings: MetricSettings) -> list[Added]:
+def added_metrics(task: Task, output: Output, settings: MetricSettings, make: Make) -> list[Added]:
     """Return the metrics and details to add.
 
     Args:
         task: The task.
         output: The output of the task that they read.
         settings: The group `metrics`.
+        make: Makes the metrics of `metrics.extra`.
 
     Raises:
         ConfigError: A metric does not fit the task.
     """
     clicks = output.activation == "sigmoid"
-    for name, given in (("group", settings.group), ("buckets", settings.buckets)):
-        if given is not None and not clicks:
+    for name, value in (("group", settings.group), ("buckets", settings.buckets)):
+        if value is not None and not clicks:
             raise ConfigError(
-                f"metrics.{name}={given}: the output {output.name} is a number and no click: "
+                f"metrics.{name}={value}: the output {output.name} is a number and no click: "
                 f"leave metrics.{name}=null"
             )
     added = []
     if settings.group:
         measure = Measure(GAUC, f"gAUC by {settings.group}", "max", output.name)
-        make_gauc = partial(_made, GroupAUC, soft_labels=output.soft)
+        make_gauc = partial(_metric, GroupAUC, soft_labels=output.soft)
         added.append(
             Added(GAUC, output, make_gauc, partial(_add_groups, column=settings.group), measure)
         )
     for name, constructor in settings.extra.items():
-        added.append(_extra(task, output, name, constructor, settings.group))
+        added.append(_extra(task, output, name, constructor, settings.group, make))
     for column in settings.by:
-        make_slices = partial(_made, Slices, column, clicks=clicks, soft_labels=output.soft)
+        make_slices = partial(_metric, Slices, column, clicks=clicks, soft_labels=output.soft)
         added.append(Added(f"by {column}", output, make_slices, _add_sample))
     if settings.buckets:
         added.append(
-            Added("buckets", output, partial(_made, Buckets, settings.buckets), _add_sample)
+            Added("buckets", output, partial(_metric, Buckets, settings.buckets), _add_sample)
         )
     if settings.bootstrap:
         added.append(
@@ -77,11 +79,11 @@ def added_metrics(task: Task, output: Output, settings: MetricSettings) -> list[
     return added
 
 
-def _made(kind: Any, /, *args: Any, **settings: Any) -> Metric:
+def _metric(kind: Any, /, *args: Any, **settings: Any) -> Metric:
     """Return a metric; the last positional argument is `sync_on_compute`."""
     *first, sync_on_compute = args
-    made: Metric = kind(*first, sync_on_compute=sync_on_compute, **settings)
-    return made
+    metric: Metric = kind(*first, sync_on_compute=sync_on_compute, **settings)
+    return metric
 
 
 def _add_sample(metric: Any, sample: Sample) -> None:
@@ -101,36 +103,36 @@ def _bootstrap(task: Task, output: Output, replicates: int) -> Any:
     clicks = output.activation == "sigmoid"
     kinds = {"rmse": RMSE, "mae": MAE}
     able = REPLICATED if clicks else tuple(kinds)
-    wanted = [
+    names = [
         one.name
         for one in task.measures
         if one.name in able and (one.output or task.outputs[0].name) == output.name
     ]
-    if not wanted:
+    if not names:
         raise ConfigError(
             f"metrics.bootstrap={replicates}: none of the metrics "
             f"{', '.join(one.name for one in task.measures)} has intervals for the output "
             f"{output.name}; these have: {', '.join(able)}"
         )
 
-    def made(sync_on_compute: bool) -> Metric:
+    def make_bootstrap(sync_on_compute: bool) -> Metric:
         if clicks:
-            metrics = click_metrics(wanted, sync_on_compute, output.soft, replicates)
+            metrics = click_metrics(names, sync_on_compute, output.soft, replicates)
         else:
             metrics = {
                 name: kinds[name](sync_on_compute=sync_on_compute, replicates=replicates)
-                for name in wanted
+                for name in names
             }
         return Bootstrap(metrics, replicates, sync_on_compute=sync_on_compute)
 
-    return made
+    return make_bootstrap
 
 
 # ---- torchmetrics
 
 
 def _extra(
-    task: Task, output: Output, name: str, settings: Constructor, group: str | None
+    task: Task, output: Output, name: str, settings: Constructor, group: str | None, make: Make
 ) -> Added:
     """Return a metric of torchmetrics, after it was tried on a few samples.
 
@@ -170,16 +172,16 @@ def _extra(
     better = {True: "max", False: "min", None: None}[metric.higher_is_better]
     measure = Measure(name, name.replace("_", " "), better, output.name)
 
-    def made(sync_on_compute: bool) -> Metric:
-        found: Metric = make(settings, where)
-        found.sync_on_compute = sync_on_compute
-        found._to_sync = sync_on_compute
-        for state, default in found._defaults.items():
-            if isinstance(default, list) and found._reductions[state] is None:
-                found._reductions[state] = dim_zero_cat  # one exchange whatever a rank's batches
-        return found
+    def make_synced(sync_on_compute: bool) -> Metric:
+        synced: Metric = make(settings, where)
+        synced.sync_on_compute = sync_on_compute
+        synced._to_sync = sync_on_compute
+        for state, default in synced._defaults.items():
+            if isinstance(default, list) and synced._reductions[state] is None:
+                synced._reductions[state] = dim_zero_cat  # one exchange whatever a rank's batches
+        return synced
 
-    return Added(name, output, made, update, measure)
+    return Added(name, output, make_synced, update, measure)
 
 
 def _add_extra(
@@ -191,8 +193,8 @@ def _add_extra(
         metric._update_count += 1  # else it warns that it had no batch
         return
     target_B = sample.label_B.long() if whole else sample.label_B
-    given = {"indexes": sample.ids(column)} if column else {}
-    metric.update(sample.score_B, target_B, **given)
+    indexes = {"indexes": sample.ids(column)} if column else {}
+    metric.update(sample.score_B, target_B, **indexes)
 
 
 def _try(metric: Any, says: str, *, whole: bool, indexes: bool) -> dict[str, Tensor]:
@@ -204,17 +206,16 @@ def _try(metric: Any, says: str, *, whole: bool, indexes: bool) -> dict[str, Ten
     scores = torch.tensor([0.1, 0.9, 0.4, 0.6])
     target = torch.tensor([0, 1, 1, 0])
     try:
-        given = {"indexes": torch.zeros(4, dtype=torch.int64)} if indexes else {}
+        groups = {"indexes": torch.zeros(4, dtype=torch.int64)} if indexes else {}
         metric._to_sync = False  # also where one rank alone makes the task
-        metric.update(scores, target if whole else target.float(), **given)
+        metric.update(scores, target if whole else target.float(), **groups)
         value = metric.compute()
     except Exception as error:
         raise ConfigError(f"{says}: {' '.join(str(error).split())}") from error
     if not isinstance(value, Tensor) or value.numel() != 1:
-        found = type(value).__name__
-        if isinstance(value, Tensor):
-            found = f"a tensor of shape {list(value.shape)}"
-        raise ConfigError(f"{says}: its value is {found}: must be one number")
+        is_tensor = isinstance(value, Tensor)
+        kind = f"a tensor of shape {list(value.shape)}" if is_tensor else type(value).__name__
+        raise ConfigError(f"{says}: its value is {kind}: must be one number")
     lists = {name: getattr(metric, name) for name in metric._defaults}
     return {
         name: rows[0].new_empty(0, *rows[0].shape[1:])

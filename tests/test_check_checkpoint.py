@@ -63,8 +63,9 @@ def test_a_command_and_its_rank_open_a_stored_model_once(
 ):
     """Lightning's restore opens it once more: the version that all ranks see when they have met."""
     versions = []
-    once = stored_model._open_now
-    monkeypatch.setattr(stored_model, "_open_now", lambda *one: versions.append(1) or once(*one))
+    once = stored_model.Snapshot._open_now.__func__
+    counted = classmethod(lambda *one: versions.append(1) or once(*one))
+    monkeypatch.setattr(stored_model.Snapshot, "_open_now", counted)
     rows = [f"input={finished.parents[1]}/logs", f"output={tmp_path}/scores.parquet"]
     given = recipe(command, [f"ckpt_path={finished}", *(rows if command == "predict" else [])])
     assert len(versions) == 1  # of the command

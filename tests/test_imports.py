@@ -188,11 +188,11 @@ def test_a_plan_is_checked_against_a_run_without_torchs_compiler(loaded, stored)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("verb", "reader"), [("step", ""), ("data", "pyarrow ")])
-def test_a_measurement_is_checked_without_lightning(loaded, verb, reader):
+@pytest.mark.parametrize(("verb", "more"), [("step", ""), ("data", "numpy pyarrow torch ")])
+def test_a_measurement_is_checked_without_lightning(loaded, verb, more):
     packages, said = loaded("recapp.bench", "ranks", verb, code=1)
     assert "ranks would be started" in said
-    assert packages == f"antlr4 hydra numba numpy omegaconf {reader}torch yaml"
+    assert sorted(packages.split()) == sorted(f"antlr4 hydra omegaconf {more}yaml".split())
 
 
 @pytest.mark.full

@@ -42,6 +42,7 @@ from recapp.stored.block_files import by
 from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.start_values import check_values as check_start_files
+from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
 from recapp.tables.ids import OutsideTable
 from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_members
@@ -425,6 +426,8 @@ def check_tables(recipe: Train, manifest: Manifest) -> None:
             "out the setting, or train anew"
         )
     tables = {table.name: table for table in recipe.all_tables}
+    if tables.keys() != manifest.shapes.keys():  # a model may make tables of its own, or take none
+        tables = {t.name: t for t in embedding_tables(build_model(recipe, on_paper=True))}
     for table in tables.values():
         _check_table(manifest, table, None if recipe.counts_ids else table.num_embeddings)
     manifest.check_left_out(tables)

@@ -10,7 +10,7 @@ its modules, which are imported on first use.
 | models, small functions    | dlrm, deepfm, small_helpers                                        |
 | training                   | train_pipeline                                                     |
 | modules around collections | wrapped_collections                                                |
-| optimisers                 | keyed_optimizers, warmup_optimizer                                 |
+| optimisers                 | keyed, keyed_optimizers, fused_params, warmup_optimizer            |
 | plans, sharding by hand    | planning, plans_by_hand                                            |
 | tables that take any ids   | managed_collisions                                                 |
 | quantised models           | quantised                                                          |

@@ -195,7 +195,7 @@ def test_text_must_be_integers_where_one_of_the_tables_that_read_it_takes_ids_fo
 
 def test_criteo_is_hexadecimal_with_and_without_labels():
     for label in ("label", None):
-        schema = schema_of(*settings(naming="criteo", label=label))
+        schema = schema_of(*settings(naming="criteo", label=label, dense=None, sparse=None))
         assert (schema.label, {schema.text_ids(name) for name in schema.sparse}) == (label, {"hex"})
 
 

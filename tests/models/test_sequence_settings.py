@@ -77,7 +77,7 @@ def test_heads_that_do_not_divide_a_step_are_refused(logs):
     ("setting", "words"),
     [
         ("model=autoint model.heads=5", "model.heads=5: must divide model.width=64"),
-        ("model=finalmlp model.heads=3", r"model.heads=3: must divide model.first_layers[2]=400"),
+        ("model=finalmlp model.heads=3", r"model.heads=3: must divide model.first_layers[-1]=400"),
         ("model=finalnet model.first_layers=[3]", "3 is odd, and model.residual=concat makes"),
         ("model=rankmixer model.tokens=7", "model.tokens=7: must divide model.width=128"),
         (

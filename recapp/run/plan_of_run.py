@@ -118,6 +118,8 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
     """
     plan = recipe.plan or PlanSettings()
     topology = problem.topology
+    for table, kind in (plan.tables or {}).items():
+        sharding_type(kind, f"plan.tables.{table}={kind}")
     if plan.path is not None:
         made = load_plan(plan.path, problem.tables, topology.world_size, problem.lookups)
     elif plan.rules is not None:

@@ -285,7 +285,7 @@ def test_intervals_of_a_bootstrap_are_its_quantiles():
     assert interval([1.0, math.nan]) is None and interval([]) is None
     details = {"bootstrap": {"metrics": {"auc": values}}}
     both = {"test_auc_low": low, "test_auc_high": high}
-    assert intervals(details, "test") == pytest.approx(both)
+    assert intervals(details, "test") == pytest.approx(both, rel=1e-12)
 
 
 EXTRA = "torchmetrics.classification."

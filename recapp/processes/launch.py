@@ -133,6 +133,7 @@ def launch(
     port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_SECONDS,
+    reloads: bool = False,
 ) -> None:
     """Run a module's `run(settings, job directory)` as `ranks` processes on this machine and wait
     for them.
@@ -148,6 +149,7 @@ def launch(
         port: The port at which the ranks meet; 0 takes a free one.
         to_stderr: Whether rank 0 prints to standard error, because standard output is a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
+        reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
 
     Raises:
         RecappError: A rank raised this error; its notes may hold a traceback.
@@ -156,7 +158,7 @@ def launch(
     """
     run = uuid.uuid4().hex[:8]
     logs = config_path.parent / "ranks"
-    forwarding = Forwarding(grace)
+    forwarding = Forwarding(grace, reloads)
     with meeting_point(port) as port:
         works = [
             Work(module, config_path, environment)

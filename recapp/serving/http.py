@@ -1,7 +1,8 @@
 """The HTTP server around the application: its socket, its signals, and the time of a head.
 
-    SIGTERM, SIGINT, SIGHUP   stop accepting, answer the open requests, and exit with 0
-    a rank is lost            the same, but exit with an error
+    SIGTERM, SIGINT   stop accepting, answer the open requests, and exit with 0
+    a rank is lost    the same, but exit with an error
+    SIGHUP            reload the model
 
 uvicorn speaks HTTP through h11; it bounds the bytes of a head, and answers connections above
 `max_connections` with 503. It has no limit on the time of a head, nor of the rest of a body after
@@ -27,9 +28,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.serving.app import Server
-from recapp.serving.limits import Limits
+from recapp.serving.limits import Limits, Refused
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = (signal.SIGINT, signal.SIGTERM)
 KEEP_ALIVE_SECONDS = 75  # load balancers wait 60 s and must close first
 LINGER_SECONDS = 1.0  # for which an idle connection stays open after a signal
 LISTENS = 1024  # connections that wait to be accepted
@@ -121,6 +122,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._server = server
         self._say_started = started
+        self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
@@ -139,11 +141,10 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals inside the `with`."""
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in STOPS}
-        if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
-            del before[signal.SIGHUP]
-        for number in before:
+        before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGHUP)}
+        for number in STOPS:
             loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             yield
         finally:
@@ -156,6 +157,19 @@ class HttpServer(uvicorn.Server):
             note("no new connections; pending requests are answered")
         self._server.ends = True
         self.should_exit = True
+
+    def _reload(self) -> None:
+        task = asyncio.get_running_loop().create_task(_reload(self._server))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+
+async def _reload(server: Server) -> None:
+    try:
+        await server.model.reload()
+    except Refused as refused:
+        if refused.status == 409:
+            note(refused.text)
 
 
 def closing_at_the_end(server: Server) -> ASGIApp:

@@ -5,9 +5,12 @@ The runs of a variant differ only in their seed and in settings that have no eff
 number, a metric or the speed. A setting that does not change the trained model, such as the plan,
 makes no variants by metric; a learning rate makes none by speed.
 
-By metric, an order is noise while the runs of the best variant overlap with those of another. By
-speed, it is noise while the middle halves of the steps overlap. Runs with different batch sizes are
-compared by samples per second.
+By metric, an order is noise while the runs of the best variant overlap with those of another.
+
+By speed, it is noise if a second measurement could reverse it: while the middle halves of the steps
+overlap. No plan changes the dense phase. So if the dense phases of two variants that differ in
+their plan alone differ, the machine was not equally fast for them, and their steps must lie further
+apart than that. Runs with different batch sizes are compared by samples per second.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,9 +70,11 @@ class Interval:
         """The value of the highest run."""
         return max(self.values)
 
-    def overlaps(self, other: "Interval") -> bool:
-        """Return whether two intervals, each from lowest to highest, have a number in common."""
-        return self.low <= other.high and other.low <= self.high
+    def overlaps(self, other: "Interval", apart: float = 0.0) -> bool:
+        """Return whether two intervals, each from lowest to highest, lie at most `apart` from each
+        other.
+        """
+        return self.low <= other.high + apart and other.low <= self.high + apart
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,18 @@ def changes_speed(name: str, values: Sequence[Any]) -> bool:
     numbers = all(isinstance(value, int | float | None) for value in values)
     rate = numbers and fnmatchcase(name, RATES)
     return not rate and not any(fnmatchcase(name, pattern) for pattern in SAME_SPEED)
+
+
+def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Return the variants in sets. Of the settings that change speed, the members of a set differ
+    only in the plan.
+    """
+    sets: dict[str, list[Variant]] = {}
+    for variant in variants:
+        first = variant.runs[0]
+        shared = [v for name, v in first.varied.items() if changes_speed(name, [v])]
+        sets.setdefault(repr((first.results.ranks, shared)), []).append(variant)
+    return list(sets.values())
 
 
 # ---- by metric
@@ -343,11 +360,33 @@ def pace_of(variants: Sequence[Variant]) -> Pace:
 
 
 def tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
-    """Return the variants whose steps overlap with those of `one`, the fastest first."""
+    """Return the variants that differ from `one` by no more than noise, the fastest first."""
+    alike = next(some for some in alike_but_for_plan(variants) if one in some)
     pace = pace_of(variants)
-    reach = pace.spread(one)
-    others = [(variant, pace.spread(variant)) for variant, _ in pace.ranked(variants)]
-    return [v for v, its in others if v is not one and reach and its and its.overlaps(reach)]
+    # variants that differ in the plan alone have the same batch size, so their steps are compared
+    steps = Pace(by_rate=False, spec=pace.spec)
+    others = [variant for variant, _ in pace.ranked(variants) if variant is not one]
+    return [
+        other
+        for other in others
+        if _overlap(pace, one, other)
+        or (other in alike and _overlap(steps, one, other, drift(one, other)))
+    ]
+
+
+def _overlap(pace: Pace, one: Variant, other: Variant, apart: float = 0.0) -> bool:
+    a, b = (pace.spread(variant) for variant in (one, other))
+    return a is not None and b is not None and a.overlaps(b, apart)
+
+
+def drift(*variants: Variant) -> float:
+    """Return the milliseconds by which the dense phases of some variants differ."""
+    dense = [ms.mean for v in variants if (ms := v.measure(_dense_ms))]
+    return max(dense) - min(dense) if dense else 0.0
+
+
+def _dense_ms(run: Run) -> float | None:
+    return run.performance.mean_phases()["dense"] if run.performance else None
 
 
 def speed_verdict(variants: Sequence[Variant]) -> list[str]:
@@ -361,9 +400,14 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
     slow = pace.show(worst.mean)
     near = tied_with(fastest, variants)
     if len(near) == len(ranked) - 1:
+        moved = max(drift(*alike) for alike in alike_but_for_plan(variants))
+        dense = (
+            f", or differ by no more than the dense phase, which no plan changes ({moved:.3g} ms)"
+        )
+        apart = not all(_overlap(pace, fastest, variant) for variant in near)
         return [
             f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
-            f"slowest ({slow}), but the middle halves of their steps overlap."
+            f"slowest ({slow}), but the middle halves of their steps overlap{dense * apart}."
         ]
     factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
     times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"

@@ -6,9 +6,9 @@
 
 uvicorn speaks HTTP through h11; it bounds the bytes of a head, and answers connections above
 `max_connections` with 503. It has no limit on the time of a head, nor of the rest of a body after
-the answer: `TimedProtocol` closes such a connection after `timeout_s`. After a signal each answer
-closes its connection, and an idle connection stays open for LINGER_SECONDS, because a request may
-be on its way.
+the answer: `TimedProtocol` closes such a connection after `timeout_s`, and takes no request with
+two lengths. After a signal each answer closes its connection, and an idle connection stays open for
+LINGER_SECONDS, because a request may be on its way.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import h11
 import uvicorn
@@ -38,6 +39,7 @@ ACCEPTS = 16  # connections accepted above the limit before the server closes th
 REFUSED_AT_ONCE = 64  # connections above the limit that are answered with 503, not just closed
 OWN_FILES = 64  # open files beside connections: those of the model and of a reload
 HEAD_BYTES = 2**16
+LENGTHS = {b"content-length", b"transfer-encoding"}
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -101,7 +103,6 @@ def serve(server: Server, listener: socket.socket, started: Callable[[], None]) 
         backlog=ACCEPTS,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=HEAD_BYTES,
         limit_concurrency=limits.max_connections + 1,  # uvicorn refuses the one that reaches it
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(limits.timeout_s) + 1,
@@ -210,6 +211,23 @@ def allow_open_files(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+class OneLength(h11.Connection):
+    """A connection that takes no request with two lengths: a proxy in front that believes the other
+    one would take what follows for a part of somebody else's request.
+    """
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            RemoteProtocolError: A request has both lengths.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= LENGTHS:
+            raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return event
+
+
 class TimedProtocol(H11Protocol):
     """uvicorn's protocol with a limit on the time of a head, and a last limit on connections."""
 
@@ -220,6 +238,10 @@ class TimedProtocol(H11Protocol):
     """The most open connections; a further connection is closed at once."""
 
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = OneLength(h11.SERVER, HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of a connection, or close a connection above the limit."""

@@ -248,6 +248,11 @@ def test_a_client_that_never_ends_its_request_loses_its_connection(
         wrong.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
         said = whole(wrong)
         assert said.startswith(b"HTTP/1.1 400") and b"Invalid HTTP request" in said
+    with raw(made) as wrong:  # what a proxy may read otherwise
+        lengths = b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"
+        wrong.sendall(head + lengths + b"0\r\n\r\nGET /v2 HTTP/1.1\r\nhost: x\r\n\r\n")
+        said = whole(wrong)
+        assert said.startswith(b"HTTP/1.1 400") and said.count(b"HTTP/1.1") == 1
     with raw(made) as wrong:  # a body that is damaged when it has been refused already
         wrong.sendall(b"POST /v3 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         assert one_answer(wrong)[0].startswith(b"HTTP/1.1 404")

@@ -14,7 +14,6 @@ TorchRec a page fault for each new 4 KB.
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ from recapp.errors import ConfigError
 from recapp.transport.communicator import Comm
 
 from .line_process import LineProcess
+from .other_python import versions
 
 WORKER = Path(__file__).with_name("torchrec_worker.py")
 TUNED = {
@@ -50,8 +50,6 @@ NOT_FOR_RIVALS = (
     "RECAPP_",
 )
 """The beginnings of the environment variables that a rival does not inherit."""
-SECONDS_TO_IMPORT = 180
-"""The limit for the import of TorchRec."""
 
 
 def check_python(path: str | None) -> None:
@@ -63,30 +61,12 @@ def check_python(path: str | None) -> None:
     Raises:
         ConfigError: There is no such program, or it cannot import TorchRec and FBGEMM.
     """
-    if path is None:
-        return
-    setting = f"--torchrec_python={path}"
-    how = "docs/benchmarks.md (Beside TorchRec) has the lines that make one"
-    if not os.path.isfile(path) or not os.access(path, os.X_OK):
-        raise ConfigError(
-            f"{setting}: there is no such program; name the Python of an environment with "
-            f"TorchRec; {how}"
-        )
-    try:
-        found = subprocess.run(
-            [path, "-c", "import torchrec, fbgemm_gpu"],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_TO_IMPORT,
-            env=_environment({}, 1),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(
-            f"{setting}: cannot be run ({' '.join(str(error).split())}); {how}"
-        ) from None
-    if found.returncode:
-        why = (found.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
-        raise ConfigError(f"{setting}: this Python cannot import torchrec ({why}); {how}")
+    if path is not None:
+        try:
+            versions(path, ("torchrec", "fbgemm_gpu"), ("torchrec",))
+        except ConfigError as error:
+            how = "docs/benchmarks.md (Beside TorchRec) has the lines that make one"
+            raise ConfigError(f"--torchrec_python={error}; {how}") from None
 
 
 def beside(name: str, measured: Mapping[str, Measured]) -> dict[str, Measured | None]:

@@ -151,3 +151,13 @@ def test_a_worker_that_fails_is_one_line(tmp_path):
     worker.write_text("import sys\nsys.exit('out of memory')\n")
     with pytest.raises(LaunchError, match="lightgbm: failed: out of memory"):
         other_python.run_worker("lightgbm", sys.executable, worker, [])
+
+
+def test_memory_is_that_of_the_worker_alone(tmp_path):
+    large = np.ones(30_000_000)  # of this process
+    worker = tmp_path / "worker.py"
+    text = boosted_trees.WORKER.read_text()
+    own = text[text.index("def peak_bytes") : text.index("def main(")]
+    worker.write_text(f"import json\n{own}\nprint(json.dumps({{'peak': peak_bytes()}}))\n")
+    measured = other_python.run_worker("one", sys.executable, worker, [])
+    assert 1e6 < measured["peak"] < large.nbytes / 4

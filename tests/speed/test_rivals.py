@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from recapp.errors import LaunchError
+from recapp.errors import ConfigError, LaunchError
 from recapp.transport.communicator import Comm
 
 from . import rivals as room
-from .rivals import Absent, Refused, Rival, rivals
+from .rivals import Absent, Refused, Rival, check_python, rivals
 
 OBEDIENT = """
 import json, os, sys
@@ -120,3 +120,19 @@ def test_a_refusal_ends_its_processes(script, tmp_path, monkeypatch):
     with pytest.raises(Refused):
         Rival(sys.executable, [{}], tmp_path, {}, 1)
     assert closed and not any(alive(process.pid) for process in closed)
+
+
+@pytest.mark.parametrize(
+    ("python", "says"),
+    [
+        ("/no/such/python", "--torchrec_python=/no/such/python: cannot be run"),
+        (sys.executable, "cannot import torchrec"),
+        ("/bin/false", "--torchrec_python=/bin/false: cannot import torchrec"),
+    ],
+)
+def test_a_python_without_torchrec_is_refused(python, says):
+    check_python(None)
+    with pytest.raises(ConfigError) as error:
+        check_python(python)
+    assert says in str(error.value) and "Beside TorchRec" in str(error.value)
+    assert "\n" not in str(error.value)

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
 from recapp.engine.table_strips import TableStrips
-from recapp.errors import RecappError
+from recapp.errors import ConfigError, RecappError
 from recapp.processes.rank_environment import RankInfo
 from recapp.run import training
 from recapp.run.model import build_model
@@ -98,6 +98,15 @@ def test_settings_that_cannot_be_right_are_refused_with_the_way_out(logs, tmp_pa
         fit(compose(logs, "trainer.max_steps=1", setting), tmp_path)
     assert isinstance(caught.value, RecappError)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "least"), [("train", "0.05"), ("val", "0.25")])
+def test_a_share_of_batches_below_one_is_refused_in_one_line(logs, tmp_path, name, least):
+    setting = f"limit_{name}_batches"
+    with pytest.raises(ConfigError) as error, training.in_one_line():
+        fit(compose(logs, f"trainer.{setting}=0.0001"), tmp_path)
+    assert f"Try at least `{setting}={least}" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])

@@ -57,6 +57,15 @@ def test_what_a_server_imports_makes_no_thread_and_no_cuda_context():
     assert ran.stdout == "[] True\n", ran.stdout + ran.stderr
 
 
+@pytest.mark.full
+def test_the_test_above_would_see_a_thread():
+    code = WATCHED.replace("import importlib,", "import threading, time, importlib,").replace(
+        "tasks =", "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\ntasks ="
+    )
+    ran = in_server_environment("-c", code, "json")
+    assert ran.stdout.startswith("[] ['"), ran.stdout + ran.stderr
+
+
 IMPORTED = """
 import json, os, sys
 from pathlib import Path
@@ -372,7 +381,7 @@ def test_a_command_that_is_killed_at_any_moment_leaves_nothing_behind(tmp_path, 
             fresh=True,
             TMPDIR=str(short_folder),
         )
-        moment = moments.uniform(0.02, 6)
+        moment = moments.uniform(0.02, 8)
         time.sleep(moment)
         run.kill()
         run.wait()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # scoring without ranks does without Lightning
 from collections.abc import Iterable
 from dataclasses import replace
 
-from recapp.stored.derived_values import DERIVED_FILE
+from recapp.stored.artefact_files import DERIVED_FILE
 from recapp.stored.model_manifests import META, CheckpointManifest
 
 

@@ -29,6 +29,7 @@ from recapp.stored.kinds import FORMATS, Kind
 from recapp.stored.meta_file import plain
 from recapp.tables.config import DataType, EmbeddingConfig
 
+MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'
 WRONG = (
     AttributeError,
@@ -174,6 +175,19 @@ class Manifest(ABC):
         if not all(type(v) in (int, float, type(None)) for v in found.values()):
             raise self.wrong("metrics")
         return {name: math.nan if value is None else value for name, value in found.items()}
+
+    @property
+    def example(self) -> list[dict[str, Any]]:
+        """Some rows of the data as plain values, to try the model with; empty if none are stored.
+
+        Raises:
+            RecappError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
+        """
+        rows = self.info.get("example") or []
+        is_some = isinstance(rows, list) and len(rows) <= MOST_EXAMPLE_ROWS
+        if not is_some or not all(isinstance(row, dict) for row in rows):
+            raise self.wrong("example")
+        return rows
 
     def example_outputs(self, names: Sequence[str]) -> Mapping[str, Sequence[float]] | None:
         """Return the outputs of the example at the time of storing, by name; None if they are not

@@ -3,15 +3,14 @@
 The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}` of a checkpoint
 lists tables with mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
-An artefact holds all that scoring needs. Only its compiled part can run code, and that part needs
-trust.
+An artefact holds all that scoring needs; its manifest has a few raw rows and their outputs. Only
+its compiled part can run code, and that part needs trust.
 
     rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
     rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
     rows/int8_16_dynamic.keys
     derived.bin               the fitted values of derived columns, if there are some
     dense.safetensors         the other parameters and buffers of the model
-    example.arrow             a few raw rows; the manifest has their outputs
     compiled/                 the dense part as machine code, read only with trust_compiled
 
 Files hold rows in the layout of the kernels, so readers map a file, and several processes share its
@@ -38,7 +37,6 @@ from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
 META = "meta.pt"
-MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
 JOINED = "joined"
 """The entry that names the checkpoints whose models are the members of a joined one."""
@@ -160,19 +158,6 @@ class CheckpointManifest(Manifest):
         return {name: self._count(found.get(name), f"position.{name}") for name in names}
 
     @property
-    def example(self) -> list[dict[str, Any]]:
-        """Some rows of the data as plain values, to try the model with; empty if none are stored.
-
-        Raises:
-            CheckpointError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
-        """
-        found = self.info.get("example") or []
-        is_some = isinstance(found, list) and len(found) <= MOST_EXAMPLE_ROWS
-        if not is_some or not all(isinstance(row, dict) for row in found):
-            raise self.wrong("example")
-        return found
-
-    @property
     def updates(self) -> list[int]:
         """The number of updates of each collection's tables; empty if it is not stored.
 
@@ -292,7 +277,6 @@ def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
 
 LARGEST = 1e300  # of the stored outputs
 DENSE = "dense.safetensors"
-EXAMPLE = "example.arrow"
 COMPILED = "compiled/"  # the directory of files that are code
 
 
@@ -360,12 +344,14 @@ class ArtefactManifest(Manifest):
 
     @classmethod
     def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
-        """Make a manifest of its entries, and check that all files of tables have a checksum."""
+        """Make a manifest of its entries, and check that all files have a checksum."""
         tables = tuple(StoredTable(**t) for t in info.pop("tables"))
         for t in tables:
             _ = files[t.file], files[t.keys or t.file]
         for entry in files.values():
             _ = entry["crc32"]
+        if not info.get("example"):
+            raise ValueError("it has no example, as before version 4")
         return cls(folder, info, files, tables, identity=identity)
 
     @property

@@ -21,8 +21,8 @@ from torch import Tensor
 from recapp.engine.sharded_collection import sharded_tables, weight_names
 from recapp.errors import CheckpointError
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.artefact_files import DERIVED_VALUES, plain_values
 from recapp.stored.checkpoint import load_table, read_manifest, read_meta
-from recapp.stored.derived_values import DERIVED_VALUES, plain_values
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.meta_file import check_state
 from recapp.stored.model_manifests import RUN, SAVED_AS

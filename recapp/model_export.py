@@ -59,11 +59,10 @@ from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, written_values
-from recapp.stored.kinds import MANIFEST
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_manifests import DENSE, ArtefactManifest
-from recapp.stored.model_store import files_at, write_file
+from recapp.stored.model_store import MANIFEST, files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, DerivedColumn, Kind
 from recapp.errors import ArtefactError, CheckpointError, ConfigError
-from recapp.stored.directories import is_artefact
-from recapp.stored.local_files import beside
-from recapp.stored.model_store import entry_of, files_at
+from recapp.stored.model_store import entry_of, files_at, is_artefact
+from recapp.stored.store import beside
 
 DERIVED_VALUES = "derived_values"
 """The entry of the plain part of a checkpoint."""

@@ -28,10 +28,10 @@ from recapp.stored.checkpoint import (
     together,
     write_error,
 )
-from recapp.stored.local_files import TMP, beside
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.model_store import files_at
+from recapp.stored.store import TMP, beside
 from recapp.stored.stored_model import Checkpoint, every_file
 from recapp.tables.named_collections import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm

@@ -30,8 +30,8 @@ from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
+from recapp.stored.model_store import ARTEFACT, CHECKPOINT
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
@@ -138,7 +138,7 @@ class CheckpointManifest(Manifest):
 
     @property
     def run(self) -> str:
-        """The identity of the run that wrote the checkpoint (`recapp/stored/run_files.py`); empty
+        """The identity of the run that wrote the checkpoint (`recapp/stored/checkpoint.py`); empty
         if it is not stored.
 
         Raises:

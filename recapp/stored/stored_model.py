@@ -22,8 +22,6 @@ from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
 from recapp.stored.artefact_files import DERIVED_FILE, Values, dense_values, read_values, values_in
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
-from recapp.stored.directories import is_artefact, why_none
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import check_state, dense_state, read_meta
 from recapp.stored.model_manifests import (
@@ -33,7 +31,18 @@ from recapp.stored.model_manifests import (
     ArtefactManifest,
     CheckpointManifest,
 )
-from recapp.stored.model_store import Pinned, crc32_of, entry_of, files_at
+from recapp.stored.model_store import (
+    ARTEFACT,
+    CHECKPOINT,
+    MANIFEST,
+    Kind,
+    Pinned,
+    crc32_of,
+    entry_of,
+    files_at,
+    is_artefact,
+    why_none,
+)
 from recapp.transport.communicator import Comm, raise_together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow

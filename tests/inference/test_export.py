@@ -44,9 +44,9 @@ from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import unfinished
-from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import REPLACED
 from recapp.stored.manifest import sealed
+from recapp.stored.model_store import MANIFEST
+from recapp.stored.store import REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tasks.click import ClickTask
@@ -361,7 +361,7 @@ def test_an_export_that_fails_leaves_the_earlier_artefact(checkpoint, tmp_path, 
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("recapp.stored.local_files.os.fsync", full)
+    monkeypatch.setattr("recapp.stored.store.os.fsync", full)
     with pytest.raises(ArtefactError, match=r"cannot be written: No space left on device"):
         export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
     assert recapp.load_model(tmp_path / "art").version == before

@@ -12,15 +12,15 @@ from recapp.settings.option_files import is_group
 
 def compose(primary, overrides=(), folders=()):
     """What `recapp.cli.compose.compose` returns, but for the record of single settings among
-    Hydra's own: files are read and merged by the first call with these options, single settings
-    are applied by every call as Hydra applies them.
+    Hydra's own. The first call with these options reads files of `conf/` and merges them; single
+    settings are applied by every call, as Hydra applies them. Files of other folders may change.
     """
+    if folders:
+        return of_product.compose(primary, overrides, folders)
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    options = [each for each in parsed if is_group(each.key_or_group, folders)]
-    composed = copy.deepcopy(
-        _options(primary, tuple(each.input_line for each in options), tuple(folders))
-    )
-    settings = [each for each in parsed if each not in options]
+    options = [each.input_line for each in parsed if is_group(each.key_or_group)]
+    composed = copy.deepcopy(_options(primary, tuple(options)))
+    settings = [each for each in parsed if not is_group(each.key_or_group)]
     ConfigLoaderImpl._apply_overrides_to_config(settings, composed)
     return composed
 

@@ -17,7 +17,7 @@ from recapp.reporting import phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
 from recapp.reporting.record import claim_directory
 from recapp.reporting.run_record import PlanReport, read_performance, read_record, write_record
-from recapp.trainer.callbacks import RecordPerformance, StepClock
+from recapp.trainer.callbacks import StepClock
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def logs(tmp_path_factory):
 
 
 def record(logs, folder, *extra, overrides=()):
-    clock = StepClock()
+    clock = StepClock(folder)
     settings = compose(logs, "trainer.max_steps=14", "engine.backend=torch", *overrides)
-    fit(settings, folder, clock, RecordPerformance(folder, clock), *extra)
+    fit(settings, folder, clock, *extra)
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1])

@@ -66,11 +66,11 @@ class KeepLast(BatchCallback, Checkpoint):
         states = checkpoint["callbacks"]
         beside = folder_of(trainer.ckpt_path or "")
         run = strategy_of(trainer).saved.run
-        own = {callback.state_key for callback in _model_checkpoints(trainer)}
+        keys = {callback.state_key for callback in _model_checkpoints(trainer)}
         for callback in _model_checkpoints(trainer):
-            key = callback.state_key
-            others = states.keys() - own
-            key = key if key in states else _key_of_other_times(key, others)
+            key: str | None = callback.state_key
+            others = states.keys() - keys
+            key = key if key in states else _key_of_other_times(callback.state_key, others)
             if key is None:
                 continue
             state = states.pop(key)
@@ -84,7 +84,7 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
-        left = [key for key in states if key not in own and _names_best(key, states[key])]
+        left = [key for key in states if key not in keys and _names_best(key, states[key])]
         if left and trainer.is_global_zero:
             note(
                 f"no callback chooses the best checkpoint as {left[0]} has done: the best from "

@@ -37,11 +37,9 @@ from lightning.pytorch.callbacks import ModelSummary as SummaryCallback
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_summary.model_summary import LayerSummary, ModelSummary
 from torch import nn
 
 from recapp.engine.sharded_collection import (
-    ShardedCollection,
     modules_around_tables,
     sharded_collections,
     sharded_tables,
@@ -173,65 +171,33 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 
 
-def numbers_in_tables(module: nn.Module, *, frozen: bool = True) -> int:
-    """Return the number of weights in the sharded tables of a module, over all ranks. A table that
-    collections share counts once.
-
-    Args:
-        module: The module.
-        frozen: Whether frozen tables count.
-    """
-    tables = {
-        (id(part.shared), table.name): table
-        for part in module.modules()
-        if isinstance(part, ShardedCollection)
-        for table in part.tables()
-        if frozen or not part.shared.is_frozen(table.name)
-    }
-    return sum(table.num_embeddings * table.embedding_dim for table in tables.values())
-
-
-class _LayerSummary(LayerSummary):
-    @property
-    def num_parameters(self) -> int:
-        """Return the number of weights in the layer's parameters and tables."""
-        return super().num_parameters + numbers_in_tables(self._module)
-
-
-class TableSummary(ModelSummary):
-    """The summary of a module with sharded tables; it takes the arguments of Lightning's
-    `ModelSummary`.
-    """
-
-    def summarize(self) -> dict[str, LayerSummary]:
-        """Return the summary of every layer."""
-        layers = super().summarize()
-        for layer in layers.values():
-            layer.__class__ = _LayerSummary
-        return layers
-
-    @property
-    def total_parameters(self) -> int:
-        """Return the number of weights in all parameters and tables."""
-        return super().total_parameters + numbers_in_tables(self._model)
-
-    @property
-    def trainable_parameters(self) -> int:
-        """Return the number of weights in all parameters and tables that train."""
-        return super().trainable_parameters + numbers_in_tables(self._model, frozen=False)
-
-
 def count_tables(callbacks: Iterable[Any]) -> None:
     """Make Lightning's summary callbacks of a trainer count the sharded tables."""
     for callback in callbacks:
         if isinstance(callback, SummaryCallback):
-            callback._summary = partial(  # type: ignore[method-assign]
-                _summary, callback._max_depth
+            summarize = partial(type(callback).on_fit_start, callback)
+            callback.on_fit_start = partial(  # type: ignore[method-assign]
+                _with_tables, summarize
             )
 
 
-def _summary(max_depth: int, trainer: Trainer, module: LightningModule) -> ModelSummary:
-    return TableSummary(module, max_depth=max_depth)
+def _with_tables(summarize: Callable[..., None], trainer: Trainer, pl_module: Any) -> None:
+    """Call Lightning's summary while each sharded table is a parameter of its whole shape, without
+    memory. A table that collections share is one parameter.
+    """
+    collections = sharded_collections(pl_module)
+    parameters: dict[tuple[int, str], nn.Parameter] = {}
+    for part in collections:
+        for table in part.tables():
+            rows = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+            parameter = nn.Parameter(rows, not part.shared.is_frozen(table.name))
+            key = (id(part.shared), table.name)
+            part._parameters[table.name] = parameters.setdefault(key, parameter)
+    try:
+        summarize(trainer, pl_module)
+    finally:
+        for part in collections:
+            part._parameters.clear()
 
 
 def meeting_error(error: Exception, cluster: ClusterEnvironment) -> LaunchError | RankError:

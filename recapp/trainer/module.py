@@ -105,9 +105,9 @@ class TaskModule(LightningModule):
         # The bar shows the running values of its own rank. Only some ranks compute them, so the
         # computation must not wait for other ranks.
         running = {one.name for one in task.measures if one.running}
-        own = task.make_metrics(sync_on_compute=False).items()
+        metrics = task.make_metrics(sync_on_compute=False).items()
         self.train_metrics = MetricCollection(
-            {name: metric for name, metric in own if name in running}, compute_groups=False
+            {name: metric for name, metric in metrics if name in running}, compute_groups=False
         )
         self._details: Any = task.make_details()
         self._weights: dict[str, Tensor] = {}  # the sums of a validation's weights by label

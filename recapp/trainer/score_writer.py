@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from recapp.console import progress
 from recapp.dataset.data_settings import SCORE
-from recapp.dataset.prediction_input import InputBatch
+from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
     Measured,
     ScoreParts,
@@ -118,7 +118,7 @@ class ScoreWriter(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, and show 0 rows."""
         self._since = time.perf_counter()
-        rows = trainer.predict_dataloaders.rows
+        rows = cast(RankInput, trainer.predict_dataloaders).rows
         if self._progress and trainer.is_global_zero and rows:
             self._done = 0
             self._advance = self._open.enter_context(progress("rows scored", rows))
@@ -139,7 +139,7 @@ class ScoreWriter(Callback):
             DataError: The part cannot be written.
         """
         if self._advance is not None:  # every rank has scored as many batches
-            rows = trainer.predict_dataloaders.rows_after(batch_idx + 1)
+            rows = cast(RankInput, trainer.predict_dataloaders).rows_after(batch_idx + 1)
             self._advance(rows - self._done)
             self._done = rows
         assert self._parts is not None
@@ -180,7 +180,7 @@ class ScoreWriter(Callback):
             return joined
 
         self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
-        self.rows = trainer.predict_dataloaders.rows
+        self.rows = cast(RankInput, trainer.predict_dataloaders).rows
         self.seconds = time.perf_counter() - self._since
 
     def on_exception(

@@ -128,7 +128,7 @@ def plain_part_of(trainer: "Trainer", state: dict[str, Any], folder: Path) -> di
 
 def dense_states(module: "LightningModule") -> dict[str, Tensor]:
     """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
-    names: dict[Tensor, str] = {held: name for name, held in module.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     return {
         f"{names.get(parameter, 'a parameter')}, {kind}": value
         for optimizer in module.trainer.optimizers
@@ -245,28 +245,23 @@ class StoredTables:
             # state that begins anew is corrected as that of first updates
             shared.update.count_from(manifest.begun | dict.fromkeys(changed, number))
         if self.speaks:
-            _say(changed)
-            if others := self._other_counters(manifest):
+            _note_changes(changed)
+            # the tensor of the other counter
+            tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
+            others = [
+                table.name
+                for shared in self.tables
+                for table in shared.state.layout.tables
+                if self.fitting
+                and table.dynamic is not None
+                and table.dynamic.seen > 1
+                and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
+            ]
+            if others:
                 console.note(
                     f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "
                     "often keys without a row were seen is counted anew"
                 )
-
-    def _other_counters(self, manifest: CheckpointManifest) -> list[str]:
-        """Return the tables whose keys the checkpoint has counted with another counter than this
-        run; empty if the run does not train.
-        """
-        # the tensor of the other counter
-        tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
-        return [
-            table.name
-            for shared in self.tables
-            for table in shared.state.layout.tables
-            if self.fitting
-            and table.dynamic is not None
-            and table.dynamic.seen > 1
-            and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
-        ]
 
     def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:
         """Return the names of the stored row rule and of the current one, by table, for tables
@@ -297,7 +292,7 @@ def _as_stored(block: Block, manifest: CheckpointManifest) -> Block:
     return block
 
 
-def _say(changed: Mapping[str, tuple[str, str]]) -> None:
+def _note_changes(changed: Mapping[str, tuple[str, str]]) -> None:
     """Print a note for the tables whose row rule has changed."""
     for rules in dict.fromkeys(changed.values()):
         alike = [name for name in changed if changed[name] == rules]

@@ -77,7 +77,7 @@ from recapp.trainer.lightnings_parts import (
     reach_tables,
 )
 from recapp.trainer.lookahead import LookAhead
-from recapp.trainer.own_optimizers import rules_said
+from recapp.trainer.own_optimizers import rules_of_optimizers
 from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
@@ -324,7 +324,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
     def _shard(self, module: LightningModule) -> None:
         self.named_rule = self.named_rule or named_rule(module, self.planner)
         asked = embedding_collections(module) and module.trainer.state.fn == TrainerFn.FITTING
-        of_module = rules_said(module) if asked and self.named_rule is None else None
+        of_module = rules_of_optimizers(module) if asked and self.named_rule is None else None
         self.rule = self.named_rule or of_module or self.rule or rowwise_adagrad()
         if self.plan is None:
             self.ranks, topology = found_topology(

@@ -90,12 +90,22 @@ class ScoreWriter(Callback):
         """Return the complete parts, the same on all ranks. It is collective.
 
         Raises:
-            ConfigError: The output may not be written, or parts of other scores exist.
+            ConfigError: The output may not be written, or parts of other scores exist, or
+                `Trainer.predict` was given no checkpoint and `model` is None.
             DataError: The directory of the parts cannot be written.
         """
         input = _data_of(trainer).prediction_input
         files = [(file.path, file.stamp) for file in input.source.files]
-        model = model_identity(trainer.ckpt_path) if self.model is None else self.model
+        model = self.model
+        if model is None:
+            if not trainer.ckpt_path:
+                raise ConfigError(
+                    "ScoreWriter: Trainer.predict has no ckpt_path, so a later run could not know "
+                    "whether parts are of the same model: give ScoreWriter(model={...}) what tells "
+                    "models apart"
+                )
+            # a value that changes with each version of the checkpoint
+            model = {"checkpoint": f"{read_manifest(str(trainer.ckpt_path)).identity:08x}"}
         module = trainer.lightning_module
         outputs = module.task.outputs if isinstance(module, TaskModule) else ()
         columns = tuple(output.column for output in outputs) or (SCORE,)
@@ -192,21 +202,6 @@ class ScoreWriter(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Unlock the directory of the parts."""
         self._open.close()
-
-
-def model_identity(ckpt_path: object) -> dict[str, Any]:
-    """Return a value that identifies a checkpoint, and changes with each version of it.
-
-    Raises:
-        ConfigError: `Trainer.predict` was given no checkpoint.
-    """
-    if not ckpt_path:
-        raise ConfigError(
-            "ScoreWriter: Trainer.predict has no ckpt_path, so a later run could not know whether "
-            "parts are of the same model: give ScoreWriter(model={...}) what tells models apart"
-        )
-    manifest = read_manifest(str(ckpt_path))
-    return {"checkpoint": f"{manifest.identity:08x}"}
 
 
 def _data_of(trainer: Trainer) -> ClickData:

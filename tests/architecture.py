@@ -152,17 +152,13 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
 
 
 def floors(files: list[File], package: str) -> dict[str, int]:
-    """The floor of each room, of each file at the top, and of the commands together (`commands`):
-    one above the highest that it imports.
-    """
+    """The floor of each room and of each file at the top: one above the highest that it imports."""
     below: dict[str, set[str]] = {}
-    commands = dict.fromkeys(COMMANDS.split(", "), "commands")
     for file in files:
         if file.name:
             names = (_layer_of(module, name, package) for _, module, name in imported(file))
-            others = {commands.get(name, name) for name in names if name}
-            own = commands.get(file.layer_name, file.layer_name)
-            below.setdefault(own, set()).update(others - {own})
+            others = {name for name in names if name and name != file.layer_name}
+            below.setdefault(file.layer_name, set()).update(others)
 
     @cache
     def floor(room: str) -> int:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm, clip_value, gradient_norm
-from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import TableGradients, run_closure
 
 

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.compat.torchrec.keyed_optimizers import OptimizerWrapper
 from recapp.errors import ConfigError
-from recapp.optim.keyed import KeyedOptimizer
 
 
 @unique

@@ -348,7 +348,9 @@ def _needs_one_statement(targets: ast.Tuple, values: ast.Tuple) -> bool:
 
 
 def missing_docstrings(files: list[File]) -> list[str]:
-    """Modules, and public functions, classes and methods, without a docstring."""
+    """Modules, and public functions, classes and methods, without a docstring. A method marked
+    `@override` has that of the method that it overrides.
+    """
     found = []
     for file in files:
         found += (
@@ -366,9 +368,9 @@ def _public(
     node: ast.Module | ast.ClassDef,
 ) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     for child in node.body:
-        if isinstance(
-            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ) and not child.name.startswith("_"):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not (
+            child.name.startswith("_") or "override" in map(ast.unparse, child.decorator_list)
+        ):
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child)

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from recapp.engine.sharded_state import load_strips
 from recapp.engine.table_strips import TableStrips
@@ -58,9 +59,9 @@ class KeyedOptimizer(Optimizer):
         self.params = params
         self.state = state  # type: ignore[assignment]
         self.param_groups = param_groups  # type: ignore[assignment]
-        held = {id(parameter) for parameter in params.values()}
+        identities = {id(parameter) for parameter in params.values()}
         for key in state:
-            if id(key) not in held:
+            if id(key) not in identities:
                 shown = f"a tensor {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
                 raise ConfigError(
                     f"All state keys must be params, which {shown} is not: a keyed optimiser "
@@ -188,9 +189,9 @@ class KeyedOptimizer(Optimizer):
         for name in stored:
             if name not in self.params:
                 raise ConfigError(f"the state has the parameter {name}, which is not optimised")
-        held = {id(parameter) for parameter in self.state}
+        with_state = {id(parameter) for parameter in self.state}
         for name, parameter in self.params.items():
-            if name not in stored and id(parameter) in held:
+            if name not in stored and id(parameter) in with_state:
                 raise ConfigError(
                     f"the state has nothing of parameter {name}, which has state here"
                 )
@@ -215,17 +216,17 @@ class KeyedOptimizer(Optimizer):
                 f"the state has {len(groups)} param groups, this optimiser {len(self.param_groups)}"
             )
         of_names = {tuple(sorted(group["params"])): group for group in groups}
-        for own in self.param_groups:
-            names = self.names_of(own)
+        for target in self.param_groups:
+            names = self.names_of(target)
             group = of_names.get(tuple(names))
             if group is None:
                 raise ConfigError(f"the state has no param group of {', '.join(names)}")
-            for key in own:
+            for key in target:
                 if key not in group:
                     raise ConfigError(f"the state's param group of {', '.join(names)} has no {key}")
             # a rule's group keeps the name and tables of this run
             kept = ("params", "name", "tables")
-            own.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
+            target.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.params)} parameters)"
@@ -307,15 +308,16 @@ def _load_shards(held: Any, stored: Any, path: str) -> None:
     """Copy the shards of a sharded tensor that lie on this rank."""
     if not _has(stored, "local_shards"):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a sharded tensor")
-    own = held.local_shards()
-    given = stored.local_shards()
-    if len(own) != len(given):
+    shards = held.local_shards()
+    stored_shards = stored.local_shards()
+    if len(shards) != len(stored_shards):
         raise ConfigError(
-            f"state of {path} has {len(given)} shards on this rank, this optimiser {len(own)}: "
+            f"state of {path} has {len(stored_shards)} shards on this rank, this optimiser "
+            f"{len(shards)}: "
             "load it under the plan that it was saved under"
         )
-    for number, (mine, other) in enumerate(zip(own, given, strict=True)):
-        _copy(mine.tensor, other.tensor, f"{path}, shard {number}")
+    for number, (shard, other) in enumerate(zip(shards, stored_shards, strict=True)):
+        _copy(shard.tensor, other.tensor, f"{path}, shard {number}")
 
 
 def _copy(held: Tensor, stored: Any, path: str) -> None:
@@ -331,8 +333,7 @@ def _copy(held: Tensor, stored: Any, path: str) -> None:
 
 
 def _has(value: Any, method: str) -> bool:
-    found: Callable[..., Any] | None = getattr(value, method, None)
-    return callable(found)
+    return callable(getattr(value, method, None))
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -378,8 +379,8 @@ class FusedOptimizer(KeyedOptimizer):
             gradients.drop()
 
     @property
+    @override
     def table_gradients(self) -> list[TableGradients]:
-        """Return the held gradients of each exchange, for deferred updates."""
         return [shared.update for shared in self.shared]
 
     def state_dict(self) -> dict[str, Any]:
@@ -407,8 +408,8 @@ class FusedOptimizer(KeyedOptimizer):
                 state[_name(path, collection, table)] = held
         return {"state": state} | self._stored_groups()
 
+    @override
     def names_of(self, group: Mapping[str, Any]) -> list[str]:
-        """Return the sorted names of the weights in a param group."""
         return sorted(
             _name(path, collection, table)
             for path, collection in self.collections.items()

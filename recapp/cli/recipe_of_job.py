@@ -98,7 +98,7 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     for one, other in (LENGTH, LENGTH[::-1]):
         chosen = f"trainer.{one}" in named and f"trainer.{other}" not in named
         if chosen and getattr(trainer, one) is not None:
-            trainer = replace(trainer, **{other: None})
+            trainer = trainer.without(other)
     return replace(recipe, trainer=trainer)
 
 

@@ -107,8 +107,6 @@ class RunRecord:
     step_ms_quartiles: tuple[float, ...] | None = None
     samples_per_second: float | None = None
     train_seconds: float | None = None
-    bytes_per_rank: int | None = None
-    bytes_exchanged_per_step: float | None = None
     dataset: Any = None
     rows_train: int | None = None
     rows_val: int | None = None

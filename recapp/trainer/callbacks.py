@@ -229,7 +229,8 @@ class StepClock(BatchCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach an observer to the collections, and begin to measure the first step."""
-        age, of_rank = command_age(), process_age()
+        age = command_age()
+        of_rank = process_age()
         self.start["seconds_to_ranks"] = None if age is None or of_rank is None else age - of_rank
         self.start["seconds_to_training"] = age
         strategy = strategy_of(trainer)

@@ -127,14 +127,14 @@ class LogSettings(Callback):
         """Log the settings on rank 0. A logger that refuses them still gets the curves."""
         if not (trainer.loggers and trainer.is_global_zero):
             return
-        settings = self.settings()
+        plain = self.settings()
         logged = {
             name: value
-            for name, value in leaves(settings, is_whole=_has_other_names)
+            for name, value in leaves(plain, is_whole=_has_other_names)
             if name.partition(".")[0] not in NOT_LOGGED
             and not any(map(CREDENTIALS.search, name.split(".")))
         }
-        logged |= settings["choices"]
+        logged |= plain["choices"]
         for logger in trainer.loggers:
             try:
                 logger.log_hyperparams(logged)

@@ -235,7 +235,8 @@ def _known_best(
     ranked = ranked[:most] if most > 0 else ranked
     if not ranked:
         return {}
-    best, worst = ranked[0], ranked[-1]
+    best = ranked[0]
+    worst = ranked[-1]
     full = len(ranked) == most
     return {
         **state,

@@ -232,7 +232,8 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
         ConfigError: It cannot.
     """
     stored, new = (_of_one_parameter(settings) for settings in (before, now))
-    one, other = stored.param_groups[0], new.param_groups[0]
+    one = stored.param_groups[0]
+    other = new.param_groups[0]
     changed = [key for key in other if key != "params" and one.get(key) != other[key]]
     try:
         stored.step()
@@ -250,16 +251,17 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
     return changed
 
 
-def _of_one_parameter(settings: Settings) -> Any:
+def _of_one_parameter(plain: Settings) -> Any:
     """Return an optimiser of one parameter that has a gradient."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    arguments = {key: value for key, value in settings.items() if key != "_target_"}
-    return find_constructor(settings["_target_"], "optimizer.dense")([parameter], **arguments)
+    arguments = {key: value for key, value in plain.items() if key != "_target_"}
+    return find_constructor(plain["_target_"], "optimizer.dense")([parameter], **arguments)
 
 
 def _changed(before: Settings | None, now: Settings | None) -> list[str]:
-    old, new = before or {}, now or {}
+    old = before or {}
+    new = now or {}
     return sorted(
         key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key]
     )

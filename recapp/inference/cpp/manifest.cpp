@@ -451,7 +451,7 @@ void read_all_entries(const Json& info, Artefact& artefact) {
   read_compiled(info, artefact);
 }
 
-// The suffix of an earlier artefact between two renames, as in recapp/stored/kinds.py.
+// The suffix of an earlier artefact between two renames, as in recapp/stored/store.py.
 const char* const REPLACED = ".recapp-replaced";
 
 // Return where an artefact is, also when its writer was killed between two renames.

@@ -28,12 +28,6 @@ from recapp.engine.sharded_collection import (
     without_tables,
 )
 from recapp.errors import CheckpointError, ConfigError
-from recapp.inference.choose_storage import (
-    least_storage,
-    measurements,
-    storage_by_hand,
-    storage_of,
-)
 from recapp.inference.compiled import (
     COMPILED,
     NotCompiled,
@@ -42,12 +36,17 @@ from recapp.inference.compiled import (
     load_compiled,
 )
 from recapp.inference.export_settings import AUTO, Export
-from recapp.inference.held_tables import mapped_tables
-from recapp.inference.placed_model import one_rank
+from recapp.inference.placed_model import mapped_tables, one_rank
 from recapp.inference.probe import Measured, Probe
-from recapp.inference.row_writer import RowWriter
-from recapp.inference.storage import QUANTIZE, row_bytes
-from recapp.inference.trained_tables import TrainedTables
+from recapp.inference.storage import (
+    QUANTIZE,
+    least_storage,
+    measurements,
+    row_bytes,
+    storage_by_hand,
+    storage_of,
+)
+from recapp.inference.table_files import RowWriter, TrainedTables
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.run.run_rows import (

@@ -266,7 +266,7 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         file = str(entry["file"])
         names = [str(name) for name in entry["outputs"]]
     except (KeyError, TypeError) as error:
-        raise artefact.damaged(f"compiled: {error}") from error
+        raise artefact.manifest.damaged(f"compiled: {error}") from error
     if machine != platform.machine():
         raise NotCompiled(f"it is code for {machine}, and this machine is {platform.machine()}")
     if lacking := _lacking(flags):

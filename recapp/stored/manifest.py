@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, get_args, get_origin
 
 from torch import Tensor
 
@@ -183,9 +183,8 @@ class Manifest(ABC):
         Raises:
             RecappError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
         """
-        rows = self.info.get("example") or []
-        is_some = isinstance(rows, list) and len(rows) <= MOST_EXAMPLE_ROWS
-        if not is_some or not all(isinstance(row, dict) for row in rows):
+        rows = self.entry("example", list[dict[str, Any]], [])
+        if len(rows) > MOST_EXAMPLE_ROWS:
             raise self.wrong("example")
         return rows
 
@@ -206,13 +205,18 @@ class Manifest(ABC):
     def entry(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an entry of the writer.
 
+        Args:
+            name: Its name.
+            kind: Its type, of which `is_a` knows.
+            default: The value of a missing entry.
+
         Raises:
             RecappError: The entry is of another type, or is missing and has no default.
         """
         value = self.info.get(name, default)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not is_a(value, kind):
             raise self.wrong(name)
-        return value
+        return cast(T, value)
 
     def wrong(self, name: str) -> RecappError:
         """Return the error for a missing or invalid entry; `name` is its dotted name."""
@@ -225,6 +229,19 @@ class Manifest(ABC):
     def damaged(self, why: str) -> RecappError:
         """Return the error for an invalid manifest."""
         return _damaged(self.kind, self.folder, why)
+
+
+def is_a(value: Any, kind: Any) -> bool:
+    """Return whether a value of JSON has a type, such as `dict[str, list[int]]`. Whole numbers are
+    counts; True is none.
+    """
+    if kind is int:
+        return type(value) is int and 0 <= value < 2**63
+    inner = get_args(kind)
+    if kind is Any or not isinstance(value, get_origin(kind) or kind) or isinstance(value, bool):
+        return kind is Any
+    parts = value.values() if isinstance(value, dict) else value
+    return not inner or all(is_a(part, inner[-1]) for part in parts)
 
 
 def _damaged(kind: Kind, folder: Path, why: str) -> RecappError:

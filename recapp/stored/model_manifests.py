@@ -30,7 +30,7 @@ from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
-from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
+from recapp.stored.manifest import WRONG, Files, Manifest, TableShape, is_a
 from recapp.stored.model_store import ARTEFACT, CHECKPOINT
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
@@ -42,6 +42,7 @@ JOINED = "joined"
 """The entry that names the checkpoints whose models are the members of a joined one."""
 RUN = "run"
 SAVED_AS = "saved_as"
+DYNAMIC_COUNTS = {"rows": RUNS, "waiting": RUNS}
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not an integer of at least 0.
         """
-        return self._count(self.info.get("step"), "step")
+        return self.entry("step", int)
 
     @property
     def run(self) -> str:
@@ -153,9 +154,12 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The run had no data module of recapp, or a value is not an integer.
         """
-        found = self.entry("position", dict)
+        position = self.entry("position", dict)
         names = ("epoch", "batches", "batch_size")
-        return {name: self._count(found.get(name), f"position.{name}") for name in names}
+        for name in names:
+            if not is_a(position.get(name), int):
+                raise self.wrong(f"position.{name}")
+        return {name: position[name] for name in names}
 
     @property
     def updates(self) -> list[int]:
@@ -164,7 +168,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a list of integers.
         """
-        return [self._count(count, "updates") for count in self.entry("updates", list, [])]
+        return self.entry("updates", list[int], [])
 
     @property
     def begun(self) -> dict[str, int]:
@@ -174,8 +178,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a mapping of integers.
         """
-        found = self.entry("begun", dict, {})
-        return {table: self._count(number, "begun") for table, number in found.items()}
+        return self.entry("begun", dict[str, int], {})
 
     @property
     def rules(self) -> dict[str, str]:
@@ -184,10 +187,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a mapping of names.
         """
-        found = self.entry("rules", dict, {})
-        if not all(type(name) is str for name in found.values()):
-            raise self.wrong("rules")
-        return found
+        return self.entry("rules", dict[str, str], {})
 
     @property
     def weights(self) -> dict[str, str]:
@@ -197,12 +197,10 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: These tables are not the stored tables.
         """
-        found = self.info.get("weights") or {}
-        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
+        tables = self.entry("weights", dict[str, str], {})
+        if tables and set(tables.values()) != {table for table, _ in self.tensors}:
             raise self.wrong("weights")
-        if found and set(found.values()) != {table for table, _ in self.tensors}:
-            raise self.wrong("weights")
-        return found
+        return tables
 
     @cached_property
     def row_orders(self) -> dict[str, RowOrder]:
@@ -228,16 +226,11 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry does not have these numbers.
         """
-        found = self.entry("dynamic", dict, {})
-        for counts in found.values():
-            if not isinstance(counts, dict) or sorted(counts) != ["rows", "waiting"]:
+        tables = self.entry("dynamic", dict[str, dict[str, list[int]]], {})
+        for counts in tables.values():
+            if {name: len(count_R) for name, count_R in counts.items()} != DYNAMIC_COUNTS:
                 raise self.wrong("dynamic")
-            for count_R in counts.values():
-                if not isinstance(count_R, list) or len(count_R) != RUNS:
-                    raise self.wrong("dynamic")
-                for count in count_R:
-                    self._count(count, "dynamic")
-        return found
+        return tables
 
     @property
     def plan(self) -> ShardingPlan:
@@ -250,11 +243,6 @@ class CheckpointManifest(Manifest):
             return ShardingPlan.from_dict(self.info["plan"])
         except (*WRONG, PlanError):
             raise self.wrong("plan") from None
-
-    def _count(self, value: Any, name: str) -> int:
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise self.wrong(name)
-        return value
 
 
 def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:

@@ -188,10 +188,6 @@ class Snapshot(Generic[M]):
             state = "is missing" if found is None else f"has {found:,} of {wanted:,} bytes"
             raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")
 
-    def damaged(self, why: str) -> RecappError:
-        """Return the error for an invalid manifest."""
-        return self.manifest.damaged(why)
-
     def example(self, raw_rows: "RawRows") -> "RawTable | None":
         """Return the example rows of the model; None if none are stored.
 
@@ -358,7 +354,7 @@ class Artefact(Snapshot[ArtefactManifest]):
         """
         lines = self.manifest.entry("features", dict).get(DERIVED)
         if DERIVED_FILE not in self.manifest.files:
-            raise self.damaged(f"{DERIVED_FILE} is not listed")
+            raise self.manifest.damaged(f"{DERIVED_FILE} is not listed")
         return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines, columns))
 
     def _made(self, file: str, make: Callable[[bytes], T]) -> T:
@@ -367,7 +363,7 @@ class Artefact(Snapshot[ArtefactManifest]):
         try:
             return make(raw)
         except ValueError as error:
-            raise self.damaged(f"{file} cannot be read: {error}") from error
+            raise self.manifest.damaged(f"{file} cannot be read: {error}") from error
 
     def verify(self) -> int:
         """Compare the checksums of all files except code, which is read only with trust; return the

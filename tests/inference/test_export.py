@@ -33,12 +33,12 @@ from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
 from recapp.inference.build_cpp import SOURCE
-from recapp.inference.choose_storage import least_storage
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
 from recapp.inference.placed_model import one_rank
 from recapp.inference.probe import Probe
-from recapp.inference.trained_tables import TrainedTables
+from recapp.inference.storage import least_storage
+from recapp.inference.table_files import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
@@ -239,8 +239,8 @@ def test_large_tables_pass_through_a_file_that_is_gone_afterwards(
     checkpoint, logs, tmp_path, monkeypatch
 ):
     export(checkpoint, tmp_path / "a", quantize="int8", report_rows=0)
-    monkeypatch.setattr("recapp.inference.trained_tables.MEMORY_BYTES", 0)
-    monkeypatch.setattr("recapp.inference.row_writer.PART_ELEMENTS", 100)
+    monkeypatch.setattr("recapp.inference.table_files.MEMORY_BYTES", 0)
+    monkeypatch.setattr("recapp.inference.table_files.PART_ELEMENTS", 100)
     export(checkpoint, tmp_path / "b", quantize="int8", report_rows=0)
     files = [sorted((tmp_path / x / "rows").iterdir()) for x in "ab"]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.read_only_store import Held, KeyedStore, ReadOnlyStore
+from recapp.engine.read_only_store import KeyedStore, ReadOnlyStore
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.inference.placed_model import one_rank
 from recapp.inference.storage import stored, values
 from recapp.kernels.links import Links
-from recapp.sharding.layout import Piece
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -164,18 +163,21 @@ class Probe:
         parts: list[Tensor] = []
         for number, strip in enumerate(strips):
             table = layout.tables[layout.strips[strip].table]
-            own = recorded.seen(number) if dynamic else _rows_of_piece(recorded, pieces[strip])
-            numbers.append(own if dynamic else own + pieces[strip].base)
-            self._trained[table.name] = rows_of(table, own)
+            piece = pieces[strip]
+            number_U = recorded.seen(number if dynamic else 0)
+            if not dynamic:
+                inside = (number_U >= piece.base) & (number_U < piece.base + len(piece.rows))
+                number_U = number_U[inside]
+            numbers.append(number_U)
+            self._trained[table.name] = rows_of(table, number_U - (0 if dynamic else piece.base))
             parts.append(self._trained[table.name])
         rows_UD = torch.cat(parts).to(dtype)
         ends = torch.tensor([len(p) for p in parts]).cumsum(0).tolist()
         for strip, end, part in zip(strips, ends, parts, strict=True):
             name = layout.tables[layout.strips[strip].table].name
             self._held[name] = rows_UD[end - len(part) : end]
-        held: Held = rows_UD
         number_R = torch.cat(numbers)
-        return KeyedStore(group, held, number_R, [0, *ends] if dynamic else [0, len(number_R)])
+        return KeyedStore(group, rows_UD, number_R, [0, *ends] if dynamic else [0, len(number_R)])
 
 
 def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
@@ -196,10 +198,3 @@ def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
 def _distinct(numbers: Tensor) -> Tensor:
     found: Tensor = numbers.unique()  # type: ignore[no-untyped-call]
     return found
-
-
-def _rows_of_piece(recorded: _RecordingStore, piece: Piece) -> Tensor:
-    """Return the recorded rows of a whole table, by their numbers in the table."""
-    seen = recorded.seen(0)
-    inside = (seen >= piece.base) & (seen < piece.base + len(piece.rows))
-    return seen[inside] - piece.base

@@ -193,7 +193,12 @@ class Server:
     async def index(self, request: Request) -> Response:
         """List the model in service."""
         served = self.model.current()
-        state = {"name": served.name, "version": served.version, "state": "READY", "reason": ""}
+        state = {
+            "name": served.name,
+            "version": served.scorer.version,
+            "state": "READY",
+            "reason": "",
+        }
         return json_answer([state])
 
     async def load(self, request: Request) -> Response:
@@ -209,7 +214,7 @@ class Server:
                 "artefact=..."
             )
         served = await self.model.reload()
-        return json_answer({"name": served.name, "version": served.version})
+        return json_answer({"name": served.name, "version": served.scorer.version})
 
     # ---- scores
 
@@ -316,9 +321,9 @@ def check_place(request: Request, served: Served) -> None:
     if name != served.name:
         raise Refused(404, f"no model {name:.80}; {suggest(name[:80], [served.name])}")
     version = request.path_params.get("version")
-    if version is not None and version != served.version:
+    if version is not None and version != served.scorer.version:
         raise Refused(
-            404, f"model {name} has no version {version:.80}; {served.version} is in service"
+            404, f"model {name} has no version {version:.80}; {served.scorer.version} is in service"
         )
 
 

@@ -19,13 +19,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 from torch import Tensor
 
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import typed
-from recapp.stored.meta_file import plain
+from recapp.stored.meta_file import is_a, plain
 from recapp.stored.model_store import FORMATS, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
 
@@ -229,19 +229,6 @@ class Manifest(ABC):
     def damaged(self, why: str) -> RecappError:
         """Return the error for an invalid manifest."""
         return _damaged(self.kind, self.folder, why)
-
-
-def is_a(value: Any, kind: Any) -> bool:
-    """Return whether a value of JSON has a type, such as `dict[str, list[int]]`. Whole numbers are
-    counts; True is none.
-    """
-    if kind is int:
-        return type(value) is int and 0 <= value < 2**63
-    inner = get_args(kind)
-    if kind is Any or not isinstance(value, get_origin(kind) or kind) or isinstance(value, bool):
-        return kind is Any
-    parts = value.values() if isinstance(value, dict) else value
-    return not inner or all(is_a(part, inner[-1]) for part in parts)
 
 
 def _damaged(kind: Kind, folder: Path, why: str) -> RecappError:

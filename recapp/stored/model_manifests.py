@@ -30,7 +30,8 @@ from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
-from recapp.stored.manifest import WRONG, Files, Manifest, TableShape, is_a
+from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
+from recapp.stored.meta_file import is_a
 from recapp.stored.model_store import ARTEFACT, CHECKPOINT
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS

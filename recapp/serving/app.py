@@ -38,7 +38,7 @@ from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Admission, Limits, Refused, bad, busy, read_body
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
-from recapp.serving.question import json_answer, read_object
+from recapp.serving.question import Question, json_answer, read_object
 from recapp.serving.served_model import ModelInService, Served
 
 READERS = {"infer": read_infer, "infer_rows": read_rows}
@@ -236,27 +236,26 @@ class Server:
             self.counts.request(verb, status, time.perf_counter() - start)
 
     async def _infer(self, verb: str, request: Request, start: float) -> Response:
+        def read(served: Served) -> Question:
+            check_place(request, served)  # a reload may have changed the version in between
+            return READERS[verb](body, request.headers, served, self.limits)
+
         check_origin(request)
         self._served(request)
         self._check_ranks()
         with self.admission.request():
             body = await self._body(request)
             try:
-                work = self._submit(verb, request, body, start)
+                work = Work(read, start, asyncio.get_running_loop().create_future())
+                self.batcher.submit(work)
                 response = await self._answer(work, request, start)
             finally:
                 self.admission.release(len(body))
-        total = time.perf_counter() - start
-        timing = ", ".join(
-            f"{name};dur={seconds * 1e3:.3f}"
-            for name, seconds in (
-                ("queue", work.waited_s),
-                ("read", work.read_s),
-                ("model", work.model_s),
-                ("total", total),
-            )
+        spans = {"queue": work.waited_s, "read": work.read_s, "model": work.model_s}
+        spans["total"] = time.perf_counter() - start
+        response.headers["server-timing"] = ", ".join(
+            f"{name};dur={seconds * 1e3:.3f}" for name, seconds in spans.items()
         )
-        response.headers["server-timing"] = timing
         return response
 
     async def _body(self, request: Request) -> memoryview:
@@ -275,15 +274,6 @@ class Server:
                 "faster, or less of it",
                 {"connection": "close"},
             ) from None
-
-    def _submit(self, verb: str, request: Request, body: memoryview, start: float) -> Work:
-        def read(served: Served) -> Any:
-            check_place(request, served)  # a reload may have changed the version in between
-            return READERS[verb](body, request.headers, served, self.limits)
-
-        work = Work(read, start, asyncio.get_running_loop().create_future())
-        self.batcher.submit(work)
-        return work
 
     async def _answer(self, work: Work, request: Request, start: float) -> Response:
         """Wait for the answer, until it comes, the client disconnects or the time is over.

@@ -252,17 +252,14 @@ def to_json(manifest: Manifest) -> str:
         entries["metrics"] = {k: _finite(v) for k, v in entries["metrics"].items()}
     try:
         lines = [
-            f"{json.dumps(str(k))}: {_text(plain(v, f'manifest.{k}'), kind.has_nan)}"
+            f"{json.dumps(str(k))}: "
+            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind.has_nan)
             for k, v in entries.items()
         ]
     except TypeError as error:
         raise CheckpointError(f"manifest: {error}") from error
     parts = ",\n ".join(json.dumps(part) for part in manifest.lines)
     return sealed("{\n" + ",\n".join([*lines, f'"{manifest.parts}": [\n {parts}]']))
-
-
-def _text(value: Any, has_nan: bool) -> str:
-    return json.dumps(value, default=_number, allow_nan=has_nan)
 
 
 def sealed(body: str) -> str:
@@ -299,19 +296,14 @@ def _read(of: type[M], raw: bytes, folder: Path) -> M:
                 f"{name} {kind.version}: {kind.newer}"
             )
         info.pop("checksum", None)
-        if not _is_sealed(raw):
+        body = raw[: -len(_FOOT % 0)]
+        if raw != body + _FOOT % zlib.crc32(body):
             raise ValueError(f"its bytes are not those that were {kind.written}")
         files = {file: _file_entry(file, entry) for file, entry in info.pop("files").items()}
         return of.of_entries(folder, info, files, zlib.crc32(raw))
     except WRONG as error:
         why = f"{type(error).__name__} {short(str(error), quoted=False)}"
         raise _damaged(kind, folder, why) from error
-
-
-def _is_sealed(raw: bytes) -> bool:
-    """Return whether bytes end with the checksum of the bytes before it (`sealed`)."""
-    body = raw[: -len(_FOOT % 0)]
-    return raw == body + _FOOT % zlib.crc32(body)
 
 
 def _file_entry(file: str, entry: Mapping[str, Any]) -> dict[str, Any]:

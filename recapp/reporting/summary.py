@@ -139,8 +139,7 @@ def _lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tu
 
 
 def _lines_of_prediction(run: RunRecord, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    earlier = (run.rows or 0) - (run.rows_scored or 0)
-    yield "rows", f"{run.rows:,}" + (f", {earlier:,} of them earlier" if earlier else "")
+    yield "rows", f"{run.rows:,}"
     yield from _rows_read(run.rows_read, rows=False)
     yield "rows a second", f"{run.rows_per_second:,.0f}"
     yield "seconds", f"{run.seconds:,.1f}"

@@ -5,7 +5,7 @@ TorchRec's constructors and parameter names.
     FactorizationMachine()([a_BND, b_BMC])        the sum over all pairs of columns, [B, 1]
 
 The published model, with weights of ids and one product for each pair of vectors, is `model=deepfm`
-(`recapp/models/deepfm.py`).
+(`recapp/models/fm.py`).
 
 Shapes: B batch, I dense features, D columns of a vector, F features.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.compat.torchrec.dlrm import check_one_dim
-from recapp.models.factorisation import fm_term
+from recapp.models.fm import fm_term
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection

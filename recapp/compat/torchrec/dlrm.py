@@ -8,7 +8,7 @@ load from TorchRec and into TorchRec. Every layer multiplies its input x with th
 | `VectorCrossNet`         | x0 (w . x) + b + x                                         |
 | `LowRankMixtureCrossNet` | sum of G_e(x) x0 * (U_e g(C_e g(V_e x)) + b) + x           |
 
-Sources: arXiv 1708.05123 (vector) and arXiv 2008.13535 (the others). `recapp/models/crosses.py` has
+Sources: arXiv 1708.05123 (vector) and arXiv 2008.13535 (the others). `recapp/models/dcn.py` has
 the layers of recapp's own models, which are faster.
 
 Shapes: B batch, N columns, R rank, E experts.

@@ -101,7 +101,6 @@ def score(recipe: Predict) -> dict[str, Any]:
     from recapp.run.run_checks import check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
-    from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
     recipe, opened = open_trained(recipe)
@@ -116,9 +115,13 @@ def score(recipe: Predict) -> dict[str, Any]:
     }
     data = build_data(recipe, scoring=recipe)
     model = opened.on_ranks(recipe)
-    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=scores_of)
-    progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
-    trainer = model.trainer(recipe, [*progress, writer])
+    writer = ScoreWriter(
+        recipe.output,
+        overwrite=recipe.overwrite,
+        model=scores_of,
+        progress=recipe.trainer.enable_progress_bar,
+    )
+    trainer = model.trainer(recipe, [writer])
 
     with in_one_line():
         trainer.predict(

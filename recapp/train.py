@@ -276,13 +276,13 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
     except Stopped as stopped:
         if callbacks.end.reason is None:  # before the first step, or without the other ranks
             raise
-        callbacks.performance.on_train_end(trainer, module)
+        callbacks.clock.on_train_end(trainer, module)
         measured = metrics_of_run(sized(), trainer, callbacks, callbacks.end.reason)
         how = {"status": "stopped", "last_checkpoint": str(callbacks.last.path)}
         return measured and measured | how, stopped
 
-    write_prediction(sized(), strategy, data.val_rows, job_dir)
-    note_no_validation(trainer, data.val_rows)
+    write_prediction(sized(), strategy, data.rows[1], job_dir)
+    note_no_validation(trainer, data.rows[1])
     measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
     kept = callbacks.snapshots.kept if callbacks.snapshots else []
     return with_snapshots(sized(), kept, job_dir, measured), None

@@ -35,11 +35,9 @@ from recapp.stored.run_files import folder_of
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     KeepPosition,
-    RecordPerformance,
     StartReport,
     StepClock,
 )
-from recapp.trainer.changed_settings import ChangedCallbacks, ChangedOptimizer
 from recapp.trainer.curves import LogSettings
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.ending import EndTogether
@@ -57,6 +55,7 @@ from recapp.trainer.progress import (
     TerminalProgress,
     steps_planned,
 )
+from recapp.trainer.restore import ChangedCallbacks, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.trainer.table_callbacks import FillTables, LogDynamicRows
 
@@ -241,8 +240,7 @@ class RunCallbacks:
     ) -> None:
         checkpoints = job_dir / "checkpoints"
         chosen = build_callbacks(recipe, checkpoints, logging=logging)
-        self.clock = StepClock()
-        self.performance = RecordPerformance(job_dir, self.clock)
+        self.clock = StepClock(job_dir)
         self.early_stop = NoteEarlyStop()
         self.last = KeepLast(checkpoints)
         self.end = EndTogether(self.last.keep_unvalidated, recipe.launch.grace)
@@ -261,7 +259,6 @@ class RunCallbacks:
                 else [FillTables(recipe.tables.values or {})]
             ),
             self.clock,
-            self.performance,
             LogDynamicRows(),
             LogSettings(settings),
             *average_of(recipe),
@@ -352,7 +349,7 @@ def metrics_of_run(
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         f"hidden_model_{best_metric}": score_of_click_model(
-            recipe.dataset, recipe.trainer.limit_val_batches, data.val_rows, best_metric
+            recipe.dataset, recipe.trainer.limit_val_batches, data.rows[1], best_metric
         ),
         **description,
         "dense_parameters": dense_weights(strategy.problem.dense) if strategy.problem else None,

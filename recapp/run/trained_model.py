@@ -27,7 +27,7 @@ from recapp.run.recipe import Recipe, Train
 from recapp.stored.checkpoint import load_together
 from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
-from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.sharded_checkpoint import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning

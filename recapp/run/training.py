@@ -53,10 +53,10 @@ from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.batch_callback import skip_idle_hooks
-from recapp.trainer.changed_settings import TOTAL, ChangedOptimizer
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule
+from recapp.trainer.restore import TOTAL, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.trainer.table_callbacks import RestartTables
 from recapp.trainer.trainer_settings import refuse_class
@@ -161,8 +161,7 @@ def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     """Return the callback that applies changed settings of the optimiser.
 
     Args:
-        before: The group `optimizer` of the checkpoint's settings; a damaged file may hold any
-            value there.
+        before: The group `optimizer` of the checkpoint's settings; None if it has none.
         now: That of this run's settings.
     """
     return ChangedOptimizer(

@@ -8,12 +8,9 @@ than the file, storages are parts of it, and a tensor has no more values than it
 
 `weights_only=True` also refuses numpy scalars, paths, enums, OmegaConf's containers, ranges and
 dataclasses, and training states are full of them: `plain` turns these into built-in types of equal
-value. Any other type is an error at the save, not at the later load. The state of an object of the
-run, such as a callback or a schedule, has the form of its state at the start: this is compared
-before Lightning restores it, because its own errors are tracebacks.
+value. Any other type is an error at the save, not at the later load.
 """
 
-import math
 import pickletools
 import re
 import zipfile
@@ -261,10 +258,10 @@ def check_state(meta: Mapping[str, Any], path: object, *, trains: bool = False) 
     for name, form in STATE.items():
         if name not in meta and name not in NEEDED and not trains:
             continue
-        if name not in meta:
-            fault = f"it has no {name}"
-        else:
-            fault = _fault(meta[name], form, name)
+        fault = "" if name in meta else f"it has no {name}"
+        if name in meta and not _fits(meta[name], form):
+            kind = type(meta[name]).__name__
+            fault = f"{name}={shown(meta[name])} is a {kind}, such as {shown(form)} is right"
         if fault:
             raise CheckpointError(
                 f"checkpoint {path} holds no state of a training run: {fault}; use another "
@@ -276,68 +273,11 @@ def check_state(meta: Mapping[str, Any], path: object, *, trains: bool = False) 
         )
 
 
-def check_form(state: Any, form: Any, where: str, *, whole: bool = False) -> None:
-    """Check that a stored state has the form of the state that an object of this run has.
-
-    Args:
-        state: The stored state.
-        form: The state of the object at its start.
-        where: The name of the state, for the error.
-        whole: Whether it must have all entries; if not, its reader knows which ones it needs.
-
-    Raises:
-        ValueError: A part of the state has another type, is no finite number, or is a negative
-            count.
-    """
-    if fault := _fault(state, form, where, whole):
-        raise ValueError(fault)
-
-
-def numbers_in(form: Any) -> Any:
-    """Return a form in which whole numbers are numbers, such as a learning rate of 1."""
-    if isinstance(form, Mapping):
-        return {key: numbers_in(value) for key, value in form.items()}
-    if isinstance(form, list | tuple):
-        return [numbers_in(value) for value in form]
-    return float(form) if type(form) is int else form
-
-
-def _fault(state: Any, form: Any, where: str, whole: bool = False) -> str:
-    """Return the first part of a state that has not its form; an empty text if all have."""
-    pairs: Iterator[tuple[Any, Any, str]] = iter(())
-    if isinstance(form, Mapping):
-        fits = isinstance(state, Mapping)
-        if fits and whole and (missing := form.keys() - state.keys()):
-            return f"{where} has no {min(missing)}"
-        shared = state.keys() & form.keys() if fits else ()
-        pairs = ((state[key], form[key], f"{where}.{key}") for key in sorted(shared, key=str))
-    elif isinstance(form, list | tuple):
-        fits = isinstance(state, list | tuple) and len(state) == (len(form) or len(state))
-        if fits and form:
-            names = (f"{where}[{number}]" for number in range(len(form)))
-            pairs = zip(state, form, names, strict=True)
-    else:
-        fits = _is_alike(state, form)
-    if not fits:
-        return f"{where}={shown(state)} is a {type(state).__name__}, such as {shown(form)} is right"
-    return next((fault for pair in pairs if (fault := _fault(*pair, whole))), "")
-
-
-def _is_alike(state: Any, form: Any) -> bool:
-    """Return whether a single value may stand where another one does at the start."""
+def _fits(value: Any, form: Any) -> bool:
+    """Return whether a value is of the type of its form; a number must be a count."""
     if type(form) is int:
-        return type(state) is int and min(form, 0) <= state < MOST
-    if isinstance(form, float):
-        is_number = isinstance(state, int | float) and not isinstance(state, bool)
-        return is_number and (math.isfinite(state) or (not math.isfinite(form) and state == state))
-    if isinstance(form, Tensor):
-        return isinstance(state, Tensor) and (state.shape, state.dtype.is_floating_point) == (
-            form.shape,
-            form.dtype.is_floating_point,
-        )
-    if form is None:  # nothing yet
-        return not isinstance(state, Mapping | list | tuple | set)
-    return type(state) is type(form)
+        return type(value) is int and 0 <= value < MOST
+    return isinstance(value, (list, tuple) if isinstance(form, list) else type(form))
 
 
 @contextmanager

@@ -196,11 +196,31 @@ class StepClock(BatchCallback):
     and for all messages (`exchange_wait_ms`). Neither is measured if the GPU waits instead of the
     host.
 
+    On every rank it also measures the phases of steps and the memory. Rank 0 writes them to
+    `performance.json` at the end of training, but not after an exception.
+
+        batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
+                      -> [autograd] backward ... update -> [outside] step is over
+
+    A collection calls an observer (`recapp/engine/state.py`) when it begins to work and when each
+    part of its work ends. The time between an end and the next beginning belongs to the phases
+    `data` and `outside`.
+
+    The measurement costs a few microseconds a step. Times are times of the host. On a GPU the host
+    only queues work: a phase then shows the time to queue its work and to wait for messages, and
+    only `step_ms` includes the GPU's work.
+
     `start` holds the seconds from the start of the command to three events: the rank has started,
     training begins, the first step ends.
+
+    Args:
+        directory: The directory of the run; None writes no `performance.json`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory
+        self.phases = PhaseClock()
+        self._fetching = False
         self.rows: list[int] = []
         self.start: dict[str, float | None] = {}
         self._steps: list[_Counters] = []
@@ -208,34 +228,53 @@ class StepClock(BatchCallback):
         self._began = self._last = _Counters(0.0, 0.0, 0, 0, 0.0, 0.0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure the first step."""
+        """Attach an observer to the collections, and begin to measure the first step."""
         age = command_age()
-        own = process_age()
-        self.start["seconds_to_ranks"] = None if age is None or own is None else age - own
+        of_rank = process_age()
+        self.start["seconds_to_ranks"] = None if age is None or of_rank is None else age - of_rank
         self.start["seconds_to_training"] = age
-        self._host_waits = strategy_of(trainer).comm.host_waits
-        self._began = self._last = _Counters.of(trainer)
+        strategy = strategy_of(trainer)
+        self._host_waits = strategy.comm.host_waits
+        for shared in strategy.sharded_tables():
+            shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
+        self._began = _Counters.of(trainer)
+        self._next_step(self._began)
+
+    def _next_step(self, now: _Counters) -> None:
+        """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
+        self._last = now
+        self.phases.start()
+        self._fetching = True
+
+    def _begins(self) -> None:
+        """End the phase before a collection's work: the wait for a batch, or the dense part."""
+        self.phases(DATA if self._fetching else OUTSIDE)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restart the measurement of the next step, because a step excludes validation."""
-        self._last = _Counters.of(trainer)
+        self._next_step(_Counters.of(trainer))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """End the wait for the batch."""
+        self.phases(DATA)
+        self._fetching = False
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Record the step that has ended, and begin to measure the next one."""
+        """Record the step that has ended, and begin to measure the next one. Log the recent samples
+        per second of all ranks, and the wait of this rank for the input exchange of a step.
+        """
         if not self._steps:
             self.start["seconds_to_first_step"] = command_age()
         now = _Counters.of(trainer)
         self._steps.append(now.since(self._last))
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
         self.rows.append(resumable_data(trainer).batch_size * batches)
-        self._last = now
-        if done % RATE_STEPS == 0:
-            self._log(trainer)
-
-    def _log(self, trainer: Trainer) -> None:
-        """Log the recent samples per second of all ranks, and the wait of this rank for the input
-        exchange of a step.
-        """
+        self.phases.end(OUTSIDE)
+        self._next_step(now)
+        if done % RATE_STEPS:
+            return
         log = trainer.lightning_module.log
         # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all work
         # that is queued there
@@ -250,6 +289,33 @@ class StepClock(BatchCallback):
         """
         ms = sum(step.ms for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gather the measurements of all ranks; rank 0 writes them."""
+        strategy = strategy_of(trainer)
+        measured = self.summary()
+        if self.directory is None or not measured:
+            return
+        of_rank = {
+            "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
+            "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
+            "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
+            "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
+            "sent_bytes": measured["bytes_sent_per_step"],
+        }
+        measured_W = strategy.comm.all_gather(of_rank)
+        if trainer.is_global_zero:
+            ranks = strategy.comm.world
+            of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in of_rank}
+            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
+            record = Performance(
+                batch_per_rank=self.rows[0] // ranks,
+                ranks=ranks,
+                steps=len(self.phases.measured(WARM_UP_STEPS)),
+                step_ms=measured["step_ms"],
+                **of_ranks,
+            )
+            write_record(record, self.directory / PERFORMANCE_FILE)
 
     def summary(self) -> dict[str, Any]:
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
@@ -320,7 +386,7 @@ class StartReport(Callback):
         lookups = [x for shared in sharded for m in shared.members for x in m.lookups]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         averaged = any(shared.keeps_average for shared in sharded)
-        held = rank_rows(tables, strategy.plan, strategy.rule, averaged)
+        memory = rank_rows(tables, strategy.plan, strategy.rule, averaged)
         where = [
             {"rank": i, **_hosts(strategy, i), "device": r["device"]}
             for i, r in enumerate(strategy.ranks)
@@ -337,7 +403,7 @@ class StartReport(Callback):
             ("Layers", layers),
             ("Plan", plan_rows(tables, strategy.plan)),
             ("Lookups and rules", table_uses(tables, lookups, strategy.rule)),
-            ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
+            ("Ranks", [w | m for w, m in zip(where, memory, strict=True)]),
         ):
             if rows:
                 shown = [SHOWN.get(column.key, column) for column in columns_of(rows)]
@@ -357,92 +423,7 @@ def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
     """Return the host on which a rank runs. If `topology.hosts` assumes other hosts than the real
     ones, add the number of the host on which the plan places the rank.
     """
-    found = strategy.ranks[rank]["host"]
+    host = strategy.ranks[rank]["host"]
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
-        return {"host": found}
-    return {"host": found, "plan's_host": rank * strategy.hosts // strategy.comm.world}
-
-
-class RecordPerformance(BatchCallback):
-    """Measures the phases of training steps, memory and bytes sent on every rank. Rank 0 writes
-    them to `performance.json` at the end of training, but not after an exception.
-
-        batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
-                      -> [autograd] backward ... update -> [outside] step is over
-
-    A collection calls an observer (`recapp/engine/state.py`) when it begins to work and when each
-    part of its work ends. The time between an end and the next beginning belongs to the phases
-    `data` and `outside`.
-
-    The measurement costs a few microseconds a step. Times are times of the host. On a GPU the host
-    only queues work: a phase then shows the time to queue its work and to wait for messages, and
-    only `step_ms` includes the GPU's work.
-
-    Args:
-        directory: The directory of the run.
-        clock: The clock that measures whole steps; it must come before this callback in the list.
-    """
-
-    def __init__(self, directory: Path, clock: StepClock) -> None:
-        self.directory = directory
-        self.clock = clock
-        self.phases = PhaseClock()
-        self._fetching = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach an observer to the collections, and begin the first step."""
-        for shared in strategy_of(trainer).sharded_tables():
-            shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
-        self._next_step()
-
-    def _next_step(self) -> None:
-        """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
-        self.phases.start()
-        self._fetching = True
-
-    def _begins(self) -> None:
-        """End the phase before a collection's work: the wait for a batch, or the dense part."""
-        self.phases(DATA if self._fetching else OUTSIDE)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restart the next step, because a step excludes validation."""
-        self._next_step()
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """End the wait for the batch."""
-        self.phases(DATA)
-        self._fetching = False
-
-    def on_step(self, trainer: Trainer, done: int) -> None:
-        """End the step, and begin the next."""
-        self.phases.end(OUTSIDE)
-        self._next_step()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather the measurements of all ranks; rank 0 writes them."""
-        strategy = strategy_of(trainer)
-        measured = self.clock.summary()
-        if not measured:
-            return
-        own = {
-            "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
-            "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
-            "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
-            "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
-            "sent_bytes": measured["bytes_sent_per_step"],
-        }
-        measured_W = strategy.comm.all_gather(own)
-        if trainer.is_global_zero:
-            ranks = strategy.comm.world
-            of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in own}
-            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
-            record = Performance(
-                batch_per_rank=self.clock.rows[0] // ranks,
-                ranks=ranks,
-                steps=len(self.phases.measured(WARM_UP_STEPS)),
-                step_ms=measured["step_ms"],
-                **of_ranks,
-            )
-            write_record(record, self.directory / PERFORMANCE_FILE)
+        return {"host": host}
+    return {"host": host, "plan's_host": rank * strategy.hosts // strategy.comm.world}

@@ -78,9 +78,8 @@ class CSVCurves(Logger):
                 csv.DictWriter(file, self._columns).writerows(self._unsaved)
         else:
             rows = [*(self._rows() if self._columns else self._kept()), *self._unsaved]
-            columns = sorted({name for row in rows for name in row}.union(self._columns))
-            self._write(columns, rows)
-            self._columns = columns
+            self._columns = sorted({name for row in rows for name in row}.union(self._columns))
+            self._write(rows)
         self._unsaved = []
 
     def finalize(self, status: str) -> None:
@@ -96,10 +95,10 @@ class CSVCurves(Logger):
         with open(self.file, newline="") as file:
             return list(csv.DictReader(file))
 
-    def _write(self, columns: list[str], rows: list[dict[str, Any]]) -> None:
+    def _write(self, rows: list[dict[str, Any]]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         text = StringIO(newline="")
-        writer = csv.DictWriter(text, columns)
+        writer = csv.DictWriter(text, self._columns)
         writer.writeheader()
         writer.writerows(rows)
         write_whole(self.file, text.getvalue())
@@ -128,22 +127,22 @@ class LogSettings(Callback):
         """Log the settings on rank 0. A logger that refuses them still gets the curves."""
         if not (trainer.loggers and trainer.is_global_zero):
             return
-        found = self.settings()
+        plain = self.settings()
         logged = {
             name: value
-            for name, value in leaves(found, is_whole=_is_whole)
+            for name, value in leaves(plain, is_whole=_has_other_names)
             if name.partition(".")[0] not in NOT_LOGGED
             and not any(map(CREDENTIALS.search, name.split(".")))
         }
-        logged |= found["choices"]
+        logged |= plain["choices"]
         for logger in trainer.loggers:
             try:
                 logger.log_hyperparams(logged)
             except Exception as error:  # of a service, such as a run that was logged with others
-                said = " ".join(str(error).split())
-                note(f"{type(logger).__name__}: does not take the settings of the run: {said}")
+                text = " ".join(str(error).split())
+                note(f"{type(logger).__name__}: does not take the settings of the run: {text}")
 
 
-def _is_whole(name: str, settings: Mapping[str, Any]) -> bool:
+def _has_other_names(name: str, settings: Mapping[str, Any]) -> bool:
     """Return whether loggers may refuse the names in a mapping, such as names of columns."""
     return not all(map(PLAIN_NAME.fullmatch, settings))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.statistics import TableStatistics
@@ -95,14 +94,6 @@ class ProvidesExample(Protocol):
         """Return the rows in the form of `recapp.dataset.sequential_rows.plain_rows`; called on
         rank 0.
         """
-
-
-@runtime_checkable
-class DerivesColumns(Protocol):
-    """Data with columns that are computed from others, by values fitted on training rows."""
-
-    def derived_values(self) -> Values:
-        """Return the fitted values, by key; empty without such columns."""
 
 
 def datamodule_of(trainer: "Trainer") -> Any:

@@ -39,7 +39,7 @@ from recapp.dataset.prediction_input import (
     RankInput,
     open_input,
 )
-from recapp.dataset.schema import Schema, Values
+from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import (
     example_rows,
     frequent_values,
@@ -198,13 +198,17 @@ class ClickData(LightningDataModule):
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
             self.schema = opened.schema
-            if stage == "fit":
-                self._fit_columns(opened)
+            if stage == "fit" and self.schema.fits:  # no checkpoint has given their values
+                values = self._on_rank_0(lambda: opened.fitted().schema.values)
+                self.schema = self.schema.with_values(values)
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
             note_remarks(self._opened.train, self.schema, noted=noted)
-            self._example = self._first_rows(self._opened)
+            if noted:
+                source = self._opened.val if self._opened.val.rows else self._opened.train
+                rows = min(EXAMPLE_ROWS, source.rows)
+                self._example = plain_rows(example_rows(source, self.schema, rows)) if rows else []
         if self._counts and stage == "fit":
             self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
             if self._take_table_rows is not None:
@@ -213,12 +217,6 @@ class ClickData(LightningDataModule):
     def _open_input(self, scoring: ScoringSettings) -> None:
         transform = self.settings.dense_transform
         self._prediction_input = open_input(scoring, self.schema, transform)
-
-    def _fit_columns(self, rows: ClickRows) -> None:
-        """Fit the derived columns on the training rows, unless the schema has their values."""
-        if self.schema.fits:
-            values = self._on_rank_0(lambda: rows.fitted().schema.values)
-            self.schema = self.schema.with_values(values)
 
     def _take_stored(self, checkpoint: str | Path, ids: object) -> None:
         """Read rows as a checkpoint's training did, where the given schema does not say how: take
@@ -256,10 +254,6 @@ class ClickData(LightningDataModule):
             return make()
         return from_rank_0(make, self.trainer.global_rank, self.trainer.strategy.broadcast)
 
-    def derived_values(self) -> Values:
-        """Return the fitted values of derived columns, by key, for a checkpoint."""
-        return self.schema.values
-
     @property
     def _rows(self) -> ClickRows:
         """Return the rows of Lightning's epoch."""
@@ -287,13 +281,6 @@ class ClickData(LightningDataModule):
         """
         return self._example
 
-    def _first_rows(self, opened: ClickRows) -> list[dict[str, Any]]:
-        if self.trainer is not None and not self.trainer.is_global_zero:
-            return []
-        source = opened.val if opened.val.rows else opened.train
-        rows = min(EXAMPLE_ROWS, source.rows)
-        return plain_rows(example_rows(source, self.schema, rows)) if rows else []
-
     def id_encoding(self) -> dict[str, Any]:
         """Return the rules that turn text into ids, for a checkpoint."""
         return self.schema.id_encoding()
@@ -302,9 +289,6 @@ class ClickData(LightningDataModule):
         """Check that a checkpoint was trained with the same rules from text to ids, and read rows
         as its training did.
 
-        A checkpoint of an early recapp does not store the rules; that recapp read all text as
-        hexadecimal. If this run reads text in another way, print a note.
-
         Args:
             checkpoint: The checkpoint.
             info: The entries of its manifest.
@@ -312,15 +296,8 @@ class ClickData(LightningDataModule):
         Raises:
             CheckpointError: The text of a column became other ids in the checkpoint.
         """
-        schema = self.schema
-        is_rank_0 = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:
-            schema.check_id_encoding(info["ids"], str(checkpoint))
-        elif "ids" not in info and set(schema.hex) != set(schema.sparse) and is_rank_0:
-            note(
-                f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
-                "which Schema(hex=...) names the columns"
-            )
+            self.schema.check_id_encoding(info["ids"], str(checkpoint))
         self._take_stored(checkpoint, info.get("ids"))
 
     @property
@@ -412,11 +389,6 @@ class ClickData(LightningDataModule):
             self._rows.training_stream(*self._rank)
         return self._rows.statistics(tables, lookups)
 
-    @property
-    def val_rows(self) -> int:
-        """Return the number of validation rows."""
-        return self._rows.val.rows
-
     def val_dataloader(self) -> BatchLoader:
         """Return the loader of every validation row once, in file order. A rank that has no rows
         left gets empty batches.
@@ -466,10 +438,11 @@ class ClickData(LightningDataModule):
         if isinstance(exception, OutsideTable | LongBag) and self.trainer is not None:
             split = split_in_use(self.trainer)
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
-            if isinstance(exception, LongBag):
-                place = place_of_bag(source, self.schema, exception.feature, exception.length)
-            else:
-                place = place_of_id(source, self.schema, exception.feature, exception.number)
+            place = (
+                place_of_bag(source, self.schema, exception.feature, exception.length)
+                if isinstance(exception, LongBag)
+                else place_of_id(source, self.schema, exception.feature, exception.number)
+            )
             if place:
                 apart = split != "val" or self.settings.val_path is not None
                 rows = ROWS_OF[split] if apart else "validation rows"

@@ -28,7 +28,7 @@ from recapp.processes.stopping import Stopped
 from recapp.trainer.batch_callback import BatchCallback, ends_step
 from recapp.trainer.strategy import strategy_of
 
-# low bits of a rank's report: the signal; the higher bits: the step whose loss was not finite
+# low bits of a rank's report: the signal; higher bits: the first step whose loss was not finite
 SIGNAL_BITS = 8
 
 
@@ -148,8 +148,13 @@ class EndTogether(BatchCallback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to save a model whose loss was not finite."""
-        self._check_all_losses(trainer)
+        """Refuse to save a model whose loss was not finite: check on all ranks the losses of the
+        last steps, whose reports no counts message has carried yet.
+        """
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._losses.check_pending()
+            self._report |= self._losses.step << SIGNAL_BITS
+            self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the signal handlers of the time before training."""
@@ -173,29 +178,14 @@ class EndTogether(BatchCallback):
             return strategy.comm.all_gather(self._report)
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 
-    def _check_all_losses(self, trainer: Trainer) -> None:
-        """Check on all ranks the losses of the last steps. Counts messages carry the reports of
-        steps before them; of the last steps none has followed.
-
-        A report is one number: the lowest `SIGNAL_BITS` hold the signal that the rank got, the
-        others the first step whose loss was not finite, 0 for none.
-
-        It waits for every rank, so call it only before work that waits for every rank anyway.
-        """
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
-        self._losses.check_pending()
-        self._report |= self._losses.step << SIGNAL_BITS
-        self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
-
     def _raise_if_not_finite(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
-        found = [
+        steps = [
             (report >> SIGNAL_BITS, rank)
             for rank, report in enumerate(reports_W)
             if report >> SIGNAL_BITS
         ]
-        if found:
-            step, rank = min(found)
+        if steps:
+            step, rank = min(steps)
             raise TrainingError(
                 f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}"
             )

@@ -51,7 +51,6 @@ class ExtraLosses(Protocol):
             batch: The batch.
             loss: The task's loss of other outputs on the same batch.
         """
-        ...
 
 
 @runtime_checkable
@@ -71,7 +70,6 @@ class OwnTaskLoss(Protocol):
             batch: The batch.
             loss: The task's loss of other outputs on the same batch.
         """
-        ...
 
 
 class TaskModule(LightningModule):
@@ -107,9 +105,9 @@ class TaskModule(LightningModule):
         # The bar shows the running values of its own rank. Only some ranks compute them, so the
         # computation must not wait for other ranks.
         running = {one.name for one in task.measures if one.running}
-        own = task.make_metrics(sync_on_compute=False).items()
+        metrics = task.make_metrics(sync_on_compute=False).items()
         self.train_metrics = MetricCollection(
-            {name: metric for name, metric in own if name in running}, compute_groups=False
+            {name: metric for name, metric in metrics if name in running}, compute_groups=False
         )
         self._details: Any = task.make_details()
         self._weights: dict[str, Tensor] = {}  # the sums of a validation's weights by label
@@ -155,17 +153,17 @@ class TaskModule(LightningModule):
         """
         model: Any = self.model
         self._seed_layers(batch_idx)
-        found = model(batch)
-        outputs = self.task.named(found, batch.rows, type(model).__name__)
+        returned = model(batch)
+        outputs = self.task.named(returned, batch.rows, type(model).__name__)
         loss = self.task.loss(outputs, batch)
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
         self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
         self._update(self.train_metrics, outputs, batch)
         if self._has_task_loss:
-            loss = model.task_loss(found, batch, self._loss_of(batch))
+            loss = model.task_loss(returned, batch, self._loss_of(batch))
         for name, extra in (
-            self._extra_losses(found, batch).items() if self._has_extra_losses else ()
+            self._extra_losses(returned, batch).items() if self._has_extra_losses else ()
         ):
             self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
@@ -203,23 +201,23 @@ class TaskModule(LightningModule):
     def _loss_of(self, batch: Batch) -> Callable[[Tensor | Mapping[str, Tensor]], Tensor]:
         """Return the task's loss on a batch, as a function of what a model returned."""
         model = type(self.model).__name__
-        return lambda found: self.task.loss(self.task.named(found, batch.rows, model), batch)
+        return lambda returned: self.task.loss(self.task.named(returned, batch.rows, model), batch)
 
-    def _extra_losses(self, found: Any, batch: Batch) -> dict[str, Tensor]:
+    def _extra_losses(self, returned: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the losses by name that the model adds to that of the task.
 
         Raises:
             ConfigError: A loss has the name of a metric, or is not one number.
         """
         model: Any = self.model
-        own = self.task.with_own_weights(batch)
-        extra: dict[str, Tensor] = model.extra_losses(found, own, self._loss_of(batch))
+        weighted = self.task.with_own_weights(batch)
+        extra: dict[str, Tensor] = model.extra_losses(returned, weighted, self._loss_of(batch))
         taken = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():
             if name in taken or loss.dim():
-                said = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
+                fault = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
                 raise ConfigError(
-                    f"model {type(model).__name__}: its extra loss {name} has {said}: "
+                    f"model {type(model).__name__}: its extra loss {name} has {fault}: "
                     "extra_losses must return one number for each name of its own"
                 )
         return extra
@@ -278,12 +276,12 @@ class TaskModule(LightningModule):
 
         An AUC takes 3 ms, because it sums over a histogram.
         """
-        found = {
+        values = {
             measure.name: float(self.train_metrics[measure.name].compute())
             for measure in self.task.measures
             if measure.running
         }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def on_train_epoch_start(self) -> None:
         """Reset the running training metrics."""
@@ -333,9 +331,9 @@ class TaskModule(LightningModule):
         Raises:
             TrainingError: A metric that rows define is not defined, because all rows weigh 0.
         """
-        found: dict[str, Tensor] = self.val_metrics.compute()
-        defined = [each.name for each in self.task.measures if each.defined and each.name in found]
-        if any(bool(found[name].isnan()) for name in defined):
+        metrics: dict[str, Tensor] = self.val_metrics.compute()
+        defined = [m.name for m in self.task.measures if m.defined and m.name in metrics]
+        if any(bool(metrics[name].isnan()) for name in defined):
             for label, weight in self._weights.items():
                 if not float(self.trainer.strategy.reduce(weight, reduce_op="sum")):
                     schema = getattr(datamodule_of(self.trainer), "schema", None)
@@ -345,7 +343,7 @@ class TaskModule(LightningModule):
                         f"{label}, so its metrics are not defined: choose {split} rows of which "
                         "some weigh more, or leave dataset.weight out"
                     )
-        return found
+        return metrics
 
     def _validation_is_due(self) -> bool:
         """Return whether a longer run would also validate at this step.
@@ -430,12 +428,6 @@ class ClickModule(TaskModule):
     ) -> None:
         task = _ClickTask(make_metrics)
         super().__init__(task, make_model, make_optimizer, make_schedule, seed, monitor)
-
-    def train_auc(self) -> float | None:
-        """Return the AUC over this rank's training batches of the epoch so far; None while only
-        one class was seen.
-        """
-        return self.running().get("auc")
 
 
 class _ClickTask(ClickTask):

@@ -31,7 +31,7 @@ from recapp.optim.table_rule import describe, numbers_of_rule, rule_over
 GROUPS = "return HybridOptimizer(optimizer, self.trainer.strategy.sparse_groups())"
 
 
-class Said(NamedTuple):
+class OptimizerOfTable(NamedTuple):
     """What a module says of a table.
 
     Args:
@@ -49,11 +49,11 @@ class Said(NamedTuple):
     @property
     def group(self) -> dict[str, Any]:
         """Return the param group, with its current rate."""
-        found: dict[str, Any] = self.optimizer.param_groups[self.number]
-        return found
+        groups: list[dict[str, Any]] = self.optimizer.param_groups
+        return groups[self.number]
 
 
-def rules_said(module: LightningModule) -> Rules:
+def rules_of_optimizers(module: LightningModule) -> Rules:
     """Return the row rules that the optimisers of a module give its unsharded tables; row-wise
     Adagrad for tables that no optimiser has.
 
@@ -72,8 +72,8 @@ def rules_said(module: LightningModule) -> Rules:
         optimizers = _init_optimizers_and_lr_schedulers(module)[0] if weights else []
     except Exception:
         optimizers = []
-    said = {} if _names_groups(optimizers) else _said(optimizers, weights)
-    rules = {table: of_table.rule for table, of_table in said.items()}
+    of_tables = {} if _names_groups(optimizers) else _optimizers_of(optimizers, weights)
+    rules = {table: of_table.rule for table, of_table in of_tables.items()}
     if len(rules) < len(set(weights.values())) or not rules:
         rules = {"*": rowwise_adagrad()} | rules
     kinds = distinct_rules(rules.values())
@@ -104,17 +104,17 @@ def take_tables(
     in_groups = _names_groups(optimizers)
     tables = [t for shared in sharded_tables(module) for t in shared.updated.values()]
     trained = {t.weight: t.weight.table for t in tables if t.weight.requires_grad}
-    said = {} if in_groups else _said(optimizers, trained)
+    of_tables = {} if in_groups else _optimizers_of(optimizers, trained)
     rules = {
         table: rule for shared in sharded_tables(module) for table, rule in shared.rules.items()
     }
     if not in_groups:
-        _check_said(said, trained.values(), rules, named)
+        _check_named(of_tables, trained.values(), rules, named)
     for optimizer in optimizers:
         _take_out(optimizer, in_groups)
-    if any(rules[table] != of_table.rule for table, of_table in said.items()):
-        change_rules(module, {table: of_table.rule for table, of_table in said.items()})
-    return [_stepping(optimizer, sharded_tables(module), said) for optimizer in optimizers]
+    if any(rules[table] != of_table.rule for table, of_table in of_tables.items()):
+        change_rules(module, {table: of_table.rule for table, of_table in of_tables.items()})
+    return [_stepping(optimizer, sharded_tables(module), of_tables) for optimizer in optimizers]
 
 
 def _names_groups(optimizers: Sequence[Any]) -> bool:
@@ -122,31 +122,35 @@ def _names_groups(optimizers: Sequence[Any]) -> bool:
     return any(isinstance(optimizer, HybridOptimizer) for optimizer in optimizers)
 
 
-def _said(optimizers: Sequence[Any], tables: Mapping[Any, str]) -> dict[str, Said]:
+def _optimizers_of(
+    optimizers: Sequence[Any], tables: Mapping[Any, str]
+) -> dict[str, OptimizerOfTable]:
     """Return what optimisers say of tables, by table.
 
     Args:
         optimizers: The optimisers.
         tables: The table of each parameter.
     """
-    said: dict[str, Said] = {}
+    of_tables: dict[str, OptimizerOfTable] = {}
     for optimizer in optimizers:
         kind = type(optimizer)
         for number, group in enumerate(optimizer.param_groups):
             for table in dict.fromkeys(tables[p] for p in group["params"] if p in tables):
-                if table in said:
+                if table in of_tables:
+                    first = type(of_tables[table].optimizer).__name__
                     raise ConfigError(
                         f"table {table} is in two optimizers of configure_optimizers, "
-                        f"{type(said[table].optimizer).__name__} and {kind.__name__}: give it to "
-                        "one of them"
+                        f"{first} and {kind.__name__}: give it to one of them"
                     )
                 rule = rule_over(kind, group, table)
-                said[table] = Said(optimizer, number, rule, numbers_of_rule(kind, group))
-    return said
+                of_tables[table] = OptimizerOfTable(
+                    optimizer, number, rule, numbers_of_rule(kind, group)
+                )
+    return of_tables
 
 
-def _check_said(
-    said: Mapping[str, Said],
+def _check_named(
+    of_tables: Mapping[str, OptimizerOfTable],
     trained: Collection[str],
     rules: Mapping[str, RowRule],
     named: Rules | None,
@@ -158,16 +162,16 @@ def _check_said(
         ConfigError: It does, or a table is left out.
     """
     for table in trained:
-        if table not in said and named is None:
+        if table not in of_tables and named is None:
             raise ConfigError(
                 f"table {table} is in no optimizer of configure_optimizers, so torch would not "
                 "train it: give the optimizer self.parameters(), leave it out of training by "
                 "requires_grad_(False), or name the rule of tables by "
                 f"EmbeddingShardingStrategy(rule=...) and {GROUPS}"
             )
-        if table in said and named is not None and said[table].rule != rules[table]:
+        if table in of_tables and named is not None and of_tables[table].rule != rules[table]:
             raise ConfigError(
-                f"table {table} has {describe(said[table].rule)} by configure_optimizers, but "
+                f"table {table} has {describe(of_tables[table].rule)} by configure_optimizers, but "
                 f"{describe(rules[table])} by EmbeddingShardingStrategy(rule=...), its planner or "
                 f"apply_optimizer_in_backward: leave that rule out, or keep it and {GROUPS}"
             )
@@ -179,8 +183,8 @@ def _take_out(optimizer: Any, in_groups: bool) -> None:
     Raises:
         ConfigError: A param group is of tables alone, and they are in a `HybridOptimizer` too.
     """
-    own = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
-    several = len(own.param_groups) > 1  # one group may be that of a model without dense weights
+    dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
+    several = len(dense.param_groups) > 1  # one group may be that of a model without dense weights
     for group in optimizer.param_groups:
         tables = [p for p in group["params"] if isinstance(p, UpdatedWeight)]
         group["params"] = [p for p in group["params"] if not isinstance(p, UpdatedWeight)]
@@ -194,14 +198,16 @@ def _take_out(optimizer: Any, in_groups: bool) -> None:
             )
 
 
-def _stepping(optimizer: Any, tables: Sequence[ShardedTables], said: Mapping[str, Said]) -> Any:
+def _stepping(
+    optimizer: Any, tables: Sequence[ShardedTables], of_tables: Mapping[str, OptimizerOfTable]
+) -> Any:
     """Return an optimiser whose step updates its tables; the same optimiser if it has none.
 
     Raises:
         ConfigError: Tables that are updated together are in several optimisers.
     """
-    own = {table for table, of_table in said.items() if of_table.optimizer is optimizer}
-    if not own:
+    trained = {table for table, of_table in of_tables.items() if of_table.optimizer is optimizer}
+    if not trained:
         return optimizer
     unnamed = [group for group in optimizer.param_groups if "name" not in group]
     # named like the module's own, which a monitor of rates shows
@@ -210,8 +216,8 @@ def _stepping(optimizer: Any, tables: Sequence[ShardedTables], said: Mapping[str
     for group in unnamed:
         del group["name"]
     for shared in tables:
-        names = [t.name for t in shared.tables() if t.name in said]
-        others = [name for name in names if name not in own]
+        names = [t.name for t in shared.tables() if t.name in of_tables]
+        others = [name for name in names if name not in trained]
         if len(others) == len(names):
             continue
         if others:
@@ -223,21 +229,21 @@ def _stepping(optimizer: Any, tables: Sequence[ShardedTables], said: Mapping[str
         shared.update.defer(hybrid)
         hybrid.table_gradients.append(shared.update)
         followed = [
-            (group, [said[table] for table in group["tables"] if table in said])
+            (group, [of_tables[table] for table in group["tables"] if table in of_tables])
             for group in shared.param_groups
         ]
         shared.update.before_update = partial(_follow, followed)
     return hybrid
 
 
-def _follow(followed: Sequence[tuple[dict[str, Any], Sequence[Said]]]) -> None:
+def _follow(followed: Sequence[tuple[dict[str, Any], Sequence[OptimizerOfTable]]]) -> None:
     """Take the current rates of the optimisers' param groups, before an update of the tables.
 
     Raises:
         ConfigError: A schedule changes another number, or the rates of tables of one rule differ.
     """
-    for group, said in followed:
-        for one in said:
+    for group, of_tables in followed:
+        for one in of_tables:
             now = numbers_of_rule(type(one.optimizer), one.group)
             changed = [name for name in now if now[name] != one.numbers[name]]
             if changed:
@@ -246,7 +252,7 @@ def _follow(followed: Sequence[tuple[dict[str, Any], Sequence[Said]]]) -> None:
                     f"{one.numbers[changed[0]]} to {now[changed[0]]}, and a row rule keeps it: "
                     "let schedules change rates alone (OneCycleLR(..., cycle_momentum=False))"
                 )
-        rates = {float(one.group["lr"]) for one in said}
+        rates = {float(one.group["lr"]) for one in of_tables}
         if len(rates) > 1:
             raise ConfigError(
                 f"tables {', '.join(group['tables'])} began with one rate in several param groups "

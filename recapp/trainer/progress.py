@@ -13,11 +13,8 @@ their titles.
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import (
@@ -29,8 +26,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from recapp.console import note, progress
-from recapp.dataset.prediction_input import RankInput
+from recapp.console import note
 from recapp.optim.schedule import Plateau
 from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.callbacks import StepClock
@@ -122,9 +118,7 @@ class TerminalProgress(BatchCallback):
         """Show a bar for the test rows."""
         self._begin(trainer, "test", trainer.num_test_batches)
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the bar."""
-        self.on_validation_end(trainer, pl_module)
+    on_test_end = on_validation_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the last numbers, and stop the bar."""
@@ -181,45 +175,7 @@ class ProgressLines(BatchCallback):
         """
         if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero:
             print(validated(trainer), file=sys.stderr, flush=True)
-            self._since = time.perf_counter()
-            self._first = trainer.global_step
-
-
-class PredictProgress(BatchCallback):
-    """Shows the number of rows that all ranks have scored: a bar on a terminal, elsewhere lines."""
-
-    def __init__(self) -> None:
-        self._shown = ExitStack()
-        self._advance: Callable[[int], None] | None = None
-        self._input: RankInput | None = None
-        self._done = 0
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show 0 rows."""
-        loader = trainer.predict_dataloaders
-        if trainer.is_global_zero and isinstance(loader, RankInput) and loader.rows:
-            self._input = loader
-            self._done = 0
-            self._advance = self._shown.enter_context(progress("rows scored", loader.rows))
-
-    def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Advance by the rows of all ranks' batches, because every rank has scored the same number
-        of batches.
-        """
-        if self._advance is not None and self._input is not None:
-            rows = self._input.rows_after(done)
-            self._advance(rows - self._done)
-            self._done = rows
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the bar."""
-        self._shown.close()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Stop the bar, so that the error is printed below it."""
-        self._shown.close()
+            self.on_train_start(trainer, pl_module)
 
 
 class NoteEarlyStop(Callback):
@@ -233,33 +189,21 @@ class NoteEarlyStop(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the reason of an earlier stop, which the checkpoint has kept."""
-        for stopping in _early_stopping(trainer):
+        for stopping in trainer.early_stopping_callbacks:
             stopping.stopping_reason_message = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the reason, unless the run would have ended at this step anyway."""
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         reasons = [
-            stopping.stopping_reason_message
-            for stopping in _early_stopping(trainer)
-            if stopping.stopping_reason_message
+            *(stopping.stopping_reason_message for stopping in trainer.early_stopping_callbacks),
+            *(schedule.ends for schedule in schedules if isinstance(schedule, Plateau)),
         ]
-        for config in trainer.lr_scheduler_configs:
-            if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
-                reasons.append(config.scheduler.ends)
-        if reasons and trainer.global_step != steps_planned(trainer):
-            self.reason = (
-                f"{_step(trainer)}: {reasons[0].removesuffix(' Signaling Trainer to stop.')}"
-            )
+        reason = next((text for text in reasons if text), None)
+        if reason and trainer.global_step != steps_planned(trainer):
+            self.reason = f"{_step(trainer)}: {reason.removesuffix(' Signaling Trainer to stop.')}"
             if trainer.is_global_zero:
                 note(f"stopped early at {self.reason}")
-
-
-def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
-    return [
-        callback
-        for callback in trainer.early_stopping_callbacks
-        if isinstance(callback, EarlyStopping)
-    ]
 
 
 def _loss_and_running(trainer: Trainer) -> dict[str, float]:
@@ -275,12 +219,12 @@ def _loss_and_running(trainer: Trainer) -> dict[str, float]:
 def validated(trainer: Trainer) -> str:
     """Return the metrics of a validation in one line of text."""
     measured = trainer.callback_metrics
-    found = [
+    metrics = [
         f"{measure.title} {float(measured[measure.of_validation]):.4f}"
         for measure in measures_of(trainer.lightning_module)
         if measure.shown and measure.of_validation in measured
     ]
-    return f"{_step(trainer)}, validation: {', '.join(found)}"
+    return f"{_step(trainer)}, validation: {', '.join(metrics)}"
 
 
 def _step(trainer: Trainer) -> str:

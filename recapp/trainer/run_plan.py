@@ -13,7 +13,7 @@ A plan has one of these sources:
 """
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,24 @@ from recapp.trainer.data_protocols import ProvidesStatistics, datamodule_of
 from recapp.transport.communicator import Comm
 
 
-def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> list[dict[str, Any]]:
-    """Return `host`, `host_id`, `device`, `backend` and `free_bytes` of every rank. It is
-    collective.
+def found_topology(
+    comm: Comm,
+    device: torch.device,
+    memory_bytes: int | None,
+    hosts: int | None,
+    reserve_bytes: int,
+    hardware: Hardware | None,
+) -> tuple[list[dict[str, Any]], Topology]:
+    """Return `host`, `host_id`, `device`, `backend` and `free_bytes` of every rank, and their
+    topology. It is collective.
 
     Args:
         comm: The ranks.
         device: The device of this rank.
         memory_bytes: The memory that this rank may use, in bytes; None takes the free memory.
+        hosts: The number of hosts that the plan assumes; None takes the real number.
+        reserve_bytes: The bytes of a rank's memory that tables may not use.
+        hardware: The rates by which the planner estimates times.
     """
     here = {
         "host": socket.gethostname(),
@@ -57,31 +67,13 @@ def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> l
     }
     pools_W = comm.all_gather(memory_pools(device))
     free = memory_bytes if memory_bytes is not None else free_memory_bytes(pools_W)[comm.rank]
-    return comm.all_gather(here | {"free_bytes": free})
-
-
-def found_topology(
-    ranks: Sequence[Mapping[str, Any]],
-    device: torch.device,
-    hosts: int | None,
-    reserve_bytes: int,
-    hardware: Hardware | None,
-) -> Topology:
-    """Return the topology of the ranks of a run.
-
-    Args:
-        ranks: The records of `found_ranks`.
-        device: The device of this rank.
-        hosts: The number of hosts that the plan assumes; None takes the real number.
-        reserve_bytes: The bytes of a rank's memory that tables may not use.
-        hardware: The rates by which the planner estimates times.
-    """
-    free = [rank["free_bytes"] for rank in ranks]
-    return Topology(
+    ranks = comm.all_gather(here | {"free_bytes": free})
+    free_W = [rank["free_bytes"] for rank in ranks]
+    return ranks, Topology(
         len(ranks),
         hosts or hosts_in_blocks([rank["host_id"] for rank in ranks]),
         device.type,
-        None if None in free else free,
+        None if None in free_W else free_W,
         reserve_bytes,
         hardware,
     )
@@ -182,25 +174,25 @@ def plan_from(source: PlanSource | None, problem: PlanningProblem) -> ShardingPl
     if source is None:
         return plan_tables(problem).plan
     if isinstance(source, EmbeddingShardingPlanner):
-        made = source.plan_problem(problem)
-        _check_ranks(made, problem, "planner=EmbeddingShardingPlanner(topology=...)")
-        return made
+        plan = source.plan_problem(problem)
+        _check_ranks(plan, problem, "planner=EmbeddingShardingPlanner(topology=...)")
+        return plan
     if isinstance(source, str | Path):
-        made = load_plan(source, problem.tables, problem.topology.world_size, problem.lookups)
+        plan = load_plan(source, problem.tables, problem.topology.world_size, problem.lookups)
     elif isinstance(source, ShardingPlan):
-        made = source
-        _check_ranks(made, problem, "planner=ShardingPlan(...)")
-        made.check(problem.tables)
+        plan = source
+        _check_ranks(plan, problem, "planner=ShardingPlan(...)")
+        plan.check(problem.tables)
     else:
-        made = source(problem)
-        if not isinstance(made, ShardingPlan):
+        plan = source(problem)
+        if not isinstance(plan, ShardingPlan):
             raise ConfigError(
-                f"planner: the function returned a {type(made).__name__}: it must return a "
+                f"planner: the function returned a {type(plan).__name__}: it must return a "
                 "ShardingPlan, as EmbeddingShardingPlanner().plan_problem(problem) does"
             )
-        return made
-    check_memory(problem.tables, made, problem.rule, problem.topology, problem.averaged)
-    return made
+        return plan
+    check_memory(problem.tables, plan, problem.rule, problem.topology, problem.averaged)
+    return plan
 
 
 def _check_ranks(plan: ShardingPlan, problem: PlanningProblem, where: str) -> None:

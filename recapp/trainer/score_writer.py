@@ -12,14 +12,15 @@ class asks the loader for indices of samples, which a stream does not have, and 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from recapp.console import progress
 from recapp.dataset.data_settings import SCORE
 from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
@@ -50,6 +51,8 @@ class ScoreWriter(Callback):
         overwrite: Whether to replace an existing file of this name, and parts of other scores.
         model: Plain values that identify the model, so that scores of two models are not mixed;
             None takes the identity of the checkpoint that `Trainer.predict` gets.
+        progress: Whether rank 0 shows the number of rows that all ranks have scored: a bar on a
+            terminal, elsewhere lines.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ScoreWriter(Callback):
         *,
         overwrite: bool = False,
         model: Mapping[str, Any] | None = None,
+        progress: bool = False,
     ) -> None:
         self.output = Path(output).absolute()
         self.overwrite = overwrite
@@ -68,7 +72,10 @@ class ScoreWriter(Callback):
         self._since = 0.0
         self._parts: ScoreParts | None = None
         self._scored: list[tuple[InputBatch, Mapping[str, Scores]]] = []
-        self._lock = ExitStack()
+        self._open = ExitStack()  # the lock of the parts, and the bar
+        self._progress = progress
+        self._advance: Callable[[int], None] | None = None
+        self._done = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Make the data module skip the parts that are complete already.
@@ -83,20 +90,26 @@ class ScoreWriter(Callback):
         """Return the complete parts, the same on all ranks. It is collective.
 
         Raises:
-            ConfigError: The output may not be written, or parts of other scores exist.
+            ConfigError: The output may not be written, or parts of other scores exist, or
+                `Trainer.predict` was given no checkpoint and `model` is None.
             DataError: The directory of the parts cannot be written.
         """
         input = _data_of(trainer).prediction_input
         files = [(file.path, file.stamp) for file in input.source.files]
-        model = model_identity(trainer.ckpt_path) if self.model is None else self.model
-        identity = identity_of(
-            model,
-            files,
-            input.settings,
-            input.schema,
-            input.transform,
-            columns_of(trainer.lightning_module),
-        )
+        model = self.model
+        if model is None:
+            if not trainer.ckpt_path:
+                raise ConfigError(
+                    "ScoreWriter: Trainer.predict has no ckpt_path, so a later run could not know "
+                    "whether parts are of the same model: give ScoreWriter(model={...}) what tells "
+                    "models apart"
+                )
+            # a value that changes with each version of the checkpoint
+            model = {"checkpoint": f"{read_manifest(str(trainer.ckpt_path)).identity:08x}"}
+        module = trainer.lightning_module
+        outputs = module.task.outputs if isinstance(module, TaskModule) else ()
+        columns = tuple(output.column for output in outputs) or (SCORE,)
+        identity = identity_of(model, files, input.settings, input.schema, input.transform, columns)
         parts = ScoreParts(self.output, identity, overwrite=self.overwrite)
         self._parts = parts
         self._scored = []
@@ -104,7 +117,7 @@ class ScoreWriter(Callback):
         def prepare() -> list[int]:
             check_output(self.output, [path for path, _ in files], overwrite=self.overwrite)
             parts.check()
-            self._lock.enter_context(locked(parts.folder, "output"))
+            self._open.enter_context(locked(parts.folder, "output"))
             parts.prepare()
             finished = parts.finished(input)
             note_finished(finished, input)
@@ -113,8 +126,12 @@ class ScoreWriter(Callback):
         return from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and show 0 rows."""
         self._since = time.perf_counter()
+        rows = cast(RankInput, trainer.predict_dataloaders).rows
+        if self._progress and trainer.is_global_zero and rows:
+            self._done = 0
+            self._advance = self._open.enter_context(progress("rows scored", rows))
 
     def on_predict_batch_end(
         self,
@@ -131,6 +148,10 @@ class ScoreWriter(Callback):
             ConfigError: The module did not return a score for each row and column.
             DataError: The part cannot be written.
         """
+        if self._advance is not None:  # every rank has scored as many batches
+            rows = cast(RankInput, trainer.predict_dataloaders).rows_after(batch_idx + 1)
+            self._advance(rows - self._done)
+            self._done = rows
         assert self._parts is not None
         columns = self._parts.columns
         named = outputs if isinstance(outputs, Mapping) else {columns[0]: outputs}
@@ -164,46 +185,23 @@ class ScoreWriter(Callback):
 
         def join() -> Measured:
             joined = parts.join(data.prediction_input)
-            self._lock.close()
+            self._open.close()
             parts.remove()
             return joined
 
         self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
-        loader = trainer.predict_dataloaders
-        self.rows = loader.rows if isinstance(loader, RankInput) else data.prediction_input.rows
+        self.rows = cast(RankInput, trainer.predict_dataloaders).rows
         self.seconds = time.perf_counter() - self._since
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Unlock the directory of the parts, and keep the parts, so that a later run can resume."""
-        self._lock.close()
+        self._open.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Unlock the directory of the parts."""
-        self._lock.close()
-
-
-def columns_of(module: LightningModule) -> tuple[str, ...]:
-    """Return the names of a module's score columns."""
-    if not isinstance(module, TaskModule):
-        return (SCORE,)
-    return tuple(output.column for output in module.task.outputs)
-
-
-def model_identity(ckpt_path: object) -> dict[str, Any]:
-    """Return a value that identifies a checkpoint, and changes with each version of it.
-
-    Raises:
-        ConfigError: `Trainer.predict` was given no checkpoint.
-    """
-    if not ckpt_path:
-        raise ConfigError(
-            "ScoreWriter: Trainer.predict has no ckpt_path, so a later run could not know whether "
-            "parts are of the same model: give ScoreWriter(model={...}) what tells models apart"
-        )
-    manifest = read_manifest(str(ckpt_path))
-    return {"checkpoint": f"{manifest.identity:08x}"}
+        self._open.close()
 
 
 def _data_of(trainer: Trainer) -> ClickData:

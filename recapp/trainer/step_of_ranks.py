@@ -12,6 +12,7 @@ Lightning's clipping of gradients clips those of table rows, too.
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.types import Optimizable
@@ -70,17 +71,29 @@ class StepOfRanks(DDPStrategy):
         self.optimizers = take_tables(self.lightning_module, self.optimizers, self.named_rule)
 
     def update_in_step(self, trainer: Trainer) -> None:
-        """Let the optimiser's step update the tables, where it must know all gradients first."""
+        """Let the optimiser's step update the tables, where it must know all gradients first.
+        Lightning's precision plugin then clips the gradients of their rows, too.
+
+        Raises:
+            ConfigError: `clip_tables` is set and `gradient_clip_val` is not, or the optimisers are
+                not one `HybridOptimizer`.
+        """
         batches = trainer.accumulate_grad_batches
         self._accumulation = Accumulation(batches) if batches > 1 else None
-        if self.clip_tables:
-            clip_tables_too(trainer, self.optimizers, self.sharded_tables())
-        elif any(shared.update.deferred for shared in self.sharded_tables()):
-            clip_waiting(trainer)
-        elif batches > 1:
-            update_in_step(
-                self.optimizers, self.sharded_tables(), f"accumulate_grad_batches={batches}"
+        if self.clip_tables and not trainer.gradient_clip_val:
+            raise ConfigError(
+                f"clip_tables=True: Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips "
+                "nothing: set it, or leave clip_tables out"
             )
+        tables = self.sharded_tables()
+        waiting = any(shared.update.deferred for shared in tables)
+        if self.clip_tables or (batches > 1 and not waiting):
+            setting = f"accumulate_grad_batches={batches}"
+            update_in_step(
+                self.optimizers, tables, "clip_tables=True" if self.clip_tables else setting
+            )
+        if self.clip_tables or waiting:
+            trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
@@ -127,10 +140,11 @@ class StepOfRanks(DDPStrategy):
         batch before they are clipped. Running statistics are averaged over ranks.
         """
         if self._accumulation is not None:
-            closure = self._accumulation.ended_by(closure, optimizer, self.sharded_tables())
-        found = super().optimizer_step(optimizer, closure, model, **kwargs)
+            end = self._accumulation.run_and_end
+            closure = partial(end, closure, optimizer, self.sharded_tables())
+        loss = super().optimizer_step(optimizer, closure, model, **kwargs)
         average_over_ranks(self._statistics)
-        return found
+        return loss
 
 
 class Accumulation:
@@ -183,22 +197,16 @@ class Accumulation:
         for shared in tables:
             shared.update.scale(factor)
 
-    def ended_by(
+    def run_and_end(
         self,
         closure: Callable[[], Any],
         optimizer: Optimizer,
         tables: Sequence[ShardedTables],
-    ) -> Callable[[], Any]:
-        """Return a closure that runs forward and backward of the last batch of a step and then
-        calls `end`.
-        """
-
-        def ended() -> Any:
-            loss = closure()
-            self.end(optimizer, tables)
-            return loss
-
-        return ended
+    ) -> Any:
+        """Run forward and backward of the last batch of a step, call `end`, and return the loss."""
+        loss = closure()
+        self.end(optimizer, tables)
+        return loss
 
     @property
     def _first(self) -> int:
@@ -228,35 +236,6 @@ def check_validations(trainer: Trainer) -> None:
         )
 
 
-def clip_tables_too(
-    trainer: Trainer, optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables]
-) -> None:
-    """Make the trainer clip the gradients of table rows too. The optimiser's step then updates the
-    rows.
-
-    Args:
-        trainer: The trainer; its precision plugin clips for every module.
-        optimizers: The optimisers of the module: one `HybridOptimizer`.
-        tables: The sharded tables.
-
-    Raises:
-        ConfigError: `gradient_clip_val` is not set, or the optimisers are not one
-            `HybridOptimizer`.
-    """
-    if not trainer.gradient_clip_val:
-        raise ConfigError(
-            f"clip_tables=True: Trainer(gradient_clip_val={trainer.gradient_clip_val}) clips "
-            "nothing: set it, or leave clip_tables out"
-        )
-    update_in_step(optimizers, tables, "clip_tables=True")
-    clip_waiting(trainer)
-
-
-def clip_waiting(trainer: Trainer) -> None:
-    """Make the trainer clip the gradients of rows that wait for the step of an optimiser, too."""
-    trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
-
-
 def update_in_step(
     optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables], setting: str
 ) -> None:
@@ -279,10 +258,9 @@ def update_in_step(
             "of one HybridOptimizer: return HybridOptimizer(dense, strategy.sparse_groups()) from "
             "configure_optimizers"
         )
-    held = [shared.update for shared in tables]
-    for gradients in held:
+    hybrids[0].table_gradients = [shared.update for shared in tables]
+    for gradients in hybrids[0].table_gradients:
         gradients.defer(hybrids[0])
-    hybrids[0].table_gradients = list(held)
 
 
 def _clip(
@@ -314,11 +292,12 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
     every step: the average of their running means is the running mean of their averages, because
     both are linear. DDP's `broadcast_buffers` would take the statistics of rank 0 alone.
     """
-    inside = {id(part) for held in sharded_collections(module) for part in held.modules()}
-    found = []
+    collections = sharded_collections(module)
+    inside = {id(part) for collection in collections for part in collection.modules()}
+    statistics: list[Tensor] = []
     for part in module.modules():
         names = getattr(part, "running_statistics", ())
         names = OF_BATCH_NORM if isinstance(part, _BatchNorm) else names
         buffers = [] if id(part) in inside else [getattr(part, name, None) for name in names]
-        found += [buffer for buffer in buffers if isinstance(buffer, Tensor)]
-    return found
+        statistics += [buffer for buffer in buffers if isinstance(buffer, Tensor)]
+    return statistics

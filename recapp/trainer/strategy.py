@@ -63,15 +63,26 @@ from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import with_absolute_paths
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.lightnings_parts import check_trainer, count_tables, limit_waits, reach_tables
+from recapp.trainer.lightnings_parts import (
+    FORK,
+    TABLES_LEFT,
+    ForkedRanks,
+    RankEnvironment,
+    check_tables_are_here,
+    check_trainer,
+    count_tables,
+    in_a_notebook,
+    limit_waits,
+    meeting_error,
+    reach_tables,
+)
 from recapp.trainer.lookahead import LookAhead
-from recapp.trainer.own_optimizers import rules_said
-from recapp.trainer.restore import check_groups, restore_in_one_line
+from recapp.trainer.own_optimizers import rules_of_optimizers
+from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
     check_source,
     found_problem,
-    found_ranks,
     found_topology,
     named_rule,
     plan_from,
@@ -79,21 +90,12 @@ from recapp.trainer.run_plan import (
 )
 from recapp.trainer.sharded_checkpoint import (
     SavedRun,
+    StoredTables,
     dense_states,
     manifest_of,
     plain_part_of,
 )
-from recapp.trainer.started_ranks import (
-    FORK,
-    TABLES_LEFT,
-    ForkedRanks,
-    RankEnvironment,
-    check_tables_are_here,
-    in_a_notebook,
-    meeting_error,
-)
 from recapp.trainer.step_of_ranks import StepOfRanks, running_statistics
-from recapp.trainer.stored_tables import StoredTables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
@@ -322,12 +324,16 @@ class EmbeddingShardingStrategy(StepOfRanks):
     def _shard(self, module: LightningModule) -> None:
         self.named_rule = self.named_rule or named_rule(module, self.planner)
         asked = embedding_collections(module) and module.trainer.state.fn == TrainerFn.FITTING
-        of_module = rules_said(module) if asked and self.named_rule is None else None
+        of_module = rules_of_optimizers(module) if asked and self.named_rule is None else None
         self.rule = self.named_rule or of_module or self.rule or rowwise_adagrad()
         if self.plan is None:
-            self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
-            topology = found_topology(
-                self.ranks, self.root_device, self.hosts, self.reserve_bytes, self.hardware
+            self.ranks, topology = found_topology(
+                self.comm,
+                self.root_device,
+                self.memory_bytes,
+                self.hosts,
+                self.reserve_bytes,
+                self.hardware,
             )
             self.plan = initial_plan(
                 partial(self._make_plan, module, topology),
@@ -436,7 +442,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
         stored = {**self.stored(), **self.saved.entries(path)}
-        parameters = dict(module.named_parameters()) | self.weight_average.held()
+        parameters = dict(module.named_parameters()) | self.weight_average.tensors()
         write_checkpoint(
             path,
             [
@@ -486,7 +492,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
         meta = with_absolute_paths(meta, checkpoint_path)
         if not fitting:
             return meta
-        check_groups(self.optimizers, meta, stored.manifest.rules)
         self.saved.run = stored.manifest.run
         return self.weight_average.loaded(meta, self.is_global_zero)
 

@@ -44,26 +44,26 @@ class FillTables(Callback):
                     _fill(shared, table, str(key), self.values[str(key)], schema)
 
 
-def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, given: str, schema: Any) -> None:
+def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, file: str, schema: Any) -> None:
     blocks = [b for b in shared.blocks() if (b.table, b.tensor) == (table.name, WEIGHT)]
     failure: RecappError | None = None
     rows = values = 0
     try:
-        rows, values = fill_values(table, given, schema, key, blocks)
+        rows, values = fill_values(table, file, schema, key, blocks)
     except RecappError as error:
         failure = error
     error_W = shared.comm.all_gather(failure and str(failure))
-    raise_together(failure, error_W, f"could not read {given}")
+    raise_together(failure, error_W, f"could not read {file}")
     if not shared.comm.rank:
-        said = f"table {table.name} has {rows:,} rows from {given}"
+        text = f"table {table.name} has {rows:,} rows from {file}"
         if values > rows:
-            said += (
+            text += (
                 f"; {values - rows:,} of its {values:,} vectors are not used, because a later id "
                 f"has the same row: more rows for {table.name} keep ids apart"
             )
         if left := table.num_embeddings - rows:
-            said += f"; {left:,} rows keep their start values"
-        note(said)
+            text += f"; {left:,} rows keep their start values"
+        note(text)
 
 
 class RestartTables(Callback):

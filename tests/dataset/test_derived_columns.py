@@ -499,4 +499,4 @@ def test_data_without_a_trained_model_are_only_fitted_by_training(logs):
         data.val_dataloader()
     data = ClickData(of, schema(buckets="log"))
     data.setup("fit")
-    assert not data.schema.fits and len(data.derived_values()) == 2
+    assert not data.schema.fits and len(data.schema.values) == 2

@@ -22,7 +22,7 @@ from recapp.reporting.run_record import (
     read_record,
     write_record,
 )
-from recapp.trainer.callbacks import RecordPerformance, StepClock
+from recapp.trainer.callbacks import StepClock
 
 
 @pytest.fixture
@@ -125,9 +125,9 @@ def logs(tmp_path_factory):
 
 
 def record(logs, folder, *extra, overrides=()):
-    clock = StepClock()
+    clock = StepClock(folder)
     settings = compose(logs, "trainer.max_steps=14", "engine.backend=torch", *overrides)
-    fit(settings, folder, clock, RecordPerformance(folder, clock), *extra)
+    fit(settings, folder, clock, *extra)
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1])

@@ -107,9 +107,10 @@ class MaskedCross(nn.Module):
         """
         half_BHL = self.batch_norm(self.map(x_BHK))
         mask_BHL = self.layer_norm(half_BHL).relu()
-        return self.dropout(
-            _Masked.apply(x_BHK, factor_BHK, half_BHL, mask_BHL, self.bias)  # type: ignore[no-untyped-call]
+        total_BHK = _Masked.apply(  # type: ignore[no-untyped-call]
+            x_BHK, factor_BHK, half_BHL, mask_BHL, self.bias
         )
+        return self.dropout(total_BHK)
 
 
 class MaskedCrosses(nn.ModuleList):

@@ -21,8 +21,7 @@ from recapp.reporting.run_record import (
     write_metrics,
 )
 from recapp.settings.records import record
-from recapp.tasks.measures import Measures
-from recapp.tasks.metric_settings import GAUC
+from recapp.tasks.measures import GAUC, Measures
 from recapp.tasks.task import Output, Task
 
 SPLITS = {"val": "validation", "test": "test"}

@@ -210,6 +210,7 @@ def reached():
     return {test: checkout.reached_by(test) for test in checkout.tests}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changed", REACHED)
 def test_known_tests_are_reached_here_too(reached, changed):
     assert {f"tests/{name}.py" for name in REACHED[changed]} <= {

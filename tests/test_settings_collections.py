@@ -349,7 +349,7 @@ def test_wide_weights_are_made_if_the_settings_ask_or_the_model_requires_them():
         ),
         ({"collections": {BAGS: FurtherTables()}}, "has the name of the columns' own tables"),
         (
-            {"shared": {"history": "item"}, "model": "recapp.models.logistic.LogisticRegression"},
+            {"shared": {"history": "item"}, "model": "recapp.models.fm.LogisticRegression"},
             r"the model has further collections alone \(wide\)",
         ),
         (

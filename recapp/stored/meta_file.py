@@ -176,7 +176,9 @@ def plain(value: Any, where: str = "meta") -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, Tensor):
-        return _own(value)
+        here = value.detach().cpu()
+        is_part = here.untyped_storage().nbytes() > here.numel() * here.element_size()
+        return here.clone() if is_part else here
     if isinstance(value, Enum):
         return plain(value.value, where)
     if isinstance(value, np.generic | np.ndarray):
@@ -204,16 +206,6 @@ def _container(value: Any, where: str) -> Any:
         return tuple(items) if isinstance(value, tuple) else list(items)
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise CheckpointError(f"{where} is a {kind}: a checkpoint keeps plain types and tensors only")
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """Return the tensor on the CPU, with a storage that holds only its own values."""
-    here = tensor.detach().cpu()
-    return (
-        here.clone()
-        if here.untyped_storage().nbytes() > here.numel() * here.element_size()
-        else here
-    )
 
 
 STATE = {

@@ -91,7 +91,14 @@ class Snapshot(Generic[M]):
             undo.push(self._stack)
             self._stack.callback(pinned.close)
             for file, entry in manifest.files.items():
-                self._check_size(pinned, file, entry["bytes"])
+                size = pinned.folder.size(file)
+                if size != entry["bytes"]:
+                    has = (
+                        "is missing"
+                        if size is None
+                        else f"has {size:,} of {entry['bytes']:,} bytes"
+                    )
+                    raise self.kind.error(f"{self.kind.name} {path} is incomplete: {file} {has}")
             self._files = {
                 file: self._stack.enter_context(pinned.open(file, self.kind))
                 for file in sorted({*wanted})
@@ -181,12 +188,6 @@ class Snapshot(Generic[M]):
         """
         folder = manifest.folder
         return cls(folder, Pinned(folder), manifest, manifest.files)
-
-    def _check_size(self, pinned: Pinned, file: str, wanted: int) -> None:
-        found = pinned.folder.size(file)
-        if found != wanted:
-            state = "is missing" if found is None else f"has {found:,} of {wanted:,} bytes"
-            raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")
 
     def example(self, raw_rows: "RawRows") -> "RawTable | None":
         """Return the example rows of the model; None if none are stored.

@@ -413,7 +413,10 @@ def _lists(tensor: InputTensor, lengths: InputTensor) -> pa.Array:
     counts = lengths.values_N.to_numpy()
     if len(counts) and int(counts.min()) < 0:
         raise bad(f"input {lengths.name}: holds {counts.min()}; a length is 0 or more")
-    total = int(counts.sum(dtype=np.float64))  # a sum of integers could overflow
+    if len(counts) and int(counts.max()) > len(tensor.values_N):  # the sum could overflow
+        total = int(counts.max())
+    else:
+        total = int(counts.sum(dtype=np.int64))
     if total != len(tensor.values_N):
         raise bad(
             f"input {lengths.name}: the lengths add up to {total}, but {tensor.name} has "

@@ -52,13 +52,13 @@ from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
-from recapp.trainer.batch_callback import skip_idle_hooks
+from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
+from recapp.trainer.lightnings_parts import skip_idle_hooks
 from recapp.trainer.module import TaskModule
 from recapp.trainer.restore import TOTAL, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.table_callbacks import RestartTables
 from recapp.trainer.trainer_settings import refuse_class
 
 CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR

@@ -29,6 +29,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.console import note
 from recapp.engine.sharded_collection import sharded_collections, without_tables
@@ -37,7 +38,7 @@ from recapp.errors import ConfigError
 from recapp.settings.values import shown
 from recapp.sharding.layout import AVERAGE, RAW
 from recapp.stored.meta_file import state_must_fit
-from recapp.trainer.batch_callback import BatchCallback, ends_epoch
+from recapp.trainer.lightnings_parts import BatchCallback, ends_epoch
 from recapp.trainer.trainer_settings import AverageSettings
 
 
@@ -120,8 +121,8 @@ class AverageWeights(BatchCallback):
             self.average.updates = 0
         self._epoch = trainer.current_epoch
 
+    @override
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Update the average, if this step is one of those."""
         settings = self.settings
         every = settings.every
         now = ends_epoch(trainer, done) if every is None else trainer.global_step % every == 0
@@ -130,19 +131,19 @@ class AverageWeights(BatchCallback):
             count = self.average.updates
             self.average.update(1 - settings.decay if settings.kind == "ema" else 1 / (count + 1))
 
+    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the place of the weights."""
         if trainer.state.fn == TrainerFn.FITTING:
             self.average.show()
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the raw weights back."""
         self.average.hide()
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Put the raw weights back."""
         self.average.hide()
 
 

@@ -1,5 +1,6 @@
-"""Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
-the start report, count the rows of dynamic tables, record the time of each phase and memory.
+"""Callbacks of every run: claim the directory, keep the position, measure steps and memory, print
+the start report; and those of tables: start values from files, tables that begin anew at each
+epoch, counts of the rows of dynamic tables.
 
 They are ordinary Lightning callbacks. The callbacks of `conf/callbacks` (checkpoints, early
 stopping, rate monitor) run in addition.
@@ -7,16 +8,21 @@ stopping, rate monitor) run in addition.
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
+from recapp.errors import RecappError
 from recapp.models.layer_table import layer_table
+from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
@@ -30,16 +36,20 @@ from recapp.reporting.run_record import (
     write_record,
 )
 from recapp.reporting.summary import print_rows_read
+from recapp.sharding.layout import WEIGHT
 from recapp.stored.run_files import remove_earlier
+from recapp.stored.start_values import fill_values
+from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
-from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import datamodule_of, resumable_data
 from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
+from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
 from recapp.trainer.step_of_ranks import check_validations
-from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
+from recapp.trainer.strategy import strategy_of
 from recapp.transport.choose_transport import describe
+from recapp.transport.communicator import raise_together
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged
@@ -91,10 +101,10 @@ class ClaimDirectory(BatchCallback):
                 step = trainer.global_step
                 write_details(pl_module.details, self.directory, step, step_of_best(trainer))
 
+    @override
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Claim the directory, because a checkpoint is about to be written."""
         self.claim(trainer)
 
     def claim(self, trainer: Trainer) -> None:
@@ -254,10 +264,10 @@ class StepClock(BatchCallback):
         """Restart the measurement of the next step, because a step excludes validation."""
         self._next_step(_Counters.of(trainer))
 
+    @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """End the wait for the batch."""
         self.phases(DATA)
         self._fetching = False
 
@@ -363,8 +373,8 @@ class StartReport(Callback):
         self.dense_columns = dense_columns
         self.features = features
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the report on rank 0."""
         strategy = strategy_of(trainer)
         data = datamodule_of(trainer)
         read = (  # also for `metrics.json`
@@ -387,8 +397,15 @@ class StartReport(Callback):
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         averaged = any(shared.keeps_average for shared in sharded)
         memory = rank_rows(tables, strategy.plan, strategy.rule, averaged)
+        hosts = strategy.hosts
+        if hosts == hosts_in_blocks([rank["host_id"] for rank in strategy.ranks]):
+            hosts = None  # the plan assumes the real ones
+        of_plan = [
+            {"plan's_host": i * hosts // len(strategy.ranks)} if hosts else {}
+            for i in range(len(strategy.ranks))
+        ]
         where = [
-            {"rank": i, **_hosts(strategy, i), "device": r["device"]}
+            {"rank": i, "host": r["host"], **of_plan[i], "device": r["device"]}
             for i, r in enumerate(strategy.ranks)
         ]
         transport = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
@@ -419,11 +436,156 @@ class StartReport(Callback):
         print("".join(f"\nnote: {readable(note)}" for note in notes), flush=True)
 
 
-def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
-    """Return the host on which a rank runs. If `topology.hosts` assumes other hosts than the real
-    ones, add the number of the host on which the plan places the rank.
+class FillTables(Callback):
+    """Fills tables from files when training begins (`recapp/stored/start_values.py`).
+
+    Args:
+        values: The files by table. In an ensemble the file of a table is that of all members.
     """
-    host = strategy.ranks[rank]["host"]
-    if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
-        return {"host": host}
-    return {"host": host, "plan's_host": rank * strategy.hosts // strategy.comm.world}
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = values
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fill this rank's rectangles. Every rank calls it.
+
+        Raises:
+            RecappError: A file cannot be read, or does not fit its table.
+        """
+        schema = datamodule_of(trainer).schema
+        for shared in strategy_of(trainer).sharded_tables():
+            for table in shared.tables():
+                key = table.name if table.name in self.values else table.member_of
+                if key in self.values:
+                    _fill(shared, table, str(key), self.values[str(key)], schema)
+
+
+def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, file: str, schema: Any) -> None:
+    blocks = [b for b in shared.blocks() if (b.table, b.tensor) == (table.name, WEIGHT)]
+    failure: RecappError | None = None
+    rows = values = 0
+    try:
+        rows, values = fill_values(table, file, schema, key, blocks)
+    except RecappError as error:
+        failure = error
+    error_W = shared.comm.all_gather(failure and str(failure))
+    raise_together(failure, error_W, f"could not read {file}")
+    if not shared.comm.rank:
+        text = f"table {table.name} has {rows:,} rows from {file}"
+        if values > rows:
+            text += (
+                f"; {values - rows:,} of its {values:,} vectors are not used, because a later id "
+                f"has the same row: more rows for {table.name} keep ids apart"
+            )
+        if left := table.num_embeddings - rows:
+            text += f"; {left:,} rows keep their start values"
+        note(text)
+
+
+class RestartTables(Callback):
+    """Gives tables the start values of the epoch before the first step of each epoch but the first.
+
+    Click models overfit when the second epoch begins: rows of rare ids have learnt the labels of
+    their few samples, and the dense part learns to trust these rows. Here rows and the state of
+    their optimiser return to start values at the start of each later epoch, while the dense part
+    and its optimiser keep what they have learnt (MEDA, arXiv 2305.19531).
+
+        epoch 0    start values of (seed, table, row, column)           dense part at its start
+        epoch e    start values of (seed, e, table, row, column)        dense part as it is
+
+    The values do not depend on ranks or plan, so a run is the same under every plan, and a resumed
+    run is the same as an unbroken one. Rows of a dynamic table stay and get start values; what is
+    known of the use of their keys stays too.
+
+    Args:
+        tables: The names or globs of the tables; `["*"]` is all of them.
+
+    Raises:
+        ConfigError: When training begins, if a name or glob matches no table, or if the tables of
+            one rule whose step size depends on the number of steps (such as Adam) do not begin
+            anew together.
+    """
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        self.tables = tuple(tables)
+        self._names: list[str] = []
+        self._epoch = -1  # the epoch in which the tables have begun
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch in which the tables have begun. The manifest has the updates then."""
+        return {"epoch": self._epoch}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._epoch = int(state_dict["epoch"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the tables. After a resume, go on counting from the step in which they began.
+
+        A checkpoint of a run without this callback counts as one whose tables began with its epoch.
+        """
+        shared_tables = strategy_of(trainer).sharded_tables()
+        rules = {name: rule for shared in shared_tables for name, rule in shared.rules.items()}
+        self._names = tables_that_restart(self.tables, rules)
+        if self._epoch < 0:
+            over = not trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._epoch = max(trainer.current_epoch - over, 0)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Begin the tables anew, if this step is the first of a later epoch."""
+        if trainer.current_epoch <= self._epoch:
+            return
+        self._epoch = trainer.current_epoch
+        for shared in strategy_of(trainer).sharded_tables():
+            shared.begin_anew(self._names, self._epoch)
+
+
+class LogDynamicRows(Callback):
+    """Logs for every dynamic table the number of its rows, and the numbers of new, admitted and
+    evicted keys in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
+
+    It is collective, and sends one small message.
+    """
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # `training` is False in a validation
+            self._log(trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        counted = self._log(trainer)
+        if counted and trainer.is_global_zero:
+            print()
+            print_table(counted, title="Dynamic tables")
+
+    def _log(self, trainer: Trainer) -> list[dict[str, Any]]:
+        counted = [row for t in strategy_of(trainer).sharded_tables() for row in counted_rows(t)]
+        values = {
+            f"{name}/{row['table']}": row[name]
+            for row in counted
+            for name in ("rows", "new_keys", "admitted", "evicted")
+        }
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, trainer.global_step)
+        return counted
+
+
+def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
+    """Return a record for each dynamic table: the number of its rows, and the numbers of new,
+    admitted and evicted keys in this run. It is collective.
+    """
+    rows = shared.stored.rows_of_runs()
+    changes = shared.stored.changes() if rows else {}
+    return [
+        {
+            "table": table,
+            "rows": sum(counts["rows"]),
+            "new_keys": changes[table].new,
+            "admitted": changes[table].admitted,
+            "evicted": changes[table].evicted,
+        }
+        for table, counts in rows.items()
+    ]

@@ -21,11 +21,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.errors import TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
-from recapp.trainer.batch_callback import BatchCallback, ends_step
+from recapp.trainer.lightnings_parts import BatchCallback, ends_step
 from recapp.trainer.strategy import strategy_of
 
 # low bits of a rank's report: the signal; higher bits: the first step whose loss was not finite
@@ -140,8 +141,8 @@ class EndTogether(BatchCallback):
         if trainer.state.fn == TrainerFn.FITTING:
             self.save(trainer)
 
+    @override
     def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Stop a validation inside training after a signal."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop_after_signal(trainer, self._reports_of_ranks(trainer))
 
@@ -156,14 +157,14 @@ class EndTogether(BatchCallback):
             self._report |= self._losses.step << SIGNAL_BITS
             self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
     def _reports_of_ranks(self, trainer: Trainer) -> list[int]:

@@ -32,8 +32,8 @@ from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_chec
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_store import clean_up, new_version
 from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
-from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of
 
 

@@ -12,6 +12,10 @@
     ForkedRanks          ranks that a notebook forks, because a new interpreter cannot run its cells
                          again
 
+    BatchCallback        the base of callbacks that run after every training step (a batch, or
+                         several with `accumulate_grad_batches`), or after every other batch
+    skip_idle_hooks      spares the calls of hooks that do nothing
+
 `requires_grad_` of any module around tables is that of `shard_model`.
 
 Lightning's cluster environment tells Lightning the rank of this process. recapp's takes the rank
@@ -23,7 +27,6 @@ hand are ranks for Lightning only if LOCAL_RANK is set.
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
@@ -32,12 +35,13 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _distributed_is_initialized, _InfiniteBarrier
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary as SummaryCallback
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from typing_extensions import override
 
 from recapp.engine.sharded_collection import (
     modules_around_tables,
@@ -226,27 +230,27 @@ class RankEnvironment(ClusterEnvironment):
         self.info = info
 
     @property
+    @override
     def creates_processes_externally(self) -> bool:
-        """Return True, because Lightning starts no ranks."""
         return True
 
     @property
+    @override
     def main_address(self) -> str:
-        """Return the address at which rank 0 listens."""
         return self.info.address
 
     @property
+    @override
     def main_port(self) -> int:
-        """Return the port at which rank 0 listens."""
         return self.info.port
 
     @staticmethod
+    @override
     def detect() -> bool:
-        """Return whether this process is a rank."""
         return started_externally()
 
+    @override
     def world_size(self) -> int:
-        """Return the number of ranks on all hosts."""
         return self.info.world
 
     def set_world_size(self, size: int) -> None:
@@ -254,8 +258,8 @@ class RankEnvironment(ClusterEnvironment):
         of ranks.
         """
 
+    @override
     def global_rank(self) -> int:
-        """Return the number of this rank among all ranks."""
         return self.info.rank
 
     def set_global_rank(self, rank: int) -> None:
@@ -267,14 +271,9 @@ class RankEnvironment(ClusterEnvironment):
         """
         return self.info.local_rank
 
+    @override
     def node_rank(self) -> int:
-        """Return the number of this host."""
         return self.info.node
-
-
-def in_a_notebook() -> bool:
-    """Return whether this process runs a notebook, whose cells no other process can run again."""
-    return hasattr(sys, "ps1")
 
 
 class ForkedRanks(_MultiProcessingLauncher):
@@ -318,3 +317,91 @@ def check_tables_are_here(module: LightningModule) -> None:
             f"{name} was trained in forked ranks, which have taken its tables with them: give "
             f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
         )
+
+
+def ends_step(trainer: Trainer, done: int) -> bool:
+    """Return whether a training batch ends a step.
+
+    Args:
+        trainer: The trainer of the run.
+        done: The number of batches of the epoch so far, this one included.
+    """
+    return done % trainer.accumulate_grad_batches == 0 or ends_epoch(trainer, done)
+
+
+def ends_epoch(trainer: Trainer, done: int) -> bool:
+    """Return whether a training batch ends an epoch. Arguments as for `ends_step`."""
+    return bool(trainer.is_last_batch) or done >= trainer.num_training_batches
+
+
+BATCH_HOOKS = (
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_end",
+    *(f"on_{s}_batch_{end}" for s in ("validation", "test", "predict") for end in ("start", "end")),
+)
+"""The hooks that Lightning calls for each batch."""
+
+
+def skip_idle_hooks(callbacks: Iterable[Callback]) -> None:
+    """Make Lightning pass over the hooks of a batch that a callback leaves as `Callback` has them.
+
+    Lightning calls all hooks of all callbacks, each in a section of its profiler: 80 calls a step
+    that do nothing, .5 ms. It passes over a hook that is not callable.
+
+    Args:
+        callbacks: The callbacks of a trainer.
+    """
+    for callback in callbacks:
+        for name in BATCH_HOOKS:
+            if getattr(callback, name) == getattr(Callback, name).__get__(callback):
+                setattr(callback, name, None)
+
+
+class BatchCallback(Callback):
+    """Calls `on_step` after every training step, and `on_batch` after every other batch.
+
+    Lightning has one hook for each stage, with arguments that most callbacks do not need. Each
+    stage of recapp has one loader, so the methods get no index of the loader.
+    """
+
+    def on_step(self, trainer: Trainer, done: int) -> None:
+        """Act on the end of a training step.
+
+        Args:
+            trainer: The trainer of the run.
+            done: The number of batches of the epoch so far, this one included.
+        """
+
+    def on_batch(self, trainer: Trainer, done: int) -> None:
+        """Act on the end of a batch that was validated, tested or scored.
+
+        Args:
+            trainer: The trainer of the run.
+            done: The number of batches of the stage so far, this one included.
+        """
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if ends_step(trainer, batch_idx + 1):
+            self.on_step(trainer, batch_idx + 1)
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.on_batch(trainer, batch_idx + 1)
+
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end

@@ -32,8 +32,8 @@ from recapp.tasks.click import CLICK, ClickTask
 from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Task, one_or_all
-from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import datamodule_of
+from recapp.trainer.lightnings_parts import ends_step
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or 
 docstring of the method here explains why.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -71,13 +72,11 @@ from recapp.trainer.lightnings_parts import (
     check_tables_are_here,
     check_trainer,
     count_tables,
-    in_a_notebook,
     limit_waits,
     meeting_error,
     reach_tables,
 )
 from recapp.trainer.lookahead import LookAhead
-from recapp.trainer.own_optimizers import rules_of_optimizers
 from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.run_plan import (
     PlanSource,
@@ -95,7 +94,7 @@ from recapp.trainer.sharded_checkpoint import (
     manifest_of,
     plain_part_of,
 )
-from recapp.trainer.step_of_ranks import StepOfRanks, running_statistics
+from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
@@ -119,7 +118,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             rows and the dense part.
         rule: The row rule of all tables, or row rules by table name or glob. None takes the rule of
             an optimiser that is applied in backward, else the rule of the planner, else the rules
-            that the module's optimisers say (`recapp/trainer/own_optimizers.py`). Tables that the
+            that the module's optimisers say (`recapp/trainer/step_of_ranks.py`). Tables that the
             module trains by `sparse_groups()` alone have row-wise Adagrad.
         hosts: The number of hosts that the plan assumes; None takes the real number.
         memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes the
@@ -174,7 +173,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         check_source(planner)
         info = rank_info()
         self.exchange_timeout = timeout or default_pg_timeout
-        if info is None and in_a_notebook():
+        if info is None and hasattr(sys, "ps1"):  # a notebook: no other process can run its cells
             ddp.setdefault("start_method", FORK)
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,

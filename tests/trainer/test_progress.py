@@ -13,8 +13,8 @@ from recapp.metrics import click_metrics
 from recapp.settings.records import Constructor
 from recapp.trainer import progress
 from recapp.trainer.callbacks import StepClock
+from recapp.trainer.curves import ProgressLines, TerminalProgress
 from recapp.trainer.module import ClickModule
-from recapp.trainer.progress import ProgressLines, TerminalProgress
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,7 +20,7 @@ from typing_extensions import override
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
-from recapp.errors import RecappError
+from recapp.errors import ConfigError, RecappError
 from recapp.models.layer_table import layer_table
 from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.topology import hosts_in_blocks
@@ -46,7 +46,6 @@ from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
-from recapp.trainer.step_of_ranks import check_validations
 from recapp.trainer.strategy import strategy_of
 from recapp.transport.choose_transport import describe
 from recapp.transport.communicator import raise_together
@@ -124,10 +123,24 @@ class KeepPosition(BatchCallback):
     """Writes the position of training into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that validations, and so checkpoints, fall between steps. Correct Lightning's own
-        count of batches after a resume with another batch size or with other files.
+        """Check that validations, and so checkpoints, fall between steps of several batches.
+        Correct Lightning's own count of batches after a resume with another batch size or with
+        other files.
+
+        Raises:
+            ConfigError: The last step of an epoch has fewer batches, so that validations counted
+                across epochs leave the ends of steps.
         """
-        check_validations(trainer)
+        of_step = trainer.accumulate_grad_batches
+        batches = trainer.num_training_batches
+        one_epoch = trainer.max_epochs == 1 or 0 <= trainer.max_steps <= -(-batches // of_step)
+        if trainer.check_val_every_n_epoch is None and not one_epoch and batches % of_step:
+            raise ConfigError(
+                f"trainer.val_check_interval={trainer.val_check_interval}: counts batches across "
+                f"epochs, and an epoch of {batches:.0f} batches ends with a shorter step "
+                f"(trainer.accumulate_grad_batches={of_step}), so that later validations would "
+                "fall inside steps: set null for a validation at every epoch's end"
+            )
         loop = trainer.fit_loop.epoch_loop
         position = resumable_data(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:
@@ -135,7 +148,7 @@ class KeepPosition(BatchCallback):
         over = position.epoch > trainer.current_epoch  # the epoch is over, also if files were added
         # a checkpoint at the end of a step is written before Lightning counts the step as completed
         current = loop.batch_progress.current
-        trained = trainer.num_training_batches if over else position.batches
+        trained = batches if over else position.batches
         behind = trained - current.processed  # type: ignore[attr-defined]
         for name in ("ready", "started", "processed", "completed"):
             setattr(current, name, getattr(current, name) + behind)
@@ -159,42 +172,20 @@ class KeepPosition(BatchCallback):
         )
 
 
-class _Counters(NamedTuple):
-    """Counters of this rank at one time, or their growth in a step.
-
-    Args:
-        ms: The time in milliseconds.
-        cpu_ms: The CPU time of all threads of this process, in milliseconds.
-        bytes_sent: The bytes that this rank has sent.
-        calls: The number of collectives.
-        input_wait_ms: The wait for counts and ids, in milliseconds.
-        exchange_wait_ms: The wait for all messages of the tables, in milliseconds.
+def _counters(trainer: Trainer) -> dict[str, float]:
+    """Return the counters of this rank: the time and the CPU time of all threads, the bytes sent,
+    the collectives, and the waits for counts and ids and for all messages of the tables.
     """
-
-    ms: float
-    cpu_ms: float
-    bytes_sent: int
-    calls: int
-    input_wait_ms: float
-    exchange_wait_ms: float
-
-    @classmethod
-    def of(cls, trainer: Trainer) -> "_Counters":
-        """Return the counters of this time."""
-        strategy = strategy_of(trainer)
-        waited = [shared.waits.waited_s for shared in strategy.sharded_tables()]
-        return cls(
-            1e3 * time.perf_counter(),
-            1e3 * time.process_time(),
-            strategy.comm.bytes_sent,
-            strategy.comm.calls,
-            1e3 * sum(seconds["counts"] + seconds.get("ids", 0.0) for seconds in waited),
-            1e3 * sum(sum(seconds.values()) for seconds in waited),
-        )
-
-    def since(self, before: "_Counters") -> "_Counters":
-        """Return the growth since an earlier time."""
-        return _Counters._make(now - then for now, then in zip(self, before, strict=True))
+    strategy = strategy_of(trainer)
+    waited = [shared.waits.waited_s for shared in strategy.sharded_tables()]
+    return {
+        "ms": 1e3 * time.perf_counter(),
+        "cpu_ms": 1e3 * time.process_time(),
+        "bytes_sent": strategy.comm.bytes_sent,
+        "calls": strategy.comm.calls,
+        "input_wait_ms": 1e3 * sum(each["counts"] + each.get("ids", 0.0) for each in waited),
+        "exchange_wait_ms": 1e3 * sum(sum(each.values()) for each in waited),
+    }
 
 
 class StepClock(BatchCallback):
@@ -233,9 +224,10 @@ class StepClock(BatchCallback):
         self._fetching = False
         self.rows: list[int] = []
         self.start: dict[str, float | None] = {}
-        self._steps: list[_Counters] = []
+        self._steps: list[dict[str, float]] = []  # the growth of the counters in each step
         self._host_waits = False
-        self._began = self._last = _Counters(0.0, 0.0, 0, 0, 0.0, 0.0)
+        self._began_ms = 0.0
+        self._last: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach an observer to the collections, and begin to measure the first step."""
@@ -247,10 +239,10 @@ class StepClock(BatchCallback):
         self._host_waits = strategy.comm.host_waits
         for shared in strategy.sharded_tables():
             shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
-        self._began = _Counters.of(trainer)
-        self._next_step(self._began)
+        self._next_step(_counters(trainer))
+        self._began_ms = self._last["ms"]
 
-    def _next_step(self, now: _Counters) -> None:
+    def _next_step(self, now: dict[str, float]) -> None:
         """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
         self._last = now
         self.phases.start()
@@ -262,7 +254,7 @@ class StepClock(BatchCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restart the measurement of the next step, because a step excludes validation."""
-        self._next_step(_Counters.of(trainer))
+        self._next_step(_counters(trainer))
 
     @override
     def on_train_batch_start(
@@ -277,8 +269,8 @@ class StepClock(BatchCallback):
         """
         if not self._steps:
             self.start["seconds_to_first_step"] = command_age()
-        now = _Counters.of(trainer)
-        self._steps.append(now.since(self._last))
+        now = _counters(trainer)
+        self._steps.append({name: now[name] - before for name, before in self._last.items()})
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
         self.rows.append(resumable_data(trainer).batch_size * batches)
         self.phases.end(OUTSIDE)
@@ -290,14 +282,14 @@ class StepClock(BatchCallback):
         # that is queued there
         log("samples_per_s", torch.tensor(self.recent_rate()), batch_size=1)
         if self._host_waits:
-            waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
+            waits = [step["input_wait_ms"] for step in self._steps[-RATE_STEPS:]]
             log("input_wait_ms", torch.tensor(statistics.mean(waits)), batch_size=1)
 
     def recent_rate(self) -> float:
         """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
         the first step.
         """
-        ms = sum(step.ms for step in self._steps[-RATE_STEPS:])
+        ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -337,20 +329,20 @@ class StepClock(BatchCallback):
         if not self._steps:
             return {}
         measured = self._steps[WARM_UP_STEPS:] or self._steps
-        ms = [step.ms for step in measured]
-        cpu_ms = sum(step.cpu_ms for step in measured)
+        ms = [step["ms"] for step in measured]
+        cpu_ms = sum(step["cpu_ms"] for step in measured)
         waits = ("input_wait_ms", "exchange_wait_ms") if self._host_waits else ()
         return {
             "step_ms": statistics.median(ms),
             "step_ms_quartiles": quartiles(ms),
             "samples_per_second": sum(self.rows[-len(ms) :]) / sum(ms) * 1e3,
             "cpu_seconds_per_sample": cpu_ms / sum(self.rows[-len(ms) :]) / 1e3,
-            "train_seconds": (self._last.ms - self._began.ms) / 1e3,
-            "bytes_sent_per_step": statistics.mean(step.bytes_sent for step in measured),
+            "train_seconds": (self._last["ms"] - self._began_ms) / 1e3,
+            "bytes_sent_per_step": statistics.mean(step["bytes_sent"] for step in measured),
             # the first step of an epoch also starts exchanges of later steps, so the last steps
             # of the epoch start fewer
-            "collectives_per_step": statistics.median_low(step.calls for step in self._steps),
-            **{name: statistics.median(getattr(s, name) for s in measured) for name in waits},
+            "collectives_per_step": statistics.median_low(step["calls"] for step in self._steps),
+            **{name: statistics.median(step[name] for step in measured) for name in waits},
         }
 
 

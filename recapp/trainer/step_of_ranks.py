@@ -1,12 +1,22 @@
 """The step of a Lightning Strategy with sharded tables: ranks with batches of different sizes, and
 steps of several batches, train like one process with the global batch.
 
-    setup_optimizers    let the module's optimisers train the tables
+    setup_optimizers    let the module's optimisers train the tables, and obey or refuse what they
+                        say of them
     backward            weight the loss by this rank's share of the global batch; update the tables,
                         unless the optimiser's step does
     optimizer_step      forward, backward, and the step; average running statistics
 
 Lightning's clipping of gradients clips those of table rows, too.
+
+    torch.optim.Adam(self.parameters(), 0.01)                    Adam's row rule at this rate
+    {"params": self.bags.parameters(), "lr": 0}                  rows that do not move
+    HybridOptimizer(dense, self.trainer.strategy.sparse_groups())    the rule named elsewhere
+
+`configure_optimizers` is called twice. The first call, before tables are sharded, tells the row
+rules, on which the plan and the stores depend. The second call makes the optimisers. Their param
+groups lose the tables; the rates of the groups, which schedules change, are those of the tables.
+An optimiser's `step` updates its tables, as it does unsharded.
 """
 
 from abc import abstractmethod
@@ -15,7 +25,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from lightning.fabric.utilities.types import Optimizable
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.strategies import DDPStrategy
@@ -80,8 +89,9 @@ class StepOfRanks(DDPStrategy):
         self.optimizers = take_tables(self.lightning_module, self.optimizers, self.named_rule)
 
     def update_in_step(self, trainer: Trainer) -> None:
-        """Let the optimiser's step update the tables, where it must know all gradients first.
-        Lightning's precision plugin then clips the gradients of their rows, too.
+        """Let the optimiser's step update the tables instead of backward, where it must know all
+        gradients first; those of several backwards add up until then. Lightning's precision plugin
+        then clips the gradients of their rows, too.
 
         Raises:
             ConfigError: `clip_tables` is set and `gradient_clip_val` is not, or the optimisers are
@@ -97,10 +107,19 @@ class StepOfRanks(DDPStrategy):
         tables = self.sharded_tables()
         waiting = any(shared.update.deferred for shared in tables)
         if self.clip_tables or (batches > 1 and not waiting):
-            setting = f"accumulate_grad_batches={batches}"
-            update_in_step(
-                self.optimizers, tables, "clip_tables=True" if self.clip_tables else setting
-            )
+            hybrids = [one for one in self.optimizers if isinstance(one, HybridOptimizer)]
+            if len(hybrids) != 1 or len(self.optimizers) != 1:
+                names = ", ".join(type(one).__name__ for one in self.optimizers) or "none"
+                setting = f"accumulate_grad_batches={batches}"
+                raise ConfigError(
+                    f"{'clip_tables=True' if self.clip_tables else setting}: the module's "
+                    f"optimizers are {names}, and tables are updated in the step of one "
+                    "HybridOptimizer: return HybridOptimizer(dense, strategy.sparse_groups()) from "
+                    "configure_optimizers"
+                )
+            hybrids[0].table_gradients = [shared.update for shared in tables]
+            for gradients in hybrids[0].table_gradients:
+                gradients.defer(hybrids[0])
         if self.clip_tables or waiting:
             trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
 
@@ -149,8 +168,9 @@ class StepOfRanks(DDPStrategy):
         batch before they are clipped. Running statistics are averaged over ranks.
         """
         if self._accumulation is not None:
-            end = self._accumulation.run_and_end
-            closure = partial(end, closure, optimizer, self.sharded_tables())
+            closure = partial(
+                self._accumulation.run_and_end, closure, optimizer, self.sharded_tables()
+            )
         loss = super().optimizer_step(optimizer, closure, model, **kwargs)
         average_over_ranks(self._statistics)
         return loss
@@ -223,55 +243,6 @@ class Accumulation:
         return max(self._rows[0], 1) if self._rows else 1
 
 
-def check_validations(trainer: Trainer) -> None:
-    """Check that no validation falls inside a step of several batches.
-
-    Args:
-        trainer: The trainer, when training starts.
-
-    Raises:
-        ConfigError: The last step of an epoch has fewer batches, so that validations counted across
-            epochs leave the ends of steps.
-    """
-    of_step = trainer.accumulate_grad_batches
-    batches = trainer.num_training_batches
-    one_epoch = trainer.max_epochs == 1 or 0 <= trainer.max_steps <= -(-batches // of_step)
-    if trainer.check_val_every_n_epoch is None and not one_epoch and batches % of_step:
-        raise ConfigError(
-            f"trainer.val_check_interval={trainer.val_check_interval}: counts batches across "
-            f"epochs, and an epoch of {batches:.0f} batches ends with a shorter step "
-            f"(trainer.accumulate_grad_batches={of_step}), so that later validations would fall "
-            "inside steps: set null for a validation at every epoch's end"
-        )
-
-
-def update_in_step(
-    optimizers: Sequence[Optimizer | Optimizable], tables: Sequence[ShardedTables], setting: str
-) -> None:
-    """Make the step of the optimiser update the tables, instead of backward. Gradients of several
-    backwards add up until then.
-
-    Args:
-        optimizers: The optimisers of the module: one `HybridOptimizer`.
-        tables: The sharded tables.
-        setting: The setting that needs it, for the error.
-
-    Raises:
-        ConfigError: The optimisers are not one `HybridOptimizer`.
-    """
-    hybrids = [one for one in optimizers if isinstance(one, HybridOptimizer)]
-    if len(hybrids) != 1 or len(optimizers) != 1:
-        names = ", ".join(type(one).__name__ for one in optimizers) or "none"
-        raise ConfigError(
-            f"{setting}: the module's optimizers are {names}, and tables are updated in the step "
-            "of one HybridOptimizer: return HybridOptimizer(dense, strategy.sparse_groups()) from "
-            "configure_optimizers"
-        )
-    hybrids[0].table_gradients = [shared.update for shared in tables]
-    for gradients in hybrids[0].table_gradients:
-        gradients.defer(hybrids[0])
-
-
 def _clip(
     optimizer: Optimizer,
     clip_val: int | float = 0.0,
@@ -312,7 +283,6 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
     return statistics
 
 
-# recapp/trainer/step_of_ranks.py
 GROUPS = "return HybridOptimizer(optimizer, self.trainer.strategy.sparse_groups())"
 
 

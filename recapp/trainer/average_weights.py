@@ -79,8 +79,8 @@ class AverageWeights(BatchCallback):
         strategy: Any = trainer.strategy
         self.average.keep(pl_module, strategy.sharded_tables())
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the kind of the average, the number of its updates and the epoch of the last."""
         kind = self.settings.kind
         return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
 

@@ -252,8 +252,8 @@ class StepClock(BatchCallback):
         """End the phase before a collection's work: the wait for a batch, or the dense part."""
         self.phases(DATA if self._fetching else OUTSIDE)
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restart the measurement of the next step, because a step excludes validation."""
         self._next_step(_counters(trainer))
 
     @override
@@ -523,10 +523,10 @@ class RestartTables(Callback):
             over = not trainer.fit_loop.epoch_loop.batch_progress.current.ready
             self._epoch = max(trainer.current_epoch - over, 0)
 
+    @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Begin the tables anew, if this step is the first of a later epoch."""
         if trainer.current_epoch <= self._epoch:
             return
         self._epoch = trainer.current_epoch

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
 from recapp.console import note
 from recapp.errors import CheckpointError
@@ -84,7 +84,15 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
-        left = [key for key in states if key not in keys and _names_best(key, states[key])]
+        with state_must_fit("the list of best checkpoints", "callbacks"):
+            left = [
+                key
+                for key in states
+                if key not in keys
+                and key.startswith(ModelCheckpoint.__name__)
+                and states[key]["monitor"]
+                and states[key]["best_model_path"]
+            ]
         if left and trainer.is_global_zero:
             note(
                 f"no callback chooses the best checkpoint as {left[0]} has done: the best from "
@@ -167,13 +175,6 @@ def _key_of_other_times(key: str, stored: Iterable[str]) -> str | None:
     chooses, times, _ = key.partition(", 'every_n_train_steps'")
     alike = [other for other in stored if other.startswith(chooses + times)]
     return alike[0] if len(alike) == 1 else None
-
-
-def _names_best(key: str, state: Mapping[str, Any]) -> bool:
-    with state_must_fit("the list of best checkpoints", "callbacks"):
-        return key.startswith(ModelCheckpoint.__name__) and bool(
-            state["monitor"] and state["best_model_path"]
-        )
 
 
 def _just_saved(trainer: Trainer) -> Path | None:
@@ -272,14 +273,14 @@ class KeepSnapshots(Callback):
         self.count = count
         self.kept: list[Path] = []
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the checkpoints that are kept, and their greatest number."""
         return {KEPT: [str(path.absolute()) for path in self.kept], "count": self.count}
 
+    @override
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take over the checkpoints of an earlier run."""
         state = checkpoint["callbacks"].get(self.state_key)
         if state is not None:
             beside = folder_of(trainer.ckpt_path or "")
@@ -373,24 +374,17 @@ def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
     fit.on_run_end()
 
 
-def _forget_begun(progress: BatchProgress) -> None:
-    """Subtract the batches of the interrupted validation from the total count, because this
-    validation starts again.
-    """
-    begun = progress.current
-    total = progress.total
-    is_over = progress.is_last_batch and begun.completed == begun.ready
-    for name in vars(begun) if not is_over else ():
-        setattr(total, name, getattr(total, name) - getattr(begun, name))
-
-
 def _validate(trainer: Trainer) -> None:
     epoch = trainer.fit_loop.epoch_loop
     batches = epoch.batch_progress
     if batches.current.completed < batches.current.processed:  # type: ignore[attr-defined]
         # the checkpoint was written before Lightning counted its step as completed
         batches.increment_completed()
-    _forget_begun(epoch.val_loop.batch_progress)
+    progress = epoch.val_loop.batch_progress
+    begun = progress.current
+    is_over = progress.is_last_batch and begun.completed == begun.ready
+    for name in vars(begun) if not is_over else ():  # of a validation that starts again
+        setattr(progress.total, name, getattr(progress.total, name) - getattr(begun, name))
     epoch.val_loop.restarting = False
     trainer.validating = True
     epoch.val_loop.run()

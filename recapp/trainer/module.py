@@ -294,8 +294,8 @@ class TaskModule(LightningModule):
         if self._details:
             self.task.update(self._details, outputs, batch)
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Reset the validation metrics and details."""
         self.val_metrics.reset()
         self._weights = {}
         for detail in self._details.values():

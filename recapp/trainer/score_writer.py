@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.console import progress
 from recapp.dataset.data_settings import SCORE
@@ -125,8 +126,8 @@ class ScoreWriter(Callback):
 
         return from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
 
+    @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock, and show 0 rows."""
         self._since = time.perf_counter()
         rows = cast(RankInput, trainer.predict_dataloaders).rows
         if self._progress and trainer.is_global_zero and rows:
@@ -199,8 +200,8 @@ class ScoreWriter(Callback):
         """Unlock the directory of the parts, and keep the parts, so that a later run can resume."""
         self._open.close()
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Unlock the directory of the parts."""
         self._open.close()
 
 

@@ -238,7 +238,10 @@ class StepClock(BatchCallback):
         strategy = strategy_of(trainer)
         self._host_waits = strategy.comm.host_waits
         for shared in strategy.sharded_tables():
-            shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
+            # what comes before a collection's work: the wait for a batch, or the dense part
+            shared.state.observer = EngineObserver(
+                begins=lambda: self.phases(DATA if self._fetching else OUTSIDE), ends=self.phases
+            )
         self._next_step(_counters(trainer))
         self._began_ms = self._last["ms"]
 
@@ -247,10 +250,6 @@ class StepClock(BatchCallback):
         self._last = now
         self.phases.start()
         self._fetching = True
-
-    def _begins(self) -> None:
-        """End the phase before a collection's work: the wait for a batch, or the dense part."""
-        self.phases(DATA if self._fetching else OUTSIDE)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

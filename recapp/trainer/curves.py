@@ -142,7 +142,7 @@ class LogSettings(Callback):
         plain = self.settings()
         logged = {
             name: value
-            for name, value in leaves(plain, is_whole=_has_other_names)
+            for name, value in leaves(plain, is_whole=_is_whole)
             if name.partition(".")[0] not in NOT_LOGGED
             and not any(map(CREDENTIALS.search, name.split(".")))
         }
@@ -155,8 +155,8 @@ class LogSettings(Callback):
                 note(f"{type(logger).__name__}: does not take the settings of the run: {text}")
 
 
-def _has_other_names(name: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether loggers may refuse the names in a mapping, such as names of columns."""
+def _is_whole(name: str, settings: Mapping[str, Any]) -> bool:
+    # loggers may refuse the names in a mapping, such as names of columns
     return not all(map(PLAIN_NAME.fullmatch, settings))
 
 

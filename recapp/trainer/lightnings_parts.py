@@ -26,7 +26,6 @@ hand are ranks for Lightning only if LOCAL_RANK is set.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
@@ -50,7 +49,7 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_weights import MethodOf
-from recapp.errors import ConfigError, LaunchError, RankError
+from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.processes.rank_environment import RankInfo, started_externally
 from recapp.processes.start_and_end import die_with_parent
@@ -61,8 +60,6 @@ THREADS = "OMP_NUM_THREADS"
 TABLES_LEFT = "tables_left_in_ranks"
 """The attribute of a module whose tables were trained in forked ranks and are not in this
 process."""
-LATE = re.compile(r"timed? ?out", re.IGNORECASE)
-"""The text of torch's error after some ranks have waited in vain for others."""
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -204,21 +201,6 @@ def _with_tables(summarize: Callable[..., None], trainer: Trainer, pl_module: An
             part._parameters.clear()
 
 
-def meeting_error(error: Exception, cluster: ClusterEnvironment) -> LaunchError | RankError:
-    """Return the error of ranks that cannot meet: a `RankError` if the other ranks did not come in
-    time, else a `LaunchError`.
-
-    Args:
-        error: The error that torch has raised.
-        cluster: The environment with the address of the meeting.
-    """
-    kind = RankError if LATE.search(str(error)) else LaunchError
-    return kind(
-        f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
-        f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(error).split())}"
-    )
-
-
 class RankEnvironment(ClusterEnvironment):
     """A cluster whose ranks were all started from outside.
 
@@ -299,24 +281,6 @@ class ForkedRanks(_MultiProcessingLauncher):
         strategy: Any = self._strategy
         with strategy.without_tables():
             return super()._collect_rank_zero_results(trainer, results)
-
-
-def check_tables_are_here(module: LightningModule) -> None:
-    """Check that the trained tables of a module are in this process.
-
-    Args:
-        module: The module that a trainer is about to run.
-
-    Raises:
-        ConfigError: Forked ranks have trained the module and ended with its tables, and no
-            checkpoint was loaded since.
-    """
-    if getattr(module, TABLES_LEFT, False):
-        name = type(module).__name__
-        raise ConfigError(
-            f"{name} was trained in forked ranks, which have taken its tables with them: give "
-            f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
-        )
 
 
 def ends_step(trainer: Trainer, done: int) -> bool:

@@ -314,12 +314,21 @@ class TaskModule(LightningModule):
         measured = {f"val_{name}": value for name, value in self._measured("validation").items()}
         for name, value in measured.items():
             self.log(name, value, prog_bar=name in self.task.measures.shown)
-        if self.trainer.state.fn == TrainerFn.FITTING and self._validation_is_due():
-            for config in self.trainer.lr_scheduler_configs:
-                if isinstance(config.scheduler, ReduceLROnPlateau):
-                    config.scheduler.step(float(measured[str(config.monitor)]))
-                if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
-                    self.trainer.should_stop = True
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        loop = self.trainer.fit_loop.epoch_loop
+        across_epochs = self.trainer.check_val_every_n_epoch is None
+        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
+        every: Any = self.trainer.val_check_batch
+        if self.trainer.should_stop and trained % every:
+            # a longer run would not validate here, and a run that resumes from the end of a shorter
+            # one must have stepped its schedule as often as one long run
+            return
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                config.scheduler.step(float(measured[str(config.monitor)]))
+            if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
+                self.trainer.should_stop = True
 
     def _measured(self, split: str) -> dict[str, Tensor]:
         """Return the metrics of a validation by name, with the same numbers on each rank.
@@ -340,19 +349,6 @@ class TaskModule(LightningModule):
                         "some weigh more, or leave dataset.weight out"
                     )
         return metrics
-
-    def _validation_is_due(self) -> bool:
-        """Return whether a longer run would also validate at this step.
-
-        If not, the schedule must not be stepped: a run that resumes from the end of a shorter run
-        must have stepped its schedule as often as one long run.
-        """
-        if not self.trainer.should_stop:
-            return True
-        loop = self.trainer.fit_loop.epoch_loop
-        across_epochs = self.trainer.check_val_every_n_epoch is None
-        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
-        return trained % self.trainer.val_check_batch == 0  # type: ignore[operator]
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:

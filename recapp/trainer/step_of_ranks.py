@@ -168,9 +168,7 @@ class StepOfRanks(DDPStrategy):
         batch before they are clipped. Running statistics are averaged over ranks.
         """
         if self._accumulation is not None:
-            closure = partial(
-                self._accumulation.run_and_end, closure, optimizer, self.sharded_tables()
-            )
+            closure = partial(self._accumulation.end, closure, optimizer, self.sharded_tables())
         loss = super().optimizer_step(optimizer, closure, model, **kwargs)
         average_over_ranks(self._statistics)
         return loss
@@ -205,42 +203,32 @@ class Accumulation:
             rows: The rows of the batch over all ranks.
         """
         self._rows.append(rows)
-        return rows / self._first
+        return rows / max(self._rows[0], 1)
 
-    def end(self, optimizer: Optimizer, tables: Sequence[ShardedTables]) -> None:
-        """Scale the gradients of the dense part and of tables to those of one batch, before they
-        are clipped.
+    def end(
+        self, closure: Callable[[], Any], optimizer: Optimizer, tables: Sequence[ShardedTables]
+    ) -> Any:
+        """Run forward and backward of the last batch of a step, and return the loss. Scale the
+        gradients of the dense part and of tables to those of one batch, before they are clipped.
 
         Args:
+            closure: Runs forward and backward, and returns the loss.
             optimizer: The optimiser with the dense part.
             tables: The tables, whose gradients wait.
         """
-        factor = self.batches * self._first / max(sum(self._rows), 1)
+        loss = closure()
+        first = max(self._rows[0], 1) if self._rows else 1
+        factor = self.batches * first / max(sum(self._rows), 1)
         self._rows = []
         if factor == 1:
-            return
+            return loss
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
         for shared in tables:
             shared.update.scale(factor)
-
-    def run_and_end(
-        self,
-        closure: Callable[[], Any],
-        optimizer: Optimizer,
-        tables: Sequence[ShardedTables],
-    ) -> Any:
-        """Run forward and backward of the last batch of a step, call `end`, and return the loss."""
-        loss = closure()
-        self.end(optimizer, tables)
         return loss
-
-    @property
-    def _first(self) -> int:
-        """Return the rows of the first batch of the step, at least 1."""
-        return max(self._rows[0], 1) if self._rows else 1
 
 
 def _clip(

@@ -19,6 +19,7 @@ All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or 
 docstring of the method here explains why.
 """
 
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +48,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, PlanError
+from recapp.errors import ConfigError, LaunchError, PlanError, RankError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.table_rule import table_rule, with_frozen_of
@@ -82,11 +83,9 @@ from recapp.trainer.lightnings_parts import (
     TABLES_LEFT,
     ForkedRanks,
     RankEnvironment,
-    check_tables_are_here,
     check_trainer,
     count_tables,
     limit_waits,
-    meeting_error,
     reach_tables,
 )
 from recapp.trainer.lookahead import LookAhead
@@ -103,6 +102,8 @@ from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
 
+LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+"""The text of torch's error after some ranks have waited in vain for others."""
 PlanSource = (
     EmbeddingShardingPlanner | ShardingPlan | str | Path | Callable[[PlanningProblem], ShardingPlan]
 )
@@ -298,7 +299,11 @@ class EmbeddingShardingStrategy(StepOfRanks):
         except dist.DistError as e:
             cluster = self.cluster_environment
             assert cluster is not None
-            raise meeting_error(e, cluster) from e
+            kind = RankError if LATE.search(str(e)) else LaunchError
+            raise kind(
+                f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
+                f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(e).split())}"
+            ) from e
         if self.comm.group is None:
             self.comm = make_comm(
                 group_of_trainers(self.exchange_timeout),
@@ -444,9 +449,18 @@ class EmbeddingShardingStrategy(StepOfRanks):
         Return a loader with a `state_dict` unchanged, because it would count batches that were read
         but not trained. Return the loader of an evaluation unchanged too: without a backward there
         is too little work to hide an exchange.
+
+        Raises:
+            ConfigError: Forked ranks have trained the module and ended with its tables, and no
+                checkpoint was loaded since.
         """
         assert self.lightning_module is not None
-        check_tables_are_here(self.lightning_module)  # any checkpoint has been loaded by now
+        if getattr(self.lightning_module, TABLES_LEFT, False):
+            name = type(self.lightning_module).__name__
+            raise ConfigError(
+                f"{name} was trained in forked ranks, which have taken its tables with them: give "
+                f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
+            )
         if (
             not self.look_ahead
             or not self.lightning_module.trainer.training

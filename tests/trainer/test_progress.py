@@ -11,7 +11,7 @@ from trainer.runs import compose, fit
 
 from recapp.settings.records import Constructor
 from recapp.tasks.click import ClickTask
-from recapp.trainer import progress
+from recapp.trainer import curves
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.curves import ProgressLines, TerminalProgress
 from recapp.trainer.module import TaskModule

@@ -125,7 +125,7 @@ def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, c
 
 
 def test_the_progress_bar_shows_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_READINGS", 0)
+    monkeypatch.setattr(curves, "SECONDS_BETWEEN_READINGS", 0)
     shown = {}
 
     class Listening(TerminalProgress):

@@ -42,7 +42,6 @@ from recapp.stored.run_files import with_absolute_paths, with_paths
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
-    ProvidesExample,
     datamodule_of,
 )
 
@@ -100,7 +99,7 @@ def manifest_of(
         "step": trainer.global_step,
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
-        "example": data.example() if isinstance(data, ProvidesExample) else [],
+        "example": data.example() if hasattr(data, "example") else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),

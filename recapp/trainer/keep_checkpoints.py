@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
@@ -360,17 +361,24 @@ def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
     fit.on_run_end()
 
 
+def _forget_begun(progress: BatchProgress) -> None:
+    """Subtract the batches of the interrupted validation from the total count, because this
+    validation starts again.
+    """
+    begun = progress.current
+    total = progress.total
+    is_over = progress.is_last_batch and begun.completed == begun.ready
+    for name in vars(begun) if not is_over else ():
+        setattr(total, name, getattr(total, name) - getattr(begun, name))
+
+
 def _validate(trainer: Trainer) -> None:
     epoch = trainer.fit_loop.epoch_loop
     batches = epoch.batch_progress
     if batches.current.completed < batches.current.processed:  # type: ignore[attr-defined]
         # the checkpoint was written before Lightning counted its step as completed
         batches.increment_completed()
-    progress = epoch.val_loop.batch_progress
-    begun = progress.current
-    is_over = progress.is_last_batch and begun.completed == begun.ready
-    for name in vars(begun) if not is_over else ():  # of a validation that starts again
-        setattr(progress.total, name, getattr(progress.total, name) - getattr(begun, name))
+    _forget_begun(epoch.val_loop.batch_progress)
     epoch.val_loop.restarting = False
     trainer.validating = True
     epoch.val_loop.run()

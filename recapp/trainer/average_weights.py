@@ -64,7 +64,7 @@ class AverageWeights(BatchCallback):
         self.restarts = restarts
         self.average = WeightAverage(settings.every or math.inf)
         self._epoch = 0  # of the last update
-        self._left = ""  # the kind of an average that a checkpoint has and this run does not go on
+        self._speaks = True  # whether this rank prints notes
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the strategy store the average, and plan for it, also where a validation comes before
@@ -72,6 +72,7 @@ class AverageWeights(BatchCallback):
         """
         strategy: Any = trainer.strategy  # recapp's, which imports this file
         strategy.weight_average = self.average
+        self._speaks = trainer.is_global_zero
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""
@@ -85,21 +86,17 @@ class AverageWeights(BatchCallback):
         return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the average of a checkpoint. An average of another kind begins anew."""
+        """Go on with the average of a checkpoint. An average of another kind begins anew, with a
+        note.
+        """
         if state_dict["kind"] == self.settings.kind:
             self.average.updates = int(state_dict["updates"])
             self._epoch = int(state_dict["epoch"])
-        elif state_dict["updates"]:
-            self._left = str(state_dict["kind"])
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say that the average of the checkpoint ends, if it is of another kind."""
-        if self._left and trainer.is_global_zero:
+        elif state_dict["updates"] and self._speaks:
             note(
                 f"trainer.average.kind={self.settings.kind}: the average begins anew, because that "
-                f"of the checkpoint is of kind {self._left}"
+                f"of the checkpoint is of kind {state_dict['kind']}"
             )
-        self._left = ""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say that there is no average, if no update has come."""

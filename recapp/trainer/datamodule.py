@@ -136,6 +136,7 @@ class ClickData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.batch_size = settings.batch_size  # over all ranks
         self.schema = schema
         self._given = schema
         self.seed = seed
@@ -238,11 +239,6 @@ class ClickData(LightningDataModule):
         """Return the number of this rank, and the number of ranks."""
         assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
-
-    @property
-    def batch_size(self) -> int:
-        """Return the number of rows of a training batch over all ranks."""
-        return self.settings.batch_size
 
     def example(self) -> list[dict[str, Any]]:
         """Return the first validation rows as plain values, or the first training rows if there is

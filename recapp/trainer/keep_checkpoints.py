@@ -85,6 +85,20 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
+        with state_must_fit("the list of best checkpoints", "callbacks"):
+            left = [
+                key
+                for key in states
+                if key not in keys
+                and key.startswith(ModelCheckpoint.__name__)
+                and states[key]["monitor"]
+                and states[key]["best_model_path"]
+            ]
+        if left and trainer.is_global_zero:
+            note(
+                f"no callback chooses the best checkpoint as {left[0]} has done: the best from "
+                "here on counts"
+            )
 
     def on_step(self, trainer: Trainer, done: int) -> None:
         """Turn the last step into a stop. Save after it if there is no validation."""

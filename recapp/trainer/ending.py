@@ -187,8 +187,16 @@ class EndTogether(BatchCallback):
         ]
         if steps:
             step, rank = min(steps)
+            groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
+            rates = dict.fromkeys(
+                f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now "
+                f"{group['lr']:g})"
+                for group in groups
+            )
             raise TrainingError(
-                f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}"
+                f"the loss of step {step} is not a finite number on rank {rank}: lower the "
+                f"learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
+                "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
             )
 
     def _stop_after_signal(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
@@ -204,16 +212,3 @@ class EndTogether(BatchCallback):
         whose = "" if len(ranks) == strategy.comm.world else f" to rank {', '.join(ranks)}"
         self.reason = f"step {trainer.global_step}: {stopped}{whose}"
         raise stopped
-
-
-def _advice(trainer: Trainer) -> str:
-    """Return advice: lower the learning rates, with the highest rate first, or check the data."""
-    groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
-    rates = dict.fromkeys(
-        f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"
-        for group in groups
-    )
-    return (
-        f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
-        "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
-    )

@@ -20,7 +20,7 @@ An optimiser's `step` updates its tables, as it does unsharded.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -130,7 +130,9 @@ class StepOfRanks(DDPStrategy):
         sizes train like one process with the global batch; and a step of several batches of
         different sizes trains like one with a large batch.
         """
-        rows_W = self._rows_of_ranks()
+        # the messages of tables tell; one row for each rank if the model has no tables
+        known = (shared.header.rows_W for shared in self.sharded_tables())
+        rows_W = next((each for each in known if each and sum(each)), [1] * self.comm.world)
         rows = sum(rows_W)
         share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
         if self._accumulation is not None:
@@ -138,13 +140,6 @@ class StepOfRanks(DDPStrategy):
         if share != 1:
             closure_loss = closure_loss * share
         return super().backward(closure_loss, optimizer, *args, **kwargs)
-
-    def _rows_of_ranks(self) -> list[int]:
-        """Return the rows of each rank in this batch; one for each rank if the model has no tables,
-        whose messages tell.
-        """
-        known = (shared.header.rows_W for shared in self.sharded_tables())
-        return next((rows_W for rows_W in known if rows_W and sum(rows_W)), [1] * self.comm.world)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -351,8 +346,20 @@ def take_tables(
     rules = {
         table: rule for shared in sharded_tables(module) for table, rule in shared.rules.items()
     }
-    if not in_groups:
-        _check_named(of_tables, trained.values(), rules, named)
+    for table in () if in_groups else trained.values():
+        if table not in of_tables and named is None:
+            raise ConfigError(
+                f"table {table} is in no optimizer of configure_optimizers, so torch would not "
+                "train it: give the optimizer self.parameters(), leave it out of training by "
+                "requires_grad_(False), or name the rule of tables by "
+                f"EmbeddingShardingStrategy(rule=...) and {GROUPS}"
+            )
+        if table in of_tables and named is not None and of_tables[table].rule != rules[table]:
+            raise ConfigError(
+                f"table {table} has {describe(of_tables[table].rule)} by configure_optimizers, but "
+                f"{describe(rules[table])} by EmbeddingShardingStrategy(rule=...), its planner or "
+                f"apply_optimizer_in_backward: leave that rule out, or keep it and {GROUPS}"
+            )
     for optimizer in optimizers:
         _take_out(optimizer, in_groups)
     if any(rules[table] != of_table.rule for table, of_table in of_tables.items()):
@@ -390,34 +397,6 @@ def _optimizers_of(
                     optimizer, number, rule, numbers_of_rule(kind, group)
                 )
     return of_tables
-
-
-def _check_named(
-    of_tables: Mapping[str, OptimizerOfTable],
-    trained: Collection[str],
-    rules: Mapping[str, RowRule],
-    named: Rules | None,
-) -> None:
-    """Check that what optimisers say does not contradict named rules, and says all tables where
-    none is named.
-
-    Raises:
-        ConfigError: It does, or a table is left out.
-    """
-    for table in trained:
-        if table not in of_tables and named is None:
-            raise ConfigError(
-                f"table {table} is in no optimizer of configure_optimizers, so torch would not "
-                "train it: give the optimizer self.parameters(), leave it out of training by "
-                "requires_grad_(False), or name the rule of tables by "
-                f"EmbeddingShardingStrategy(rule=...) and {GROUPS}"
-            )
-        if table in of_tables and named is not None and of_tables[table].rule != rules[table]:
-            raise ConfigError(
-                f"table {table} has {describe(of_tables[table].rule)} by configure_optimizers, but "
-                f"{describe(rules[table])} by EmbeddingShardingStrategy(rule=...), its planner or "
-                f"apply_optimizer_in_backward: leave that rule out, or keep it and {GROUPS}"
-            )
 
 
 def _take_out(optimizer: Any, in_groups: bool) -> None:

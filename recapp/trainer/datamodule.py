@@ -34,12 +34,12 @@ from recapp.dataset.fingerprint import (
     resumed_files,
 )
 from recapp.dataset.footers import place_of_bag, place_of_id
-from recapp.dataset.prediction_input import (
+from recapp.dataset.schema import Schema
+from recapp.dataset.scoring import (
     PredictionInput,
     RankInput,
     open_input,
 )
-from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import (
     example_rows,
     frequent_values,
@@ -156,7 +156,6 @@ class ClickData(LightningDataModule):
         self._held_epoch = -1
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
-        self.find_finished: Callable[[], Sequence[int]] | None = None
         """Returns the score parts that are finished already; every rank calls it, after the model
         is loaded."""
 
@@ -412,9 +411,7 @@ class ClickData(LightningDataModule):
     def predict_dataloader(self) -> RankInput:
         """Return the batches that this rank scores, in the order of the input."""
         self._check_fitted()
-        done = set(self.find_finished() if self.find_finished is not None else ())
-        unscored = [n for n in range(self.prediction_input.parts) if n not in done]
-        return RankInput(self.prediction_input, unscored, *self._rank)
+        return RankInput(self.prediction_input, *self._rank)
 
     def on_exception(self, exception: BaseException) -> None:
         """Name the row of an id that is outside of its table, or of a bag that is too long."""

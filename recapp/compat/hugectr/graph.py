@@ -10,12 +10,11 @@ and a resumed run do the same: none of them runs the program again.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recapp.compat.hugectr.layers import KINDS, LOSS, Layer, Shape, layer_made
-from recapp.compat.hugectr.words import Layer_t, NamedEnum
+from recapp.compat.hugectr.words import Layer_t, NamedEnum, plain
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.sparse.batch import Batch
@@ -86,7 +85,7 @@ class DenseLayer:
                 raise ConfigError(f"{where}: unknown parameter {name}; {suggest(name, PARAMETERS)}")
             if name not in own:
                 note_once(f"{where}: {name} has no effect on this layer")
-        said = {name: _plain(value) for name, value in parameters.items() if name in own}
+        said = {name: plain(value) for name, value in parameters.items() if name in own}
         self.layer = Layer(layer_type.name, bottoms, tops, said)
 
 
@@ -98,16 +97,6 @@ def _names(names: Any, argument: str) -> tuple[str, ...]:
     ):
         raise ConfigError(f"DenseLayer: {argument}={names}: must be a list of names of tensors")
     return tuple(names)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, NamedEnum):
-        return value.name
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value
 
 
 def to_plain(layer: Layer) -> dict[str, Any]:

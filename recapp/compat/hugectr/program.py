@@ -40,7 +40,7 @@ from enum import Enum
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml  # type: ignore[import-untyped]
 
@@ -49,14 +49,14 @@ from recapp.compat.hugectr.graph import DenseLayer, connected, parameter_counts,
 from recapp.compat.hugectr.layers import Layer, Shape, shape_text
 from recapp.compat.hugectr.reader import Columns, DataReaderParams, Input, columns_of, first_key
 from recapp.compat.hugectr.solver import CreateSolver, OptParams
-from recapp.compat.hugectr.words import UnknownNameError, text, whole
+from recapp.compat.hugectr.words import UnknownNameError, check_fields
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.processes.lock import new_directory
 from recapp.processes.rank_environment import external_rank, shared_run_directory
 from recapp.processes.start_and_end import die_with_parent
 from recapp.processes.stopping import SIGNALS
-from recapp.settings.values import in_quotes, literal
+from recapp.settings.values import Natural, in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
 from recapp.tables.config import EmbeddingBagConfig, TableLookup
@@ -70,12 +70,12 @@ ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints
 class Fit:
     """The arguments of `Model.fit`: the length of training, and the files to write."""
 
-    num_epochs: int
-    max_iter: int
-    display: int
-    eval_interval: int
-    snapshot: int
-    snapshot_prefix: str
+    num_epochs: Natural
+    max_iter: Natural
+    display: Natural
+    eval_interval: Natural
+    snapshot: Natural
+    snapshot_prefix: Annotated[str, ""]  # may be empty
 
     def check(self, *, repeats: bool) -> None:
         """Check the numbers.
@@ -86,9 +86,14 @@ class Fit:
         Raises:
             ConfigError: A number is wrong.
         """
-        for name in ("num_epochs", "max_iter", "display", "eval_interval", "snapshot"):
-            object.__setattr__(self, name, whole("Model.fit", name, getattr(self, name)))
-        _check_prefix(self.snapshot_prefix)
+        check_fields("Model.fit", self)
+        prefix = self.snapshot_prefix  # becomes a part of names of files and settings of Hydra
+        odd = sorted({letter for letter in prefix if letter in ODD or not letter.isprintable()})
+        if odd:
+            raise ConfigError(
+                f"Model.fit: snapshot_prefix={prefix}: has {' '.join(map(repr, odd))}: must be a "
+                "path without quotes, braces, $ and \\"
+            )
         if repeats and not self.max_iter:
             raise ConfigError("Model.fit: max_iter=0: must be at least 1 with repeat_dataset=True")
         if repeats and self.num_epochs:
@@ -100,23 +105,6 @@ class Fit:
             raise ConfigError(
                 "Model.fit: num_epochs=0: must be at least 1 with repeat_dataset=False"
             )
-
-
-def _check_prefix(prefix: str) -> None:
-    """Check the beginning of the names of snapshots, which become names of files and settings of
-    Hydra.
-
-    Raises:
-        ConfigError: The prefix is no text, or has a character that such names cannot have.
-    """
-    if prefix != "":
-        text("Model.fit", "snapshot_prefix", prefix)
-    odd = sorted({letter for letter in str(prefix) if letter in ODD or not letter.isprintable()})
-    if odd:
-        raise ConfigError(
-            f"Model.fit: snapshot_prefix={prefix}: has {' '.join(map(repr, odd))}: must be a path "
-            "without quotes, braces, $ and \\"
-        )
 
 
 @dataclass(frozen=True)

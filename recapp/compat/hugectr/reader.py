@@ -11,8 +11,9 @@ whose tables use the keys of the files. recapp takes the reading that fits the t
 keys, and the one with the sum if both fit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,38 +22,34 @@ from recapp.compat.hugectr.words import (
     Check_t,
     DataReaderType_t,
     NamedEnum,
-    switch,
-    text,
-    whole,
+    Switch,
+    check_fields,
+    check_others,
+    checked,
 )
-from recapp.console import note_once
 from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names
 from recapp.dataset.formats import format_of
-from recapp.errors import ConfigError, DataError, suggest
+from recapp.errors import ConfigError, DataError
 from recapp.settings.small_files import read_json
+from recapp.settings.values import Natural, Positive
 from recapp.tables.config import EmbeddingBagConfig
 
 METADATA = "_metadata.json"
-SWITCHES = ("cache_eval_data", "num_workers", "float_label_dense")
-REFUSED = {
-    "keyset": "key sets are for the parameter server, which is not there",
-    "num_samples": "Parquet files say how many rows they have",
-    "eval_num_samples": "Parquet files say how many rows they have",
-    "read_file_sequentially": "row groups are dealt to the lanes of a batch, in one order on any "
-    "number of GPUs",
-    "data_source_params": "data are read from local and mounted directories",
-    "async_param": "it is of the RawAsync reader; recapp reads Parquet",
+SWITCHES = {"cache_eval_data": 0, "num_workers": 12, "float_label_dense": False}
+"""Arguments that only change how HugeCTR reads, with their defaults."""
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "keyset": ([], "key sets are for the parameter server, which is not there"),
+    "num_samples": (0, "Parquet files say how many rows they have"),
+    "eval_num_samples": (0, "Parquet files say how many rows they have"),
+    "read_file_sequentially": (
+        False,
+        "row groups are dealt to the lanes of a batch, in one order on any number of GPUs",
+    ),
+    "data_source_params": (None, "data are read from local and mounted directories"),
+    "async_param": (None, "it is of the RawAsync reader; recapp reads Parquet"),
 }
-READER = (
-    "data_reader_type",
-    "source",
-    "eval_source",
-    "check_type",
-    "slot_size_array",
-    *SWITCHES,
-    *REFUSED,
-)
+"""Arguments that recapp does not have: the default of each, and the text of the error."""
 
 
 class DataReaderParams:
@@ -92,32 +89,18 @@ class DataReaderParams:
                 f"DataReaderParams: check_type={getattr(check_type, 'name', check_type)}: "
                 "Parquet has no checksums of rows: set Check_t.Non"
             )
-        for name, value in others.items():
-            if name not in READER:
-                raise ConfigError(
-                    f"DataReaderParams: unknown argument {name}; {suggest(name, READER)}"
-                )
-            if name in REFUSED and value:
-                raise ConfigError(f"DataReaderParams: {name}={value}: {REFUSED[name]}")
-            if name in SWITCHES and value:
-                note_once(
-                    f"DataReaderParams: {name} has no effect: it only changes how HugeCTR reads"
-                )
+        known = ("data_reader_type", "source", "eval_source", "check_type", "slot_size_array")
+        check_others("DataReaderParams", others, SWITCHES, REFUSED, known)
         sources = list(source) if isinstance(source, list | tuple) else [source]
         if len(sources) != 1:
             raise ConfigError(
                 f"DataReaderParams: source={sources}: must be one list of files; several lists "
                 "need HugeCTR's parameter server, which recapp does not have"
             )
-        self.source = text("DataReaderParams", "source", sources[0])
-        self.eval_source = text("DataReaderParams", "eval_source", eval_source)
-        if not isinstance(slot_size_array, Iterable):
-            raise ConfigError(
-                f"DataReaderParams: slot_size_array={slot_size_array}: must be a list of sizes"
-            )
-        self.slot_size_array = [
-            whole("DataReaderParams", "slot_size_array", size, 1) for size in slot_size_array
-        ]
+        check = partial(checked, "DataReaderParams")
+        self.source = check("source", sources[0], str)
+        self.eval_source = check("eval_source", eval_source, str)
+        self.slot_size_array = check("slot_size_array", slot_size_array, list[Positive])
 
 
 @dataclass(frozen=True)
@@ -136,16 +119,14 @@ class DataReaderSparseParam:
     """
 
     top_name: str
-    nnz_per_slot: int | Sequence[int]
-    is_fixed_length: bool
+    nnz_per_slot: Positive | list[Positive]
+    is_fixed_length: Switch
     slot_num: int
 
     def __post_init__(self) -> None:
-        text("DataReaderSparseParam", "top_name", self.top_name)
-        several = isinstance(self.nnz_per_slot, list | tuple) and list(self.nnz_per_slot)
-        for count in several or [self.nnz_per_slot]:
-            whole("DataReaderSparseParam", "nnz_per_slot", count, 1)
-        switch("DataReaderSparseParam", "is_fixed_length", self.is_fixed_length)
+        check_fields("DataReaderSparseParam", self)
+        if not self.nnz_per_slot:
+            raise ConfigError(f"DataReaderSparseParam: {self.top_name}: nnz_per_slot=[]: is empty")
         if self.slot_num != 1:
             raise ConfigError(
                 f"DataReaderSparseParam: {self.top_name}: slot_num={self.slot_num}: must be 1, "
@@ -171,21 +152,19 @@ class Input:
 
     label_dim: int
     label_name: str
-    dense_dim: int
+    dense_dim: Natural
     dense_name: str
-    data_reader_sparse_param_array: Sequence[DataReaderSparseParam]
+    data_reader_sparse_param_array: Any
 
     def __post_init__(self) -> None:
+        check_fields("Input", self)
         if self.label_dim != 1:
             raise ConfigError(
                 f"Input: label_dim={self.label_dim}: must be 1: recapp trains on one label of "
                 "each sample, 0 or 1"
             )
-        text("Input", "label_name", self.label_name)
-        text("Input", "dense_name", self.dense_name)
-        object.__setattr__(self, "dense_dim", whole("Input", "dense_dim", self.dense_dim))
         array = self.data_reader_sparse_param_array
-        if not isinstance(array, list | tuple) or not all(
+        if not isinstance(array, list) or not all(
             isinstance(param, DataReaderSparseParam) for param in array
         ):
             raise ConfigError(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Annotated, Any
 
 from recapp.compat.hugectr.words import (
     AllReduceAlgo,
@@ -22,17 +22,18 @@ from recapp.compat.hugectr.words import (
     LrPolicy_t,
     MetricsType,
     NamedEnum,
-    member,
-    number,
-    switch,
-    whole,
+    NotNegative,
+    Switch,
+    check_fields,
+    check_others,
+    checked,
 )
-from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.optim.named_rules import make_rule
 from recapp.optim.rules import RowRule
 from recapp.processes.launch import gpu_count
 from recapp.processes.rank_environment import external_rank, rank_info
+from recapp.settings.values import Natural, Positive, Within
 
 
 class Optimizer_t(NamedEnum):
@@ -53,17 +54,7 @@ class Update_t(NamedEnum):
     LazyGlobal = "lazy_global"
 
 
-NUMBERS: Mapping[str, float] = {
-    "beta1": 1.0,
-    "beta2": 1.0,
-    "epsilon": math.inf,
-    "initial_accu_value": math.inf,
-    "momentum_factor": math.inf,
-    "beta": math.inf,
-    "lambda1": math.inf,
-    "lambda2": math.inf,
-}
-"""The numeric arguments of an optimiser; each must be smaller than its bound here."""
+Decay = Annotated[float, Within(0, below=1)]
 
 
 @dataclass(frozen=True)
@@ -89,22 +80,18 @@ class OptParams:
 
     optimizer_type: Optimizer_t = Optimizer_t.Adam
     update_type: Update_t = Update_t.Local
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-7
-    initial_accu_value: float = 0.0
-    momentum_factor: float = 0.0
-    atomic_update: bool = True
-    beta: float = 0.0
-    lambda1: float = 0.0
-    lambda2: float = 0.0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: NotNegative = 1e-7
+    initial_accu_value: NotNegative = 0.0
+    momentum_factor: NotNegative = 0.0
+    atomic_update: Switch = True
+    beta: NotNegative = 0.0
+    lambda1: NotNegative = 0.0
+    lambda2: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        member("CreateOptimizer", "optimizer_type", self.optimizer_type, Optimizer_t)
-        member("CreateOptimizer", "update_type", self.update_type, Update_t)
-        for name, below in NUMBERS.items():
-            value = number("CreateOptimizer", name, getattr(self, name), below=below)
-            object.__setattr__(self, name, value)
+        check_fields("CreateOptimizer", self)
         if self.optimizer_type is Optimizer_t.Adam and self.update_type is Update_t.Global:
             raise ConfigError(
                 "CreateOptimizer: update_type=Global changes rows that a batch does not have: "
@@ -244,34 +231,39 @@ class CreateSolver:
         use_embedding_collection: bool = False,
         **others: Any,
     ) -> None:
-        _check_others(others)
+        known = signature(CreateSolver).parameters.keys() - {"others"}
+        check_others("CreateSolver", others, SWITCHES, REFUSED, known)
+        check = partial(checked, "CreateSolver")
         if lr_policy is not LrPolicy_t.fixed:
             raise ConfigError(f"CreateSolver: lr_policy={lr_policy}: must be LrPolicy_t.fixed")
-        if not switch("CreateSolver", "i64_input_key", i64_input_key):
+        if not check("i64_input_key", i64_input_key, Switch):
             raise ConfigError(
                 "CreateSolver: i64_input_key=False: keys of Parquet have 64 bits: set it to True"
             )
-        if not switch("CreateSolver", "use_embedding_collection", use_embedding_collection):
+        if not check("use_embedding_collection", use_embedding_collection, Switch):
             raise ConfigError(
                 "CreateSolver: use_embedding_collection=False: recapp has no SparseEmbedding: "
                 "set it to True and add an embedding collection"
             )
-        count = partial(whole, "CreateSolver")
-        finite = partial(number, "CreateSolver")
-        self.seed = count("seed", seed)
-        self.lr = finite("lr", lr)
+        self.seed = check("seed", seed, Natural)
+        self.lr = check("lr", lr, NotNegative)
         self.schedule = {
-            "warmup_steps": count("warmup_steps", warmup_steps),
-            "decay_start": count("decay_start", decay_start),
-            "decay_steps": count("decay_steps", decay_steps, 1),
-            "decay_power": finite("decay_power", decay_power),
-            "end_lr": finite("end_lr", end_lr),
+            "warmup_steps": check("warmup_steps", warmup_steps, Natural),
+            "decay_start": check("decay_start", decay_start, Natural),
+            "decay_steps": check("decay_steps", decay_steps, Positive),
+            "decay_power": check("decay_power", decay_power, NotNegative),
+            "end_lr": check("end_lr", end_lr, NotNegative),
         }
-        self.max_eval_batches = count("max_eval_batches", max_eval_batches, 1)
-        self.batchsize_eval = count("batchsize_eval", batchsize_eval, 1)
-        self.batchsize = count("batchsize", batchsize, 1)
-        self.vvgpu = _checked_gpus(vvgpu)
-        self.repeat_dataset = switch("CreateSolver", "repeat_dataset", repeat_dataset)
+        self.max_eval_batches = check("max_eval_batches", max_eval_batches, Positive)
+        self.batchsize_eval = check("batchsize_eval", batchsize_eval, Positive)
+        self.batchsize = check("batchsize", batchsize, Positive)
+        self.vvgpu: list[list[int]] = check("vvgpu", vvgpu, list[list[Natural]])
+        if not self.vvgpu or not all(gpus and len({*gpus}) == len(gpus) for gpus in self.vvgpu):
+            raise ConfigError(
+                f"CreateSolver: vvgpu={self.vvgpu}: must be a list of different GPUs for each "
+                "host, [[0, 1]]"
+            )
+        self.repeat_dataset = bool(check("repeat_dataset", repeat_dataset, Switch))
         self.metrics_spec = _checked_metrics(metrics_spec)
         self.lanes = self._lanes()
 
@@ -323,8 +315,7 @@ class CreateSolver:
         for gpu in self.vvgpu[0]:
             if gpu >= len(known):
                 raise ConfigError(
-                    f"CreateSolver: vvgpu={[list(gpus) for gpus in self.vvgpu]}: there is no GPU "
-                    f"{gpu}: there are {there}"
+                    f"CreateSolver: vvgpu={self.vvgpu}: there is no GPU {gpu}: there are {there}"
                 )
         return ",".join(known[gpu] for gpu in self.vvgpu[0])
 
@@ -391,35 +382,6 @@ class CreateSolver:
         }
 
 
-def _check_others(others: Mapping[str, Any]) -> None:
-    known = {*SWITCHES, *REFUSED, *(signature(CreateSolver).parameters.keys() - {"others"})}
-    for name, value in others.items():
-        if name in SWITCHES:
-            if value != SWITCHES[name]:
-                note_once(
-                    f"CreateSolver: {name} has no effect: it only changes how HugeCTR computes "
-                    "or names its files"
-                )
-        elif name not in REFUSED:
-            raise ConfigError(f"CreateSolver: unknown argument {name}; {suggest(name, known)}")
-        elif value != REFUSED[name][0]:
-            raise ConfigError(f"CreateSolver: {name}={value}: {REFUSED[name][1]}")
-
-
-def _checked_gpus(vvgpu: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    hosts = vvgpu if isinstance(vvgpu, list | tuple) else ()
-    made = tuple(tuple(gpus) if isinstance(gpus, list | tuple) else () for gpus in hosts)
-    right = made and all(
-        gpus and len(set(gpus)) == len(gpus) and all(isinstance(g, int) and g >= 0 for g in gpus)
-        for gpus in made
-    )
-    if not right:
-        raise ConfigError(
-            f"CreateSolver: vvgpu={vvgpu}: must be a list of GPUs for each host, [[0, 1]]"
-        )
-    return made
-
-
 def _checked_metrics(spec: Mapping[NamedEnum, float] | None) -> dict[NamedEnum, float]:
     if not isinstance(spec, Mapping | None):
         raise ConfigError(
@@ -433,7 +395,7 @@ def _checked_metrics(spec: Mapping[NamedEnum, float] | None) -> dict[NamedEnum, 
             raise ConfigError(
                 f"CreateSolver: metrics_spec: unknown metric {name}; {suggest(str(name), known)}"
             )
-        made[metric] = number("CreateSolver", f"metrics_spec: {metric.name}", goal)
+        made[metric] = checked("CreateSolver", f"metrics_spec: {metric.name}", goal, NotNegative)
     if not made:
         raise ConfigError("CreateSolver: metrics_spec={}: name AUC, AverageLoss or both")
     return made

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.console import progress
 from recapp.dataset.data_settings import SCORE
@@ -143,8 +144,8 @@ class ScoreWriter(Callback):
         """Delete the parts, and unlock their directory."""
         self._open.close()
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Delete the parts, and unlock their directory."""
         self._open.close()
 
 

@@ -29,7 +29,7 @@ from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingBagConfig, TableLookup
-from recapp.trainer.run_plan import plan_from
+from recapp.trainer.strategy import plan_from
 
 SIZES = [
     203931,

@@ -219,7 +219,7 @@ def with_columns_of(recipe: R, stored: StoredModel) -> R:
     recipe = replace(recipe, stored_ids=stored.manifest.info.get("ids"))
     if not recipe.schema.derived:
         return recipe
-    return recipe.sized(None, stored.artefact_files(recipe.schema.derived))
+    return recipe.sized(None, stored.derived_values(recipe.schema.derived))
 
 
 def files_of_values(manifest: Any, recipe: Recipe) -> Iterable[str]:

@@ -37,15 +37,8 @@ from recapp.inference.compiled import (
 )
 from recapp.inference.export_settings import AUTO, Export
 from recapp.inference.placed_model import mapped_tables, one_rank
-from recapp.inference.probe import Measured, Probe
-from recapp.inference.storage import (
-    QUANTIZE,
-    least_storage,
-    measurements,
-    row_bytes,
-    storage_by_hand,
-    storage_of,
-)
+from recapp.inference.probe import Measured, Probe, least_storage, measurements, storage_by_hand
+from recapp.inference.storage import QUANTIZE, row_bytes, storage_of
 from recapp.inference.table_files import RowWriter, TrainedTables
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train

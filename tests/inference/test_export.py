@@ -36,8 +36,7 @@ from recapp.inference.build_cpp import SOURCE
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
 from recapp.inference.placed_model import one_rank
-from recapp.inference.probe import Probe
-from recapp.inference.storage import least_storage
+from recapp.inference.probe import Probe, least_storage
 from recapp.inference.table_files import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.model_export import export_model

@@ -343,16 +343,6 @@ def settings_of_table(table: str, sparse: Any) -> dict[str, Any]:
     return effective_settings(given if isinstance(given, Mapping) else {}, sparse)
 
 
-def check_tables(sparse: Mapping[str, Any], setting: str) -> None:
-    """Check the settings of single tables in `optimizer.sparse`, except those whose `_target_` is
-    no rule of recapp: checking these would import the target.
-
-    Raises:
-        ConfigError: The settings make no rule.
-    """
-    table_rules(sparse, setting, lambda wanted, where: rules.sgd())
-
-
 class EmbOptimType(Enum):
     """The fused optimisers of FBGEMM that are row rules here. FTRL and SGD with momentum are
     recapp's own; FBGEMM has neither.

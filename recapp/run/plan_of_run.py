@@ -46,7 +46,7 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
     model. Tables and lookups are those of the model, in the order of its collections, as ranks find
     them. Id statistics are read if the data exist and `statistics` is not `assumed`.
     """
-    check_constructors(recipe, ("model", "optimizer"))
+    check_constructors(recipe, ("model",))
     recipe = sized_on_paper(recipe)
     model = build_model(recipe, on_paper=True)
     tables = embedding_tables(model)

@@ -18,6 +18,7 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
+    from recapp.compat.torchrec.fused_params import EmbOptimType
     from recapp.compat.torchrec.managed_collisions import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from recapp.model_export import export_model
     from recapp.model_loading import load_model
     from recapp.models.published_dlrm import DLRM
-    from recapp.optim.named_rules import EmbOptimType
     from recapp.optim.optimizer import HybridOptimizer
     from recapp.optim.rules import (
         adagrad,
@@ -104,7 +104,7 @@ _HOMES = {
     "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
-    "EmbOptimType": "recapp.optim.named_rules",
+    "EmbOptimType": "recapp.compat.torchrec.fused_params",
     "EmbeddingBagCollection": "recapp.tables.unsharded_collection",
     "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",

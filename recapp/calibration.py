@@ -12,8 +12,7 @@ from recapp.cli.recipe_of_job import recipe_under
 from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
-from recapp.reporting.record import PREDICTED_FILE
-from recapp.reporting.run_record import PlanReport, read_performance, read_record
+from recapp.reporting.run_record import PREDICTED_FILE, PlanReport, read_performance, read_record
 from recapp.run.commands import OnPaper
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain

@@ -33,7 +33,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recapp.console import note_once
-from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.sharded_collection import (
     ShardedCollection,
     shard_model,
@@ -43,11 +42,12 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import Rules, is_rules, rules_of_fused_params
+from recapp.optim.named_rules import Rules, is_rules
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.processes.faults import fault_of_compiler
+from recapp.settings.other_systems import fused_optimizer, rules_of_fused_params
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
 from recapp.tables.unsharded_collection import (
@@ -68,10 +68,11 @@ class CollectionSharder:
     """The optimiser of a model's tables, and the dtype of their vectors in messages.
 
     Args:
-        fused_params: The optimiser as TorchRec's settings (`recapp/optim/named_rules.py`), or a
-            row rule (`recapp/optim/rules.py`); the entry `tables` has settings of single tables.
-            None takes the optimiser that was applied in backward to the tables
-            (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
+        fused_params: The optimiser as TorchRec's settings
+            (`recapp/compat/torchrec/fused_params.py`), or a row rule (`recapp/optim/rules.py`); the
+            entry `tables` has settings of single tables. None takes the optimiser that was applied
+            in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at
+            its default rate.
         qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
             the dtype of vectors and gradients in messages. None or {} takes the compute type.
         rule: A row rule, or rules by table name or glob (`recapp/optim/named_rules.py`), instead
@@ -404,10 +405,10 @@ class DistributedModelParallel(nn.Module):
         return self.module.load_state_dict(state_dict, strict, assign)
 
     @property
-    def fused_optimizer(self) -> FusedOptimizer:
+    def fused_optimizer(self) -> Any:
         """Return the update of all tables as an optimiser object, for `CombinedOptimizer`."""
         self._rate_is_known = True
-        return FusedOptimizer(
+        return fused_optimizer(
             {
                 path: part
                 for path, part in self.module.named_modules()

@@ -31,8 +31,14 @@ from recapp.reporting.prediction_errors import (
     order_of_plans,
     separated_pairs,
 )
-from recapp.reporting.record import PERFORMANCE_FILE, PREDICTED_FILE
-from recapp.reporting.run_record import Performance, PlanReport, read_performance, read_record
+from recapp.reporting.run_record import (
+    PERFORMANCE_FILE,
+    PREDICTED_FILE,
+    Performance,
+    PlanReport,
+    read_performance,
+    read_record,
+)
 from recapp.run.commands import OnPaper
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (

@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -107,16 +106,15 @@ def serve(recipe: Serve, job: Job) -> None:
 
 
 def check(settings: Serve) -> None:
-    """Check the model, address and GPUs of a server, before mistakes end it some seconds later.
+    """Check the model and the GPUs of a server, before mistakes end it some seconds later.
 
     Args:
         settings: The settings of the command.
 
     Raises:
-        ConfigError: There are too few GPUs, or the address does not exist or is taken.
+        ConfigError: There are too few GPUs.
         RecappError: The model does not exist.
     """
-    from recapp.serving import http
     from recapp.stored.stored_model import read_stored
 
     if settings.device == "cuda":
@@ -128,7 +126,6 @@ def check(settings: Serve) -> None:
                 f"are {gpus} here: use device=cpu, or fewer ranks"
             )
     read_stored(settings.artefact)
-    http.bound_socket(settings.host, settings.port).close()
 
 
 def _serve_on_ranks(settings: Serve) -> None:
@@ -143,7 +140,6 @@ def _serve_on_ranks(settings: Serve) -> None:
                 settings.ranks,
                 module="recapp.serve",
                 grace=settings.timeout_s + SECONDS_TO_ANSWER,
-                reloads=True,
             )
 
 
@@ -182,8 +178,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
         trust_compiled=recipe.trust_compiled,
     )
     if words.rank:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # rank 0 decides when to load a model
-        listen(lambda number: None, seconds_to_stop=float("inf"))  # and when all ranks end
+        listen(lambda number: None, seconds_to_stop=float("inf"))  # rank 0 decides when all end
         pulses.show()
         follow(words, load)
         pulses.end()

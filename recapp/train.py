@@ -37,7 +37,7 @@ from recapp.processes.rank_environment import external_rank, is_first
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.reporting import runs
-from recapp.reporting.record import update_settings, written_at
+from recapp.reporting.run_record import update_settings, written_at
 from recapp.run.commands import Eval, recipe_of
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain

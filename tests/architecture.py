@@ -49,10 +49,10 @@ THIRD_PARTIES = {
         "stored.artefact_files",
         "run.run_rows",
         "serving.batching",
-        "serving.feature_columns",
         "serving.json_rows",
         "serving.served_model",
-        "serving.tensors",
+        "serving.open_inference",
+        "serving.question",
     ),
     "prometheus_client": ("serving",),
     "starlette": ("serving",),
@@ -152,17 +152,13 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
 
 
 def floors(files: list[File], package: str) -> dict[str, int]:
-    """The floor of each room, of each file at the top, and of the commands together (`commands`):
-    one above the highest that it imports.
-    """
+    """The floor of each room and of each file at the top: one above the highest that it imports."""
     below: dict[str, set[str]] = {}
-    commands = dict.fromkeys(COMMANDS.split(", "), "commands")
     for file in files:
         if file.name:
             names = (_layer_of(module, name, package) for _, module, name in imported(file))
-            others = {commands.get(name, name) for name in names if name}
-            own = commands.get(file.layer_name, file.layer_name)
-            below.setdefault(own, set()).update(others - {own})
+            others = {name for name in names if name and name != file.layer_name}
+            below.setdefault(file.layer_name, set()).update(others)
 
     @cache
     def floor(room: str) -> int:
@@ -352,7 +348,9 @@ def _needs_one_statement(targets: ast.Tuple, values: ast.Tuple) -> bool:
 
 
 def missing_docstrings(files: list[File]) -> list[str]:
-    """Modules, and public functions, classes and methods, without a docstring."""
+    """Modules, and public functions, classes and methods, without a docstring. A method marked
+    `@override` has that of the method that it overrides.
+    """
     found = []
     for file in files:
         found += (
@@ -370,9 +368,9 @@ def _public(
     node: ast.Module | ast.ClassDef,
 ) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     for child in node.body:
-        if isinstance(
-            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ) and not child.name.startswith("_"):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not (
+            child.name.startswith("_") or "override" in map(ast.unparse, child.decorator_list)
+        ):
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child)

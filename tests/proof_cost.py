@@ -15,7 +15,7 @@ import pytest
 LIMIT_S = {"not full": 60, "full": 900}
 """The most seconds of a test, by tier. Tests take a tenth where nothing else runs."""
 
-BUDGET = {"processes": 1_400, "trainings": 900}
+BUDGET = {"processes": 400, "trainings": 540}
 """The most starts of the default tier."""
 
 FORKS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")

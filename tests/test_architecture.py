@@ -333,7 +333,7 @@ def test_everything_public_says_what_it_is():
 def test_a_missing_docstring_is_found():
     text = (
         '"""M."""\ndef f(): ...\nclass C:\n    """C."""\n    def g(self): ...\n    def _h(self): '
-        "...\n    def __len__(self): ...\n"
+        "...\n    def __len__(self): ...\n    @override\n    def i(self): ...\n"
     )
     assert missing_docstrings([File("m", text)]) == [
         "m:2: f has no docstring",

@@ -95,7 +95,11 @@ def _become(module, arguments, cwd, environ, umask, out, err):
         os.close(opened)
     os.chdir(cwd)
     _set_environment(environ)
-    installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    installed = [
+        path
+        for path in sys.path
+        if path.startswith((sys.prefix, sys.base_prefix)) or path.endswith("site-packages")
+    ]
     sys.path[:] = [cwd, *environ["PYTHONPATH"].split(os.pathsep), *installed]
     sys.argv = ["-m", *arguments]
     sys.modules.pop(module, None)

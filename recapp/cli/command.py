@@ -46,7 +46,7 @@ from recapp.processes.stopping import (
     raising_if_stopped,
     stoppable,
 )
-from recapp.reporting import about, record
+from recapp.reporting import about, run_record
 from recapp.run.commands import COMMANDS
 from recapp.settings import option_files
 from recapp.settings.check_settings import override_names
@@ -231,7 +231,7 @@ class _Jobs:
             return report(error)
 
     def _run_here(self, config: DictConfig, job: Job) -> Any:
-        written = record.written_at(job.directory)
+        written = run_record.written_at(job.directory)
         earlier = self._earlier_run(job)
         if earlier is None:
             self._forget_error(job)
@@ -253,7 +253,7 @@ class _Jobs:
         # Ctrl-C, SIGTERM: there is no next job
         except BaseException as stop:
             # if the run has written its metrics, they hold how it ended
-            if record.written_at(job.directory) in (None, written):
+            if run_record.written_at(job.directory) in (None, written):
                 ending = describe_stop(_signal_of(stop))
                 self._note_error(ending, job, earlier, status="stopped")
             raise
@@ -283,19 +283,23 @@ class _Jobs:
 
         A job of a sweep has a directory of its own, so the result is None.
         """
-        return record.written_at(job.directory, record.SETTINGS_FILE) if job.sweep is None else None
+        return (
+            run_record.written_at(job.directory, run_record.SETTINGS_FILE)
+            if job.sweep is None
+            else None
+        )
 
     def _forget_error(self, job: Job) -> None:
         if self.writes:
-            (job.directory / record.ERROR_FILE).unlink(missing_ok=True)
+            (job.directory / run_record.ERROR_FILE).unlink(missing_ok=True)
 
     def _note_error(self, text: str, job: Job, earlier: int | None, **more: str) -> None:
         begun = earlier is None or self._earlier_run(job) != earlier
         if not (self.writes and begun):
             return  # before it begins, the directory still belongs to the earlier run
         with suppress(OSError):  # the error was printed, and may itself be a full disk
-            record.write_whole(
-                job.directory / record.ERROR_FILE, json.dumps({"error": text, **more}) + "\n"
+            run_record.write_whole(
+                job.directory / run_record.ERROR_FILE, json.dumps({"error": text, **more}) + "\n"
             )
 
 

@@ -24,7 +24,7 @@ from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank
 from recapp.processes.start_and_end import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
-from recapp.reporting import record
+from recapp.reporting import run_record
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
 
@@ -117,11 +117,11 @@ def run_on_ranks(
             directory.
     """
     rank = external_rank()
-    written = record.written_at(job.directory)
-    pending = record.pending_settings(job.directory)
+    written = run_record.written_at(job.directory)
+    pending = run_record.pending_settings(job.directory)
     try:
         if not rank:
-            record.update_settings(settings, job.directory)
+            run_record.update_settings(settings, job.directory)
         if rank is None:
             if sys.stderr.isatty():
                 note(
@@ -143,16 +143,16 @@ def run_on_ranks(
                 import_module(module).run(settings, job.directory)
         if rank:
             return {}
-        if record.written_at(job.directory) in (None, written):
+        if run_record.written_at(job.directory) in (None, written):
             raise LaunchError(
                 "the ranks ended without an error, but wrote no "
-                f"{job.directory / record.METRICS_FILE}"
+                f"{job.directory / run_record.METRICS_FILE}"
             )
-        record.publish_settings(job.directory)
+        run_record.publish_settings(job.directory)
     finally:
         if not rank:
             pending.unlink(missing_ok=True)
-    return record.read_metrics(job.directory)
+    return run_record.read_metrics(job.directory)
 
 
 # ---- each rank

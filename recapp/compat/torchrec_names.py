@@ -222,11 +222,11 @@ _OF_EVERY_HOME = {
         "distributed.embeddingbag.ShardedEmbeddingBagCollection",
     ),
     "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
-    "recapp.optim.keyed": (
+    "recapp.compat.torchrec.keyed": (
         "optim.KeyedOptimizer",
         "optim.keyed.KeyedOptimizer",
     ),
-    "recapp.optim.named_rules": ("distributed.embedding_types.EmbOptimType",),
+    "recapp.compat.torchrec.fused_params": ("distributed.embedding_types.EmbOptimType",),
     "recapp.parallel": (
         "distributed.DistributedModelParallel",
         "distributed.embedding.EmbeddingCollectionSharder",

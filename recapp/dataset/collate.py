@@ -53,44 +53,23 @@ JOINED_TYPES = frozenset(
 """Arrow types without parameters, whose columns can be joined."""
 
 
-def _from_float64(values: npt.NDArray[np.float64]) -> Float32Array:
-    """Round logarithms to 32 bits.
-
-    numpy's float32 logarithm depends on the instructions of the CPU, by up to two units in the last
-    place. Its float64 logarithm depends on them as well, but rounds to the same float32: this was
-    tested for every float32, with AVX-512 and with the C library. So machines agree, and other
-    programs can compute the same bits (`recapp/inference/cpp`).
-    """
-    return values.astype(np.float32)
-
-
-def _log1p(values: Float32Array) -> Float32Array:
-    return _from_float64(np.log1p(np.maximum(values, 0), dtype=np.float64))
-
-
-def _log3(values: Float32Array) -> Float32Array:
-    return _from_float64(np.log(np.maximum(values, -2) + np.float32(3), dtype=np.float64))
-
-
-# A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use
-# this rule.
 DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
-    "log1p": _log1p,
-    "log3": _log3,
+    "log1p": lambda values: np.log1p(np.maximum(values, 0), dtype=np.float64).astype(np.float32),
+    "log3": lambda values: np.log(np.maximum(values, -2) + np.float32(3), dtype=np.float64).astype(
+        np.float32
+    ),
     "none": lambda values: values,
 }
+"""The functions of dense columns.
 
+numpy's float32 logarithm depends on the instructions of the CPU, by up to two units in the last
+place. Its float64 logarithm depends on them as well, but rounds to the same float32: this was
+tested for every float32, with AVX-512 and with the C library. So machines agree, and other programs
+can compute the same bits (`recapp/inference/cpp`).
 
-def check_transform(name: str) -> None:
-    """Check the name of a dense transform.
-
-    Raises:
-        ConfigError: No transform has this name; the text offers close matches.
-    """
-    if name not in DENSE_TRANSFORMS:
-        raise ConfigError(
-            f"dataset.dense_transform={name}: unknown; {suggest(name, DENSE_TRANSFORMS)}"
-        )
+A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use this
+rule.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +155,10 @@ class Collate:
         bags: The sparse features with bags of ids, as `Schema.bags` tells.
         transform: A key of DENSE_TRANSFORMS.
         numbered: Whether batches have the numbers of their rows.
+
+    Raises:
+        DataError: A cross reads a column of lists, or a column of single ids has padding.
+        ConfigError: No transform has this name.
     """
 
     schema: Schema
@@ -185,6 +168,11 @@ class Collate:
 
     def __post_init__(self) -> None:
         self.schema.check_bags(self.bags)
+        if self.transform not in DENSE_TRANSFORMS:
+            raise ConfigError(
+                f"dataset.dense_transform={self.transform}: unknown; "
+                f"{suggest(self.transform, DENSE_TRANSFORMS)}"
+            )
 
     @property
     def singles(self) -> tuple[str, ...]:
@@ -220,7 +208,18 @@ class Collate:
         )
         ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(
-            Bags.of(*chunk.decoded_column(name, self._bag_decoder(name)))
+            Bags.of(
+                *chunk.decoded_column(
+                    name,
+                    partial(
+                        decode_bags,
+                        text=schema.text_ids(name),
+                        null_is_id=schema.null_is_id(name),
+                        padding=padding_id(schema, name),
+                        separator=schema.separator.get(name),
+                    ),
+                )
+            )
             for name in schema.sparse
             if name in self.bags
         )
@@ -279,17 +278,6 @@ class Collate:
             if self.single_features
             else ids_NS,
             tuple(columns.bags.values()),
-        )
-
-    def _bag_decoder(self, name: str) -> Callable[[pa.Array], tuple[Int64Array, Int64Array]]:
-        """Return the function that decodes a column of bags."""
-        schema = self.schema
-        return partial(
-            decode_bags,
-            text=schema.text_ids(name),
-            null_is_id=schema.null_is_id(name),
-            padding=padding_id(schema, name),
-            separator=schema.separator.get(name),
         )
 
     def _target_decoder(self, name: str) -> Callable[[pa.Array], Float32Array]:

@@ -38,7 +38,7 @@ class Generate:
     rows: Positive = 200_000
     seed: Natural = 1
     separability: Annotated[float, Within(0)] = 1.0
-    positives: Annotated[float, Within(above=0, most=1)] = 0.257
+    positives: Annotated[float, Within(above=0, below=1)] = 0.257
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +251,6 @@ class ScoringSettings:
 
     def __post_init__(self) -> None:
         size = self.rows_per_batch
-        if size < 1:
-            raise ConfigError(f"rows_per_batch={size}: 1 or more is allowed")
         part = self.rows_per_part
         if part is not None and (part < size or part % size):
             near = max(1, round(part / size)) * size

@@ -17,7 +17,7 @@ shorter than the column. An unreadable value raises `BadValue` with its index in
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,9 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         BadValue: A value is not an id.
     """
     if pt.is_dictionary(column.type):
-        return _ids_through_dictionary(column, text)
+        ids: Int64Array
+        (ids,) = _through_dictionary(column, lambda part: (decode_ids(part, text),), MISSING)
+        return ids
     kind = column.type
     if pt.is_null(kind):
         return np.full(len(column), MISSING, dtype=np.int64)
@@ -89,7 +91,7 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         and int(values.max()) >= 2**63
     ):
         return ids_of_text(column.cast(pa.string()), text)
-    ids: Int64Array = values.astype(np.int64)
+    ids = values.astype(np.int64)
     if pt.is_int64(kind) or pt.is_uint64(kind):
         refuse_missing(ids, column)
     if missing is not None:
@@ -328,7 +330,8 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
     numbers.
     """
     if pt.is_dictionary(column.type):
-        return _numbers_through_dictionary(column)
+        numbers, gaps = _through_dictionary(column, _numbers_and_gaps, 0, True)
+        return numbers, gaps if gaps.any() else None
     if pt.is_null(column.type):
         return np.zeros(len(column), dtype=np.float32), np.ones(len(column), dtype=np.bool_)
     if is_text(column.type):
@@ -340,59 +343,43 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
     return column.to_numpy(zero_copy_only=False), missing
 
 
-def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64Array:
-    """Decode the dictionary, and look up the ids by its indices.
+def _numbers_and_gaps(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray]:
+    """Return numbers [N], and a mask of missing numbers [N]."""
+    numbers, missing = _numbers(column)
+    return numbers, np.zeros(len(numbers), dtype=np.bool_) if missing is None else missing
+
+
+def _through_dictionary(
+    column: pa.DictionaryArray,
+    decode: Callable[[pa.Array], tuple[npt.NDArray[Any], ...]],
+    *absent: int,
+) -> tuple[npt.NDArray[Any], ...]:
+    """Decode the dictionary, and look up the values of the rows by its indices, [N] each.
 
     A dictionary longer than the column (of a large row group that is read in parts) is not decoded;
     the column is decoded instead.
-    """
-    if len(column.dictionary) <= len(column):
-        try:
-            return _looked_up(decode_ids(column.dictionary, text), MISSING, column)
-        except BadValue:
-            pass  # the column itself, below, shows whether and where a row has the value
-    return decode_ids(_without_dictionary(column), text)
-
-
-def _numbers_through_dictionary(
-    column: pa.DictionaryArray,
-) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    """Decode numbers by their dictionary, unless it is longer than the column."""
-    if len(column.dictionary) > len(column):
-        return _numbers(_without_dictionary(column))
-    try:
-        values, missing = _numbers(column.dictionary)
-    except BadValue:
-        return _numbers(_without_dictionary(column))
-    absent = np.zeros(len(values), dtype=np.bool_) if missing is None else missing
-    absent_N = _looked_up(absent, True, column)
-    return _looked_up(values, 0, column), absent_N if absent_N.any() else None
-
-
-def _looked_up(
-    values: npt.NDArray[Any], absent: int, column: pa.DictionaryArray
-) -> npt.NDArray[Any]:
-    """Return the value of each row, [N].
-
-    A damaged page may hold any index. Arrow does not compare indices with the size of the
-    dictionary, but numpy does; a negative index is too large as an unsigned number.
 
     Args:
-        values: The values of the dictionary's entries.
-        absent: The value of a null.
-        column: The column with the indices.
+        column: The column.
+        decode: Decodes plain values to arrays.
+        absent: The value of a null in each of these arrays.
 
     Raises:
-        BadValue: An index lies beyond the dictionary.
+        BadValue: An index lies beyond the dictionary, or a row has an unreadable value.
     """
-    codes = _codes(column)
-    if column.indices.null_count:
-        values = np.append(values, values.dtype.type(absent))
     try:
-        found: npt.NDArray[Any] = values[codes]
-        return found
-    except IndexError:
-        raise BadValue(int(codes.argmax()), _NO_ENTRY) from None
+        if len(column.dictionary) <= len(column):
+            parts = decode(column.dictionary)
+            codes = _codes(column)
+            if column.indices.null_count:
+                parts = tuple(
+                    np.append(part, part.dtype.type(value))
+                    for part, value in zip(parts, absent, strict=True)
+                )
+            return tuple(part[codes] for part in parts)
+    except BadValue:
+        pass  # the column itself, below, shows whether and where a row has the value
+    return decode(_without_dictionary(column))
 
 
 def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
@@ -401,15 +388,19 @@ def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
     Raises:
         BadValue: An index lies beyond the dictionary.
     """
-    codes = _codes(column)
-    if len(codes) and int(codes.max()) >= len(column.dictionary) + bool(column.indices.null_count):
-        raise BadValue(int(codes.argmax()), _NO_ENTRY)
+    _codes(column)
     return column.dictionary_decode()
 
 
 def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
     """Return unsigned indices into the dictionary, [N]; a null has the index after the last
     entry.
+
+    A damaged page may hold any index, which Arrow does not compare with the size of the dictionary.
+    A negative index is too large as an unsigned number.
+
+    Raises:
+        BadValue: An index lies beyond the dictionary.
     """
     indices = column.indices
     codes: npt.NDArray[Any] = indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -419,6 +410,8 @@ def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
         if len(column.dictionary) > np.iinfo(codes.dtype).max:  # the type has no index left
             codes = codes.astype(np.uint64)
         codes = np.where(nulls_N, codes.dtype.type(len(column.dictionary)), codes)
+    if len(codes) and int(codes.max()) >= len(column.dictionary) + bool(indices.null_count):
+        raise BadValue(int(codes.argmax()), _NO_ENTRY)
     return codes
 
 

@@ -54,7 +54,8 @@ class DelimitedText:
             UnreadableFileError: The file is no text, or a row has other columns than the first.
         """
         try:
-            columns = _names(path)
+            with _opened(path, None) as reader:
+                columns = reader.schema.names
             with _opened(path, columns[:1]) as reader:
                 rows = sum(chunk.num_rows for chunk in reader)
         except UNREADABLE as error:
@@ -109,13 +110,6 @@ def begin_of(path: str) -> tuple[bytes, str | None]:
 def is_printed(begin: bytes) -> bool:
     """Return whether the first bytes of a file are lines of text."""
     return b"\n" in begin and not begin.translate(None, _PRINTED)
-
-
-def _names(path: str) -> list[str]:
-    """Return the names of the columns of a file."""
-    with _opened(path, None) as reader:
-        names: list[str] = reader.schema.names
-    return names
 
 
 def _opened(path: str, columns: Sequence[str] | None) -> Any:

@@ -23,6 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from numpy.polynomial.polynomial import polyval
 
 from recapp.dataset.derived_columns import (
     DAY_SECONDS,
@@ -86,7 +87,12 @@ class Columns:
             elif column.kind in (Kind.SINE, Kind.COSINE):
                 self.numbers[column.name] = self._on_circle(column)
             else:
-                self._place(column)
+                known = column.values
+                assert known is not None, f"{column.in_words()} is not fitted"
+                if (bag := self.bags.get(column.name)) is not None:
+                    self.bags[column.name] = Bags(places(bag.values_L, known), bag.offsets_N1)
+                else:
+                    self.ids[column.name] = places(self.ids[column.name], known)
 
     def _on_circle(self, column: DerivedColumn) -> Float32Array:
         """Return the sine or cosine of the part of a period, [N]."""
@@ -102,23 +108,10 @@ class Columns:
         made_N = circle(turns_N)[column.kind is Kind.COSINE]
         return np.where(missing_N, np.float32(0), made_N)
 
-    def _place(self, column: DerivedColumn) -> None:
-        known = _fitted(column)
-        if column.name in self.bags:
-            bag = self.bags[column.name]
-            self.bags[column.name] = Bags(places(bag.values_L, known), bag.offsets_N1)
-        else:
-            self.ids[column.name] = places(self.ids[column.name], known)
-
-
-def _fitted(column: DerivedColumn) -> npt.NDArray[np.generic]:
-    assert column.values is not None, f"{column.in_words()} is not fitted"
-    return column.values
-
 
 def _edges(column: DerivedColumn) -> Float32Array:
-    edges: Float32Array = _fitted(column).astype(np.float32, copy=False)
-    return edges
+    assert column.values is not None, f"{column.in_words()} is not fitted"
+    return column.values.astype(np.float32, copy=False)
 
 
 @lru_cache(maxsize=1)
@@ -221,20 +214,12 @@ def circle(turns_N: Float64Array) -> tuple[Float32Array, Float32Array]:
     whole_N = np.floor(quarters_N)
     angle_N = (quarters_N - whole_N) * HALF_PI
     square_N = angle_N * angle_N
-    sine_N = _polynomial(SINE_TERMS, square_N) * angle_N
-    cosine_N = _polynomial(COSINE_TERMS, square_N)
+    sine_N = polyval(square_N, SINE_TERMS) * angle_N  # by Horner's rule
+    cosine_N = polyval(square_N, COSINE_TERMS)
     quarter_N = whole_N.astype(np.int64) % 4
     sines_N = np.choose(quarter_N, (sine_N, cosine_N, -sine_N, -cosine_N))
     cosines_N = np.choose(quarter_N, (cosine_N, -sine_N, -cosine_N, sine_N))
     return sines_N.astype(np.float32), cosines_N.astype(np.float32)
-
-
-def _polynomial(terms: Sequence[float], values_N: Float64Array) -> Float64Array:
-    """Return a polynomial of some values by Horner's rule."""
-    made_N = np.full(len(values_N), terms[-1])
-    for term in terms[-2::-1]:
-        made_N = made_N * values_N + term
-    return made_N
 
 
 def places(ids: Int64Array, known: npt.NDArray[np.generic]) -> Int64Array:

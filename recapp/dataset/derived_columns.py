@@ -168,11 +168,23 @@ def columns_of(
     Raises:
         ConfigError: A setting names a column that does not exist, or makes a column twice.
     """
+    buckets = _by_column("dataset.buckets", dataset.buckets, dense)
+    pieces = _by_column("dataset.piecewise", dataset.piecewise, dense)
+    periods = _by_column("dataset.periodic", dataset.periodic or {}, dense)
+    flags = _by_column("dataset.missing_flags", dataset.missing_flags or {}, dense)
     made = [
-        *_buckets(dataset, dense),
-        *_missing_flags(dataset, dense),
-        *_pieces(dataset, dense),
-        *_periodic(dataset, dense),
+        *(DerivedColumn(f"{n}_bucket", Kind.BUCKETS, (n,), rule) for n, rule in buckets.items()),
+        *(DerivedColumn(f"{n}_missing", Kind.MISSING, (n,)) for n in flags),
+        *(
+            DerivedColumn(f"{n}_piece{i}", Kind.PIECEWISE, (n,), f"{i} of {count}")
+            for n, count in pieces.items()
+            for i in range(1, count + 1)
+        ),
+        *(
+            DerivedColumn(f"{n}_{suffix}", kind, (n,), repr(float(period)))
+            for n, period in periods.items()
+            for suffix, kind in CIRCLE
+        ),
         *_times(dataset),
     ]
     new_ids = [column.name for column in made if column.is_new_id]
@@ -194,55 +206,29 @@ def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
     return DerivedColumn(str(plain["name"]), Kind(plain["kind"]), reads, plain["setting"])
 
 
-def _buckets(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
-    chosen = dataset.buckets
-    if chosen is None:
-        return []
-    _check_dense("dataset.buckets", chosen, dense)
-    rules = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
-    _check_known("dataset.buckets", rules, dense, "dense column")
-    return [
-        DerivedColumn(f"{name}_bucket", Kind.BUCKETS, (name,), rules[name])
-        for name in dense
-        if name in rules
-    ]
+def _by_column(setting: str, chosen: Any, dense: Sequence[str]) -> dict[str, Any]:
+    """Return the value of a setting for each dense column that has one, in the order of columns.
 
+    Args:
+        setting: The setting's name, for error messages.
+        chosen: Its value: one for all columns, one by column, or a list of columns; None for none.
+        dense: The dense columns of the logs.
 
-def _missing_flags(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
-    chosen = dataset.missing_flags
-    if chosen:
-        _check_dense("dataset.missing_flags", chosen, dense)
-    names: Sequence[str] = chosen if isinstance(chosen, tuple) else dense if chosen else ()
-    _check_known("dataset.missing_flags", names, dense, "dense column")
-    return [
-        DerivedColumn(f"{name}_missing", Kind.MISSING, (name,)) for name in dense if name in names
-    ]
-
-
-def _pieces(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
-    chosen = dataset.piecewise
-    if chosen is None:
-        return []
-    _check_dense("dataset.piecewise", chosen, dense)
-    counts = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
-    _check_known("dataset.piecewise", counts, dense, "dense column")
-    return [
-        DerivedColumn(f"{name}_piece{n}", Kind.PIECEWISE, (name,), f"{n} of {counts[name]}")
-        for name in dense
-        if name in counts
-        for n in range(1, counts[name] + 1)
-    ]
-
-
-def _periodic(dataset: DataSettings, dense: Sequence[str]) -> list[DerivedColumn]:
-    periods = dataset.periodic or {}
-    _check_known("dataset.periodic", periods, dense, "dense column")
-    return [
-        DerivedColumn(f"{name}_{suffix}", kind, (name,), repr(float(periods[name])))
-        for name in dense
-        if name in periods
-        for suffix, kind in CIRCLE
-    ]
+    Raises:
+        ConfigError: A column does not exist, or there is none.
+    """
+    if chosen is None or chosen == {}:
+        return {}
+    if not dense:
+        raise ConfigError(
+            f"{setting}={shown(chosen)}: there are no dense columns: name some in dataset.dense, "
+            f"or leave {setting} at its default"
+        )
+    if isinstance(chosen, tuple | list):
+        chosen = dict.fromkeys(chosen, True)
+    values = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
+    _check_known(setting, values, dense, "dense column")
+    return {name: values[name] for name in dense if name in values}
 
 
 def _times(dataset: DataSettings) -> list[DerivedColumn]:
@@ -322,14 +308,6 @@ def _joined(groups: Iterable[Sequence[str]]) -> list[set[str]]:
         apart = [other for other in made if not other & own]
         made = [*apart, own.union(*(other for other in made if other & own))]
     return made
-
-
-def _check_dense(setting: str, chosen: object, dense: Sequence[str]) -> None:
-    if not dense:
-        raise ConfigError(
-            f"{setting}={shown(chosen)}: there are no dense columns: name some in dataset.dense, "
-            f"or leave {setting} at its default"
-        )
 
 
 def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what: str) -> None:

@@ -186,8 +186,17 @@ class _Listing:
         )
 
     def _walk(self, here: Path, top: Path) -> list[str]:
-        """List the data of a directory, or of its partitions and of theirs."""
-        self._enter(here)
+        """List the data of a directory, or of its partitions and of theirs.
+
+        A directory that was entered before is refused: its data would be read twice, or links form
+        a circle.
+        """
+        other = self._entered.setdefault(os.path.realpath(here), here)
+        if other is not here:
+            raise self._error(
+                f"{other} and {here} are one directory, whose files would be read twice; "
+                "remove the link, or name the files that are meant"
+            )
         files, partitions, directories = self._entries(here, top)
         if files and partitions and here == top:
             raise self._error(
@@ -238,17 +247,6 @@ class _Listing:
             f"{file.name} is {name}, and lies beside {beside.name}: "
             f"{kind.fix if kind else 'write it again'}, or move it elsewhere"
         )
-
-    def _enter(self, directory: Path) -> None:
-        """Refuse a directory that was entered before: its data would be read twice, or links form
-        a circle.
-        """
-        other = self._entered.setdefault(os.path.realpath(directory), directory)
-        if other is not directory:
-            raise self._error(
-                f"{other} and {directory} are one directory, whose files would be read twice; "
-                "remove the link, or name the files that are meant"
-            )
 
     def _refuse_uri(self) -> None:
         if not (uri := _URI.match(self.path)):

@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from recapp.dataset.data_file import DataFile
-from recapp.errors import CheckpointError, ConfigError, DataError
+from recapp.errors import CheckpointError, DataError
 
 LISTED = 1000  # the most files with stored facts, so that a checkpoint stays small
 _DIGEST_BYTES = 8
@@ -119,64 +119,35 @@ def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
     return tuple(facts)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The differences between files and a fingerprint.
-
-    Args:
-        added: The facts of files added after all others; empty if no files were added, or if the
-            others differ.
-        difference: The first difference of the others, in words; empty without a difference.
-    """
-
-    added: tuple[FileFacts, ...] = ()
-    difference: str = ""
-
-
-def compare(stored: Fingerprint, found: Sequence[FileFacts]) -> Comparison:
-    """Compare the current files with the files of a checkpoint.
+def difference(stored: Fingerprint, files: Sequence[FileFacts]) -> str:
+    """Return the first difference of the files of a checkpoint from the current ones, in words;
+    empty without one. Files that were added behind them are none.
 
     Args:
         stored: The fingerprint of the checkpoint.
-        found: The facts of the current files, in reading order.
+        files: The facts of the current files, in reading order.
     """
-    if Fingerprint.of(found[: stored.count]) == stored:
-        return Comparison(added=tuple(found[stored.count :]))
-    return Comparison(difference=_first_difference(stored, found))
-
-
-def _first_difference(stored: Fingerprint, found: Sequence[FileFacts]) -> str:
-    for was, now in zip(stored.first, found, strict=False):
+    if Fingerprint.of(files[: stored.count]) == stored:
+        return ""
+    for was, now in zip(stored.first, files, strict=False):
         if was.name != now.name:
-            return _other_name(was, now, stored, found)
+            new = now.name not in {file.name for file in stored.first}
+            if was.name not in {file.name for file in files}:
+                moved = new and was[1:] == now[1:]
+                return f"{was.name} is {f'called {now.name} now' if moved else 'gone'}"
+            place = "is new, and stands before" if new else "stands where"
+            return f"{now.name} {place} {was.name}{'' if new else ' stood'}"
+        if was.rows != now.rows:
+            return f"{was.name} had {was.rows:,} rows and has {now.rows:,}"
+        if was.size != now.size:
+            return f"{was.name} had {was.size:,} bytes and has {now.size:,}"
         if was != now:
-            return _changed(was, now)
-    if len(found) < len(stored.first):
-        return f"{stored.first[len(found)].name} is gone"
-    if len(found) < stored.count:
-        return f"{stored.count - len(found):,} of {stored.count:,} files are gone from the end"
+            return f"{was.name} has other contents, with as many rows and bytes as before"
+    if len(files) < len(stored.first):
+        return f"{stored.first[len(files)].name} is gone"
+    if len(files) < stored.count:
+        return f"{stored.count - len(files):,} of {stored.count:,} files are gone from the end"
     return f"one of the files behind the first {LISTED:,} is another one"
-
-
-def _other_name(
-    was: FileFacts, now: FileFacts, stored: Fingerprint, found: Sequence[FileFacts]
-) -> str:
-    gone = was.name not in {file.name for file in found}
-    new = now.name not in {file.name for file in stored.first}
-    if gone and new and was[1:] == now[1:]:
-        return f"{was.name} is called {now.name} now"
-    if gone:
-        return f"{was.name} is gone"
-    if new:
-        return f"{now.name} is new, and stands before {was.name}"
-    return f"{now.name} stands where {was.name} stood"
-
-
-def _changed(was: FileFacts, now: FileFacts) -> str:
-    for fact, before, after in (("rows", was.rows, now.rows), ("bytes", was.size, now.size)):
-        if before != after:
-            return f"{was.name} had {before:,} {fact} and has {after:,}"
-    return f"{was.name} has other contents, with as many rows and bytes as before"
 
 
 def _name(path: str) -> str:
@@ -200,32 +171,20 @@ def _are_facts(value: Any) -> bool:
     return plausible and _DIGEST.fullmatch(contents) is not None
 
 
-@dataclass(frozen=True)
-class ResumedFiles:
-    """The files of the epoch in which a checkpoint was saved.
-
-    Args:
-        count: The number of first files with which the epoch is finished; None takes all files.
-        note: A note for people, or an empty text.
-    """
-
-    count: int | None = None
-    note: str = ""
-
-
 def resumed_files(
-    stored: Any,
-    found: Sequence[FileFacts],
+    plain: Any,
+    files: Sequence[FileFacts],
     *,
     batches: int,
     checkpoint: str | Path,
     resume_data: ResumeData = "check",
-) -> ResumedFiles:
-    """Return the files with which the epoch continues.
+) -> tuple[int | None, str]:
+    """Return the number of first files with which the epoch of a checkpoint is finished, None for
+    all files; and a note for people, or an empty text.
 
     Args:
-        stored: The fingerprint of the checkpoint, as plain values; None if it has none.
-        found: The facts of the current files.
+        plain: The fingerprint of the checkpoint, as plain values; None if it has none.
+        files: The facts of the current files.
         batches: The batches of the epoch that were trained before the save.
         checkpoint: The checkpoint, for messages.
         resume_data: `check` refuses different files, `ignore` takes them.
@@ -233,44 +192,31 @@ def resumed_files(
     Raises:
         CheckpointError: The files differ in the middle of an epoch, or the fingerprint is damaged.
     """
-    if stored is None:
-        return ResumedFiles(
-            note=f"{checkpoint} was written before checkpoints knew their data: whether the "
+    if plain is None:
+        return None, (
+            f"{checkpoint} was written before checkpoints knew their data: whether the "
             "training files have changed since is not checked"
         )
-    known = Fingerprint.from_plain(stored, checkpoint)
-    now = compare(known, found)
-    if now.added:
-        rows = sum(file.rows for file in now.added)
-        return ResumedFiles(
-            known.count if batches else None,
-            f"training files were added since {checkpoint} was saved: {len(now.added):,} with "
-            f"{rows:,} rows; they begin {'with the next epoch' if batches else 'now'}",
-        )
-    if not now.difference:
-        return ResumedFiles()
+    stored = Fingerprint.from_plain(plain, checkpoint)
     changed = f"the training files have changed since {checkpoint} was saved"
-    if not batches:
-        return ResumedFiles(
-            note=f"{changed}: {now.difference}; the next epoch reads them as they are"
+    if not (other := difference(stored, files)):
+        added = files[stored.count :]
+        if not added:
+            return None, ""
+        return stored.count if batches else None, (
+            f"training files were added since {checkpoint} was saved: {len(added):,} with "
+            f"{sum(file.rows for file in added):,} rows; they begin "
+            f"{'with the next epoch' if batches else 'now'}"
         )
-    changed = f"{changed}, after {batches:,} batches of an epoch: {now.difference}"
+    if not batches:
+        return None, f"{changed}: {other}; the next epoch reads them as they are"
+    changed = f"{changed}, after {batches:,} batches of an epoch: {other}"
     if resume_data == "ignore":
-        return ResumedFiles(
-            note=f"resume_data=ignore: {changed}; the epoch goes on after as many batches of what "
+        return None, (
+            f"resume_data=ignore: {changed}; the epoch goes on after as many batches of what "
             "is there now"
         )
     raise CheckpointError(
         f"{changed}; rows would be trained twice or never: bring the files back, go on from a "
         "checkpoint of an epoch's end, or set resume_data=ignore"
     )
-
-
-def check_resume_data(value: str) -> None:
-    """Check a value of `resume_data`.
-
-    Raises:
-        ConfigError: The value is unknown.
-    """
-    if value not in get_args(ResumeData):
-        raise ConfigError(f"resume_data={value}: {' or '.join(get_args(ResumeData))} is allowed")

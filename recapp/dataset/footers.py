@@ -4,9 +4,8 @@ before training, and in rows after an error.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,10 +50,11 @@ def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> st
         or ends[0] <= number <= ends[1]
     )
     narrowed = Source(source.files, segments, source.bags)
-    for begins, ids, place in _bags(narrowed, schema, feature):
+    for path, first, begins, ids in _bags(narrowed, schema, feature):
         found = np.flatnonzero(ids == number)
         if len(found):
-            return place(int(np.searchsorted(begins, found[0], side="right")) - 1)
+            row = first + int(np.searchsorted(begins, found[0], side="right")) - 1
+            return f"row {row} of {path}"
     return ""
 
 
@@ -62,18 +62,18 @@ def place_of_bag(source: Source, schema: Schema, feature: str, length: int) -> s
     """Return the first row of a source whose bag of a feature has so many ids, and its file, as
     part of a line; empty if there is none.
     """
-    for begins, _, place in _bags(source, schema, feature):
+    for path, first, begins, _ in _bags(source, schema, feature):
         found = np.flatnonzero(np.diff(begins) == length)
         if len(found):
-            return place(int(found[0]))
+            return f"row {first + int(found[0])} of {path}"
     return ""
 
 
 def _bags(
     source: Source, schema: Schema, feature: str
-) -> Iterator[tuple[np.ndarray, np.ndarray, Callable[[int], str]]]:
-    """Yield for each chunk of rows the offsets of their bags of a feature, the ids, and a function
-    that names a row; nothing for a feature that is computed.
+) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+    """Yield for each chunk of rows its file, its first row there, the offsets of the bags of a
+    feature, and the ids; nothing for a feature that is computed.
     """
     if feature not in schema.sparse or feature in {column.name for column in schema.derived}:
         return
@@ -89,11 +89,7 @@ def _bags(
         (ids,) = ids_by_feature(rows, some, narrowed.bags).values()
         bags = [bag.offsets_N1 for bag in rows.bags]
         begins = bags[0] if bags else np.arange(len(ids) + 1)
-        yield begins, ids, partial(_row_of, file.path, first)
-
-
-def _row_of(path: str, first: int, row: int) -> str:
-    return f"row {first + row} of {path}"
+        yield file.path, first, begins, ids
 
 
 def _range(

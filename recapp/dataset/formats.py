@@ -2,9 +2,7 @@
 format reads, and how it becomes Parquet. No other file chooses a reader.
 """
 
-import json
 import re
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,14 +31,10 @@ class Kind(NamedTuple):
     fix: str
 
 
-def _by(code: str) -> str:
-    return f"{code} converts it"
-
-
+_by = "{} converts it".format
 _DUCKDB = _by("duckdb FILE -c \"COPY (SELECT ...) TO 'x.parquet'\"")
 _COLUMNS = "write each array as a column: pyarrow.parquet.write_table(pyarrow.table({...}), PATH)"
 _TRUSTED = f"load it if you trust it, and {_COLUMNS}"
-_LINES = _by("polars.read_ndjson(FILE).write_parquet('x.parquet')")
 _KINDS = (  # offset, bytes there, name, fix
     (0, b"PARE", "Parquet with an encrypted footer", "write it without encryption"),
     (0, b"ARROW1", "an Arrow file", _by("polars.read_ipc(FILE).write_parquet('x.parquet')")),
@@ -59,14 +53,14 @@ _KINDS = (  # offset, bytes there, name, fix
     (0, b"\x93NUMPY", "an array of NumPy", _COLUMNS),
     (0, b"\xfd7zXZ\0", "compressed by xz", "decompress it (xz -d)"),
     *((0, bytes([0x80, protocol]), "a pickle", _TRUSTED) for protocol in range(2, 6)),
+    (
+        0,
+        b"PK\x03\x04",
+        "a zip archive, which workbooks of Excel, npz of NumPy and files of torch.save are, too",
+        f"unzip it and name what was inside; or read it, and {_COLUMNS}",
+    ),
     (0, b"\xff\xfe", "text in UTF-16", "write it in UTF-8 (iconv -f utf-16 -t utf-8)"),
     (0, b"\xfe\xff", "text in UTF-16", "write it in UTF-8 (iconv -f utf-16 -t utf-8)"),
-)
-_IN_ZIP = (  # end of the name of a member, name, fix
-    ("[Content_Types].xml", "an Excel workbook", _by("pandas.read_excel(FILE).to_parquet(PATH)")),
-    (".npy", "arrays of NumPy (npz)", _COLUMNS),
-    ("data.pkl", "a file of torch.save", _TRUSTED),
-    ("", "a zip archive", "unzip it and name what was inside"),
 )
 
 
@@ -79,12 +73,8 @@ def is_data(path: str) -> bool:
     """Return whether a file is in a known format, by its suffix; or by its first bytes, if its
     suffix tells no format.
     """
-    return bool(_known(path) or (tells_no_format(path) and _by_bytes(path)))
-
-
-def tells_no_format(path: str) -> bool:
-    """Return whether the suffix of a file says nothing about its format."""
-    return _NO_FORMAT.fullmatch(Path(path).suffix.lower()) is not None
+    no_format = _NO_FORMAT.fullmatch(Path(path).suffix.lower()) is not None
+    return bool(_known(path) or (no_format and _by_bytes(path)))
 
 
 def format_names() -> str:
@@ -117,58 +107,37 @@ def kind_of(path: str, format: Format | None = None) -> Kind | None:
             are damaged, and of no kind.
     """
     begin, codec = begin_of(path)
-    kind = _in_zip(path) if begin.startswith(b"PK\x03\x04") else _of_bytes(begin, path)
-    if format and (format.knows(begin) or _is_damaged_text(kind, format)):
+    kind = _of_bytes(begin)
+    text = kind is not None and kind.name.startswith("text")
+    damaged = kind is not None and kind.name.startswith("text with")
+    if format and (format.knows(begin) or (damaged and isinstance(format, DelimitedText))):
         return None
-    if codec and not (kind and kind.name.startswith("text")):
+    if codec and not text:
         inside = f" ({kind.name})" if kind else ""
         return Kind(f"compressed by {codec}{inside}", "decompress it")
     return kind
 
 
-def _is_damaged_text(kind: Kind | None, format: Format) -> bool:
-    text = kind is not None and kind.name.startswith("text with")
-    return text and isinstance(format, DelimitedText)
-
-
-def _of_bytes(begin: bytes, path: str) -> Kind | None:
+def _of_bytes(begin: bytes) -> Kind | None:
     """Return the kind of the first bytes of a file."""
     for offset, magic, name, fix in _KINDS:
         if begin[offset : offset + len(magic)] == magic:
             return Kind(name, fix)
-    record = int.from_bytes(begin[:8], "little") + 16  # a length and two checksums around a record
-    if begin[12:13] == b"\n" and 16 < record <= Path(path).stat().st_size:
-        return Kind("a TFRecord file", f"read it with TensorFlow, and {_COLUMNS}")
     return _of_text(begin.decode(errors="replace")) if is_printed(begin) else None
 
 
 def _of_text(text: str) -> Kind:
     text = text.lstrip("\ufeff \t\r\n")
     line = text.partition("\n")[0]
-    if re.match(r"\[\s*{", text):
-        return Kind("a JSON array", _by("pandas.read_json(FILE, dtype=False).to_parquet(PATH)"))
-    if text.startswith("{"):
-        try:
-            json.loads(line)
-        except ValueError:
-            return Kind(
-                "a JSON document", _by("pandas.read_json(FILE, dtype=False).to_parquet(PATH)")
-            )
-        return Kind("JSON lines", _LINES)
+    if re.match(r"\{|\[\s*{", text):
+        return Kind(
+            "JSON",
+            _by("polars.read_ndjson(FILE).write_parquet('x.parquet')")
+            + " where each line is a row, "
+            "else pandas.read_json(FILE, dtype=False).to_parquet(PATH)",
+        )
     if _LIBSVM.fullmatch(line):
         return Kind("libsvm", "write a column of lists of the ids, and one of the label")
     if DelimitedText().knows(text.encode()):
         return Kind("text with a delimiter between columns", "give it the suffix .csv")
     return Kind("text without a delimiter of one sign", "put tabs or commas between its columns")
-
-
-def _in_zip(path: str) -> Kind:
-    try:
-        names = zipfile.ZipFile(path).namelist()
-    except (OSError, zipfile.BadZipFile):
-        names = []
-    return next(
-        Kind(name, fix)
-        for end, name, fix in _IN_ZIP
-        if not end or any(member.endswith(end) for member in names)
-    )

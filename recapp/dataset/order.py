@@ -97,7 +97,7 @@ def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntA
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
 
-def check_order(batch_size: int, lanes: int, ranks: int, shuffle_rows: int) -> None:
+def check_order(batch_size: int, lanes: int, ranks: int) -> None:
     """Check that the numbers that define the order fit together.
 
     Raises:
@@ -114,8 +114,6 @@ def check_order(batch_size: int, lanes: int, ranks: int, shuffle_rows: int) -> N
             f"dataset.batch_size={batch_size}: the global batch takes an equal share of "
             f"dataset.lanes={lanes}, so a multiple of that is allowed; set {near}"
         )
-    if shuffle_rows < 0:
-        raise ConfigError(f"dataset.shuffle_rows={shuffle_rows}: 0 (file order) or more is allowed")
 
 
 def rank_lanes(rank: int, world: int, lanes: int) -> range:

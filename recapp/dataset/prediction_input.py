@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from recapp.dataset.arrow_types import has_views, value_type, without_views
-from recapp.dataset.collate import Collate, check_transform
+from recapp.dataset.arrow_types import value_type, without_views
+from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.files import file_names
@@ -87,10 +87,6 @@ class PredictionInput:
         """Return the rows of a score part, as numbers in the whole input."""
         first = number * self.rows_per_part
         return range(first, min(first + self.rows_per_part, self.rows))
-
-    def part_of(self, row: int) -> int:
-        """Return the number of the part that contains a row."""
-        return row // self.rows_per_part
 
     def batches(self, rows: range) -> Iterator[InputBatch]:
         """Yield the batches of consecutive rows.
@@ -214,18 +210,7 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
     """
     if settings.input is None:
         raise ConfigError("input must be given: name the rows that are to be scored")
-    return open_named(file_names(settings.input, setting=SETTING), settings, schema, transform)
-
-
-def open_named(
-    names: Sequence[str], settings: ScoringSettings, schema: Schema, transform: str
-) -> PredictionInput:
-    """Open files by their names, like `open_input`.
-
-    Raises:
-        DataError: As for `open_input`.
-    """
-    check_transform(transform)
+    names = file_names(settings.input, setting=SETTING)
     unlabelled = schema.unlabelled()
     source = _open(names, schema, unlabelled)
     kept = _kept_schema(source.files, settings.columns)
@@ -261,9 +246,19 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
     for file in files if columns else ():
         found = file.types
         for name in columns:
-            if (times := found.names.count(name)) != 1:
-                raise DataError(f"columns: {file.path} {_not_one(name, times, found.names)}")
-        own = pa.schema([pa.field(name, _plain(found.field(name).type)) for name in columns])
+            if (times := found.names.count(name)) > 1:
+                raise DataError(
+                    f"columns: {file.path} has column {name} {times} times; leave one of them in "
+                    "the file"
+                )
+            if not times:
+                near = f"{meant(close)} " if (close := alike(name, found.names)) else ""
+                raise DataError(
+                    f"columns: {file.path} has no column {name}; {near}it has "
+                    f"{', '.join(found.names)}"
+                )
+        empty = {name: pa.nulls(0, value_type(found.field(name).type)) for name in columns}
+        own = pa.schema([pa.field(name, without_views(each).type) for name, each in empty.items()])
         kept = kept if kept.names else own
         for field in own:
             if field.type != (first := kept.field(field.name).type):
@@ -272,17 +267,3 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
                     f"{files[0].path}; convert one of them, or leave it out"
                 )
     return kept
-
-
-def _not_one(name: str, times: int, there: Sequence[str]) -> str:
-    """Return the part of an error about the number of columns of one name in a file."""
-    if times:
-        return f"has column {name} {times} times; leave one of them in the file"
-    near = f"{meant(close)} " if (close := alike(name, there)) else ""
-    return f"has no column {name}; {near}it has {', '.join(there)}"
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a kept column without dictionary encoding or views."""
-    kind = value_type(kind)
-    return without_views(pa.nulls(0, kind)).type if has_views(kind) else kind

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from recapp.dataset.arrow_types import has_views, is_list, without_views
-from recapp.dataset.collate import Collate, check_transform
+from recapp.dataset.collate import Collate
 from recapp.dataset.schema import Schema
 from recapp.errors import DataError
 from recapp.sparse.batch import Batch
@@ -39,7 +39,12 @@ def as_table(rows: Any) -> RawTable:
         return rows
     try:
         if isinstance(rows, Mapping):
-            rows = {name: _column(values) for name, values in rows.items()}
+            rows = {
+                name: values
+                if isinstance(values, pa.Array | pa.ChunkedArray)
+                else pa.array(values, from_pandas=True)
+                for name, values in rows.items()
+            }
         return pa.table(rows)
     except (TypeError, ValueError, pa.ArrowException) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -56,13 +61,9 @@ class RawRows:
         schema: The columns of the model; its labels are not read.
         transform: The transform of dense numbers, a key of
             `recapp.dataset.collate.DENSE_TRANSFORMS`.
-
-    Raises:
-        ConfigError: The transform is unknown.
     """
 
     def __init__(self, schema: Schema, transform: str) -> None:
-        check_transform(transform)
         self.schema = schema.unlabelled()
         self.transform = transform
         self._last: tuple[pa.Schema, dict[str, str], list[str], Collate] | None = None
@@ -85,7 +86,9 @@ class RawRows:
         columns, views, collate = self._of(table.schema)
         held = table.select(list(columns.values())).rename_columns(list(columns))
         for name in views:
-            held = held.set_column(held.schema.get_field_index(name), name, _plain(held[name]))
+            kind = without_views(pa.nulls(0, held[name].type)).type
+            plain = pa.chunked_array([without_views(chunk) for chunk in held[name].chunks], kind)
+            held = held.set_column(held.schema.get_field_index(name), name, plain)
         own_names = dict(zip(columns, columns, strict=True))
         parts = []
         first = 0
@@ -117,16 +120,3 @@ class RawRows:
             last = (arrow_schema, columns, views, Collate(self.schema, bags, self.transform))
             self._last = last
         return last[1:]
-
-
-def _column(values: Any) -> pa.Array | pa.ChunkedArray:
-    """Convert a column of a mapping to Arrow; return an Arrow column unchanged."""
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values
-    return pa.array(values, from_pandas=True)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without views, which polars uses for text."""
-    kind = without_views(pa.nulls(0, column.type)).type
-    return pa.chunked_array([without_views(chunk) for chunk in column.chunks], kind)

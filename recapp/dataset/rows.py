@@ -86,10 +86,6 @@ class Rows:
             None if self.row_numbers_N is None else self.row_numbers_N[first:last],
         )
 
-    def skip(self, count: int) -> "Rows":
-        """Return all but the first `count` rows, without a copy."""
-        return self.slice(min(count, len(self)), len(self))
-
     def take(self, rows_M: Int64Array) -> "Rows":
         """Return the given rows, in the given order."""
         bags = tuple(bag.take(rows_M) for bag in self.bags)

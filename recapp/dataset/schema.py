@@ -16,7 +16,7 @@ would silently shift every column by one.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.derived_columns import (
@@ -180,13 +180,10 @@ class Schema:
     @property
     def numbers(self) -> Naming:
         """The columns of `Batch.dense_BI`: dense columns, then derived ones, then vectors."""
-        made = tuple(column.name for column in self.derived if column.is_new_number)
         return (
-            self.dense
-            + made
-            + tuple(
-                f"{name}[{place}]" for name, width in self.vectors.items() for place in range(width)
-            )
+            *self.dense,
+            *(column.name for column in self.derived if column.is_new_number),
+            *(f"{name}[{n}]" for name, width in self.vectors.items() for n in range(width)),
         )
 
     @property
@@ -211,24 +208,9 @@ class Schema:
         """The ids of each feature that has a vocabulary, ascending; None before the fit."""
         return {one.name: one.values for one in self.derived if one.kind is Kind.VOCABULARY}
 
-    def rows_of(self, feature: str) -> int | None:
-        """Return the number of rows that a table for the ids of a feature has, if these are derived
-        and few; else None.
-        """
-        known = [column.rows for column in self.derived if column.name == feature]
-        return known[-1] if known else None
-
-    def vocabulary_rows(self, feature: str) -> int | None:
-        """Return the number of rows that a feature's table has for a fitted vocabulary; None
-        without one.
-        """
-        own = (column for column in self.derived if column.name == feature)
-        return next((column.rows for column in own if column.kind is Kind.VOCABULARY), None)
-
-    def is_hash(self, feature: str) -> bool:
-        """Return whether any integer may be an id of a derived feature."""
-        own = [column.kind for column in self.derived if column.name == feature]
-        return own == [Kind.CROSS]
+    def id_column(self, feature: str) -> DerivedColumn | None:
+        """Return the derived column that gives a feature its ids; None for the ids of the logs."""
+        return next((one for one in reversed(self.derived) if one.name == feature), None)
 
     def bags(self, found: Set[str]) -> frozenset[str]:
         """Return the sparse features that have a bag of ids in each row: those whose columns are
@@ -408,23 +390,20 @@ class Schema:
                     f"{kind} {checkpoint} was trained with dataset.{key}="
                     f"{'null' if there is None else there}: set it as it was trained"
                 )
-        self._check_derived(stored.get(DERIVED, []), f"{kind} {checkpoint}")
-
-    def _check_derived(self, stored: object, model: str) -> None:
-        """Check that a model was trained with the same derived columns."""
-        if stored == [column.plain() for column in self.derived]:
+        derived = stored.get(DERIVED, [])
+        if derived == [column.plain() for column in self.derived]:
             return
         try:
-            there = [derived_from(plain).in_words() for plain in cast(list[Any], stored)]
+            trained_on = [derived_from(plain).in_words() for plain in derived]
         except (TypeError, KeyError, ValueError):
             raise CheckpointError(
-                f"the manifest of {model} is damaged: ids.derived={stored!r}"
+                f"the manifest of {kind} {checkpoint} is damaged: ids.derived={derived!r}"
             ) from None
         here = [column.in_words() for column in self.derived]
-        odd = [f"with {words}" for words in there if words not in here]
-        odd += [f"without {words}" for words in here if words not in there]
+        odd = [f"with {words}" for words in trained_on if words not in here]
+        odd += [f"without {words}" for words in here if words not in trained_on]
         raise CheckpointError(
-            f"{model} was trained {odd[0] if odd else 'with another order'}: set "
+            f"{kind} {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
             f"{SETTINGS} as it was trained"
         )
 
@@ -445,8 +424,12 @@ class Schema:
         from recapp.dataset.arrow_types import check_types  # needs pyarrow, only for files
 
         present = arrow_schema.names
+        others = {name: self.label_names for name in self.labels if len(self.labels) == 1}
         parts: list[tuple[Naming, tuple[Naming, ...]]] = [
-            *(((name,), self._namings(name)) for name in self.targets),
+            *(
+                ((name,), tuple((each,) for each in dict.fromkeys((name, *others.get(name, ())))))
+                for name in self.targets
+            ),
             (self.dense, (self.dense, *self.dense_namings)),
             (self.sparse, (self.sparse, *self.sparse_namings)),
             *(((name,), ((name,),)) for name in (*self.times, *self.vectors)),
@@ -463,11 +446,6 @@ class Schema:
                 )
         check_types(arrow_schema, columns, file, {name: self.use(name) for name in columns})
         return columns
-
-    def _namings(self, target: str) -> tuple[Naming, ...]:
-        """Return the possible names of a column of labels or weights."""
-        others = self.label_names if self.labels == (target,) else ()
-        return tuple((name,) for name in dict.fromkeys((target, *others)))
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
         """Return the columns by position; empty if the schema or the file does not allow this."""
@@ -526,7 +504,11 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
             "dataset.sparse is empty: name the columns that hold ids, "
             'e.g. "dataset.sparse=[user,item]"'
         )
-    rows = _row_features(dataset, tables)
+    if isinstance(tables, TablesOfDataset):
+        hashed = (tables.id_rule or dataset.id_rule) == "hash"
+        rows = set() if hashed else set(dataset.sparse)
+    else:
+        rows = row_features(tables)
     return Schema(
         dataset.label,
         dataset.dense,
@@ -568,14 +550,6 @@ def _shared(tables: TableSettings) -> list[list[str]]:
     if isinstance(tables, TablesOfDataset):
         return [[column, owner] for column, owner in (tables.shared or {}).items()]
     return features_by_table(tables)
-
-
-def _row_features(dataset: DataSettings, tables: TableSettings) -> set[str]:
-    """Return the sparse columns whose ids a table takes for rows."""
-    if isinstance(tables, TablesOfDataset):
-        rule = tables.id_rule or dataset.id_rule
-        return set() if rule == "hash" else set(dataset.sparse)
-    return row_features(tables)
 
 
 def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:

@@ -1,7 +1,7 @@
 """Read the rows of a source in file order, chunk by chunk: files to Arrow, Arrow to arrays.
 
     all rows      benchmarks, which time these two steps separately
-    first rows    sizes of tables, checks of values before training
+    first rows    sizes of tables; checks of values, and remarks on odd ones, before training
     undecoded     the example of a stored model: file -> Arrow table -> plain values -> Arrow table
 
 Training reads shuffled batches (`BatchStream`).
@@ -16,22 +16,41 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from recapp.dataset.arrow_types import is_list
+from recapp.console import note
+from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.decode import TICKS, decode_ids, decode_times
 from recapp.dataset.derive import places
+from recapp.dataset.derived_columns import Kind
 from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.rows import Int64Array, Rows
-from recapp.dataset.schema import Schema
+from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
+from recapp.dataset.text import as_text, shown
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 
+FIRST_ROWS = 1024  # whose values are looked at before training
 COUNTED_ROWS = 65_536
 COUNTED_VALUES = 2**20  # different values whose frequencies are in memory
 ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones
+_WHOLE = r"\A-?(0|[1-9][0-9]*)\.0+\z"
+_ABSENT = r"\A(nan|NaN|None|null|NULL|<NA>|\\N)\z"
+_LIST = r"\A(\[.*\]|\(.*,.*\)|\{.*,.*\})\z"
+_NUMBERS = r"\A[0-9]+([|;,][0-9]+)+\z"
+_ADVICE = {
+    _WHOLE: "which is another id than the number: write whole numbers "
+    '(pandas: astype("Int64") before to_csv)',
+    _ABSENT: "which is an id like other text: write null or empty text where an id is missing",
+    _LIST: "which is no list, as its brackets are part of an id: write a column of lists, or texts "
+    "such as 3|17 and dataset.separator",
+    _NUMBERS: "which is one id: if it is a list, name the sign between its ids in "
+    "dataset.separator",
+}
+"""What is odd about texts that a pattern matches."""
 PlainRow = Mapping[str, Any]
 """A row by column name: numbers, text, None, and lists of these."""
 
@@ -87,7 +106,9 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
     for file, _, chunk in arrow_chunks(source.slice(0, rows)):
         columns = {name: _decoded(chunk.column(file.columns[name])) for name in schema.inputs}
         for name, unit in schema.times.items():
-            columns[name] = _plain_times(columns[name], unit)
+            if pa.types.is_temporal(columns[name].type):
+                seconds = decode_times(columns[name], unit)  # whole numbers, which JSON has
+                columns[name] = pa.array(seconds * TICKS[unit], mask=seconds == MISSING)
         for name in schema.hex:
             if pa.types.is_int32(columns[name].type):
                 columns[name] = columns[name].view(pa.uint32())
@@ -141,17 +162,7 @@ def plain_value(value: Any) -> Any:
 
 def _decoded(column: pa.Array) -> pa.Array:
     """Return a column without its dictionary."""
-    if pa.types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    return column
-
-
-def _plain_times(column: pa.Array, unit: str) -> pa.Array:
-    """Return timestamps and dates as whole numbers, which JSON has; other times as they are."""
-    if not pa.types.is_temporal(column.type):
-        return column
-    seconds = decode_times(column, unit)
-    return pa.array(seconds * TICKS[unit], mask=seconds == MISSING)
+    return column.cast(value_type(column.type))
 
 
 def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
@@ -169,7 +180,8 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
         schema: The columns of the rows.
         most: The largest allowed number of rows of a hashed table; None for tables that grow.
     """
-    exact = {name: rows for name in schema.features if (rows := schema.rows_of(name)) is not None}
+    derived = {name: schema.id_column(name) for name in schema.features}
+    exact = {name: one.rows for name, one in derived.items() if one and one.rows is not None}
     counted = min(source.rows, COUNTED_ROWS)
     seen = {name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact}
     few = _add(seen, source.slice(0, counted // 2), schema)
@@ -190,35 +202,82 @@ def rows_for(ids: int) -> int:
     return 1 << max(ROWS_PER_ID * ids - 1, 1).bit_length()
 
 
-def check_values(
-    source: Source,
-    schema: Schema,
-    *,
-    ids: Sequence[str] = (),
-    numbers: Sequence[str] = (),
-    labels: Sequence[str] = (),
-) -> None:
-    """Decode some columns of the first row group.
+def check_first_rows(source: Source, schema: Schema) -> None:
+    """Decode labels, numbers, and ids that must be integers, of the first rows.
 
     Args:
         source: The rows.
         schema: The columns of the rows.
-        ids: Sparse features whose text must spell integers.
-        numbers: Dense features.
-        labels: Labels.
 
     Raises:
         DataError: A value is not an id, not a number, or no value of the label.
     """
-    sparse = tuple(ids) or schema.sparse[:1]  # a schema has at least one
-    first = Source(source.files, source.segments[:1], source.bags).only(
-        [*labels, *numbers, *sparse]
-    )
-    soft = tuple(name for name in schema.soft_labels if name in labels)
-    some = schema.unlabelled().only_raw(numbers, sparse)
-    some = replace(some, label=tuple(labels), soft_labels=soft)
+    ids = [name for name in schema.sparse if schema.text_ids(name) is TextIds.INTEGERS]
+    some = schema.only_raw(schema.dense, ids or schema.sparse[:1])  # a schema has at least one
+    first = source.slice(0, FIRST_ROWS).only([*some.targets, *some.inputs])
     for _ in decoded_chunks(first, some):
         pass
+
+
+def note_remarks(source: Source, schema: Schema, *, noted: bool) -> None:
+    """Print what is odd about the values of some rows (`remarks`).
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        noted: Whether this rank prints; else nothing is read.
+    """
+    for remark in remarks(source, schema) if noted else ():
+        note(remark)
+
+
+def remarks(source: Source, schema: Schema) -> Iterator[str]:
+    """Yield what is odd about the values of the first rows, one line for each oddity of a column.
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+    """
+    some = source.slice(0, FIRST_ROWS).only([*schema.times, *schema.sparse])
+    try:
+        file, _, rows = next(arrow_chunks(some))
+    except (StopIteration, DataError):  # whoever reads the rows names what is damaged
+        return
+    kinds = {name: value_type(rows.column(own).type) for name, own in file.columns.items()}
+    for name in schema.times:
+        of_day = [
+            column.name
+            for column in schema.derived
+            if column.reads == (name,)
+            and (column.kind is Kind.HOUR or str(column.setting).startswith("day"))
+        ]
+        if pa.types.is_date(kinds[name]) and of_day:
+            yield (
+                f"column {name} holds dates, which have no time of day: {', '.join(of_day)} say "
+                "nothing; leave them out, dataset.time_features=[weekday,week]"
+            )
+    for name, sign in schema.separator.items():
+        if not is_text(kinds[name]):
+            yield (
+                f"dataset.separator={{{name}: '{sign}'}} has no effect, because column {name} "
+                f"holds {kinds[name]} and no text: leave it out"
+            )
+    for name in schema.sparse:
+        if name not in schema.separator and schema.text_ids(name) is TextIds.HASHED:
+            yield from _of_texts(file.columns[name], rows.column(file.columns[name]))
+
+
+def _of_texts(name: str, column: pa.Array) -> Iterator[str]:
+    """Yield a remark for each kind of text in the first rows that looks like another id."""
+    if not is_text(id_type(column.type)):
+        return
+    column = column.flatten() if is_list(column.type) else column
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    texts = as_text(column)
+    for pattern, advice in _ADVICE.items():
+        at = pc.index(pc.match_substring_regex(texts, pattern), True).as_py()
+        if at >= 0:
+            yield f"column {name} holds the text {shown(texts[at])}, {advice}"
 
 
 def frequent_values(

@@ -15,17 +15,12 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
-from recapp.dataset.data_file import DataFile, UnreadableFileError, chunks, facts_of, stamp_of
+from recapp.dataset.arrow_types import is_list
+from recapp.dataset.data_file import DataFile, UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.formats import format_of, kind_of
-from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError
-
-FIRST_ROWS = 1024  # searched for text that spells no number, before ranks start
 
 
 class Segment(NamedTuple):
@@ -145,46 +140,6 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     return Source(tuple(files), tuple(segments), bags)
 
 
-def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
-    """List the sparse features whose ids must be integers but whose column holds text.
-
-    This reads only the first file.
-    """
-    file = source.files[0]
-    wanted = (name for name in schema.sparse if schema.text_ids(name) is TextIds.INTEGERS)
-    return [name for name in wanted if is_text(id_type(file.types.field(file.columns[name]).type))]
-
-
-def text_that_may_be_no_number(source: Source, schema: Schema) -> list[str]:
-    """List the dense features whose column holds text that may not spell numbers in its first rows.
-
-    This reads only the first file.
-    """
-    types = source.files[0].types
-    columns = source.files[0].columns
-    texts = [name for name in schema.dense if is_text(value_type(types.field(columns[name]).type))]
-    if not texts:
-        return []
-    file = source.only(texts).files[0]
-    _, rows = next(chunks(file, source.segments[0].row_group, FIRST_ROWS))
-    rows = rows.slice(0, FIRST_ROWS)
-    return [name for name in texts if not _spells_numbers(rows.column(columns[name]))]
-
-
-def labels_that_may_be_wrong(source: Source, schema: Schema) -> list[str]:
-    """List the labels of columns of fractions that must be 0 or 1, or from 0 to 1.
-
-    This reads only the first file.
-    """
-    file = source.files[0]
-    return [
-        name
-        for name in schema.labels
-        if name not in schema.real_labels
-        and pa.types.is_floating(value_type(file.types.field(file.columns[name]).type))
-    ]
-
-
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:
     """Split a source, in file order, into training rows and validation rows.
 
@@ -192,19 +147,17 @@ def split(source: Source, val_share: Fraction, written: object = None) -> tuple[
 
     Args:
         source: The rows.
-        val_share: The share of validation rows.
+        val_share: The share of validation rows, from 0 to less than 1.
         written: The user's text of the share, for errors.
 
     Raises:
-        ConfigError: The share is outside of [0, 1), or leaves no training rows.
+        ConfigError: The share leaves no training rows.
     """
-    named = f"dataset.val_share={val_share if written is None else written}"
-    if not 0 <= val_share < 1:
-        raise ConfigError(f"{named}: a share of the rows, from 0 to less than 1, is allowed")
     rows_train = int(source.rows * (1 - val_share))
     if rows_train == 0:
         raise ConfigError(
-            f"{named}: leaves none of {source.rows} rows to train on; choose a smaller share"
+            f"dataset.val_share={written or val_share}: leaves none of {source.rows} rows to train "
+            "on; choose a smaller share"
         )
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
 
@@ -230,14 +183,3 @@ def _open_file(
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
     return DataFile(name, format, stamp, columns, starts), schema.bags(frozenset(lists)), rows
-
-
-def _spells_numbers(column: pa.Array) -> bool:
-    """Return whether all text spells numbers; empty text and nulls count as missing numbers."""
-    try:
-        text = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        plain = text.cast(pa.string())
-        pc.if_else(pc.equal(plain, ""), pa.scalar(None, pa.string()), plain).cast(pa.float64())
-    except pa.ArrowException:  # text that spells no number, or a type that is not text
-        return False
-    return True

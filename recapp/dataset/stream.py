@@ -27,12 +27,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.collate import Collate, check_transform, join_batches
-from recapp.dataset.data_file import DataFile, chunks
+from recapp.dataset.collate import Collate, join_batches
+from recapp.dataset.data_file import chunks
 from recapp.dataset.order import (
     Deal,
     IntArray,
@@ -71,15 +70,16 @@ class Reader:
         self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate
     ) -> None:
         self._source = source
-        self._deal = deal
         self._collate = collate
+        rows = np.array([segment.rows for segment in source.segments], dtype=np.int64)
+        self._shared = deal.cut | (rows <= SHARED_ROWS)
         left = {lane: after(deal.lanes[lane], position) for lane in lanes}
-        self._plans = {lane: deque(_by_segment(pieces)) for lane, pieces in left.items()}
+        self._plans = {lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in left.items()}
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
-        self._stretches = self._owned(left)
+        self._stretches = self._by_cursor(left)
         self._due = {
-            key: int((own[:, 1] - own[:, 0]).sum()) for key, own in self._stretches.items()
+            key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._stretches.items()
         }
 
     def take(self, lane: int, count: int) -> Rows:
@@ -102,7 +102,7 @@ class Reader:
             raise ValueError(f"lane {lane} has no rows left")
         return join(parts)
 
-    def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
+    def _by_cursor(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
 
         Returns:
@@ -114,24 +114,20 @@ class Reader:
         )
         if not len(pieces):
             return {}  # fewer rows than lanes, or all rows are taken
-        pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
-        segments, starts = np.unique(pieces[:, 0], return_index=True)
-        owned = {}
-        for segment, own in zip(segments.tolist(), np.split(pieces, starts[1:]), strict=True):
-            stretches = np.stack((own[:, 1], own[:, 1] + own[:, 2], own[:, 3]), axis=1)
-            for lane in np.unique(own[:, 3]).tolist():
-                key = self._key(lane, segment)
-                owned[key] = (
-                    stretches if key[1] == _EVERY_LANE else stretches[stretches[:, 2] == lane]
-                )
-        return owned
+        pieces[:, 2] += pieces[:, 1]
+        readers = np.where(self._shared[pieces[:, 0]], _EVERY_LANE, pieces[:, 3])
+        order = np.lexsort((pieces[:, 1], readers, pieces[:, 0]))
+        cursors = np.column_stack((pieces[:, 0], readers))[order]
+        starts = np.flatnonzero(np.diff(cursors, axis=0, prepend=-2).any(axis=1))
+        stretches = np.split(pieces[order, 1:], starts[1:])
+        keys = cursors[starts].tolist()
+        return {(key[0], key[1]): part for key, part in zip(keys, stretches, strict=True)}
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
         """Return the key of the cursor that reads a segment for a lane: the lane's own or a shared
         cursor.
         """
-        shared = self._deal.cut[segment] or self._source.segments[segment].rows <= SHARED_ROWS
-        return segment, _EVERY_LANE if shared else lane
+        return segment, _EVERY_LANE if self._shared[segment] else lane
 
     def _next_part(self, lane: int, segment: int, count: int) -> Rows:
         """Return up to `count` rows of a lane from one segment, but at least one row."""
@@ -160,20 +156,11 @@ class Reader:
             del self._cursors[key]  # this closes the generator, and so the file
 
 
-def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
-    """Return a lane's pieces as (segment, rows); join neighbours of one segment."""
-    if not len(pieces):
-        return []
-    starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
-    return list(
-        zip(pieces[starts, 0].tolist(), np.add.reduceat(pieces[:, 2], starts).tolist(), strict=True)
-    )
-
-
 def _stream(
     source: Source, segment: int, stretches: IntArray, collate: Collate
 ) -> Iterator[list[tuple[int, Rows]]]:
-    """Yield the rows of each lane in a segment, chunk by chunk.
+    """Decode the wanted rows of a segment, and yield the rows of each lane, chunk by chunk. Where
+    `collate` numbers rows, they get their numbers in the data set.
 
     The generator opens the file, and closes it at its end.
     """
@@ -182,57 +169,30 @@ def _stream(
     wanted = stretches + np.array([first, first, 0], dtype=np.int64)
     before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
     for begin, chunk in chunks(file, row_group, int(wanted[-1, 1])):
-        parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file, before, collate)
-        if parts:
-            yield parts
-
-
-def _hand_out(
-    chunk: pa.RecordBatch,
-    begin: int,
-    wanted: IntArray,
-    file_row: int,
-    file: DataFile,
-    before: int | None,
-    collate: Collate,
-) -> list[tuple[int, Rows]]:
-    """Decode the wanted rows of a chunk, lane by lane, and split them into the lanes' parts. With
-    `before`, the number of rows in the files before, rows get their numbers in the data set.
-    """
-    end = begin + chunk.num_rows
-    inside = wanted[
-        np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
-    ]
-    if not len(inside):
-        return []
-    inside = np.column_stack(
-        (np.maximum(inside[:, 0], begin), np.minimum(inside[:, 1], end), inside[:, 2])
-    )
-    inside = inside[np.argsort(inside[:, 2], kind="stable")]
-    lengths = inside[:, 1] - inside[:, 0]
-    rows_N = _ranges(inside[:, 0], lengths)
-    if len(inside) == 1:
-        chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
-    else:
-        chunk = chunk.take(pa.array(rows_N - begin))
-    decoded = collate.rows(chunk, file.columns, file.path, rows_N + file_row)
-    if before is not None:
-        decoded = replace(decoded, row_numbers_N=rows_N + (file_row + before))
-    lanes, starts = np.unique(inside[:, 2], return_index=True)
-    bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
-    return [
-        (lane, decoded.slice(bounds[index], bounds[index + 1]))
-        for index, lane in enumerate(lanes.tolist())
-    ]
-
-
-def _ranges(starts: IntArray, lengths: IntArray) -> npt.NDArray[np.int64]:
-    """Concatenate arange(start, start + length) of all pairs."""
-    offsets = np.cumsum(lengths) - lengths
-    ranges: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(
-        starts - offsets, lengths
-    )
-    return ranges
+        end = begin + chunk.num_rows
+        inside = wanted[
+            np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
+        ]
+        if not len(inside):
+            continue
+        inside = inside[np.argsort(inside[:, 2], kind="stable")]
+        firsts = np.maximum(inside[:, 0], begin)
+        lengths = np.minimum(inside[:, 1], end) - firsts
+        ends = np.cumsum(lengths)
+        rows_N = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - lengths), lengths)
+        if len(inside) == 1:
+            chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
+        else:
+            chunk = chunk.take(pa.array(rows_N - begin))
+        decoded = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
+        if before is not None:
+            decoded = replace(decoded, row_numbers_N=rows_N + (file.starts[row_group] + before))
+        lanes, starts = np.unique(inside[:, 2], return_index=True)
+        bounds = [*(ends - lengths)[starts].tolist(), len(decoded)]
+        yield [
+            (lane, decoded.slice(bounds[index], bounds[index + 1]))
+            for index, lane in enumerate(lanes.tolist())
+        ]
 
 
 class BatchStream(IterableDataset[Any]):
@@ -278,8 +238,7 @@ class BatchStream(IterableDataset[Any]):
         dense_transform: str = "log1p",
         numbered: bool = False,
     ) -> None:
-        check_order(batch_size, lanes, world, shuffle_rows)
-        check_transform(dense_transform)
+        check_order(batch_size, lanes, world)
         if training and source.rows < batch_size:
             most = source.rows // lanes * lanes
             fewer = f"dataset.lanes and dataset.batch_size to {source.rows} or less"
@@ -347,7 +306,8 @@ class BatchStream(IterableDataset[Any]):
         total = self._deal.rows(lane)
         position = self.first_batch * self._share
         blocks = self._blocks(reader, lane, total)
-        held = next(blocks).skip(position % self._block) if position < total else None
+        held = next(blocks) if position < total else None
+        held = held and held.slice(position % self._block, len(held))
         while position < total:
             parts = []
             wanted = min(self._share, total - position)
@@ -355,7 +315,7 @@ class BatchStream(IterableDataset[Any]):
             while wanted:
                 held = held if held else next(blocks)
                 part = held.slice(0, wanted)
-                held = held.skip(wanted)
+                held = held.slice(len(part), len(held))
                 wanted -= len(part)
                 parts.append(part)
             yield parts
@@ -427,13 +387,5 @@ def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:
         stream: The batches of this rank.
         num_workers: The number of worker processes, at most one for each lane of the rank; 0 reads
             in this process.
-
-    Raises:
-        ConfigError: The number of workers is negative.
     """
-    if num_workers < 0:
-        raise ConfigError(
-            f"dataset.num_workers={num_workers}: 0 (read in the rank's own process) or more is "
-            "allowed"
-        )
     return BatchLoader(stream, batch_size=None, num_workers=min(num_workers, len(stream.lanes)))

@@ -80,9 +80,6 @@ CRITEO_SIZES = (
 It has the first 5 million rows of a day, without the ids that occur fewer than 6 times.
 """
 
-SAMPLE_SIZES = {"large_table": 1_000_000, "wide_table": 100_000, "small_table": 10_000}
-SAMPLE_BAG = 10
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -136,19 +133,6 @@ class NumberColumn(Column):
     negative: float
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnShapes:
-    """All columns of a generated data set beside the label column, which is called `label`.
-
-    Args:
-        numbers: The dense columns.
-        ids: The sparse columns.
-    """
-
-    numbers: tuple[NumberColumn, ...]
-    ids: tuple[IdColumn, ...]
-
-
 # (missing %, block) of I1..I13 and C1..C26 in Criteo 1TB; equal shares there are missing in the
 # same rows.
 _NUMBER_GAPS = (
@@ -182,99 +166,80 @@ _NUMBER_CENTRES = (1.0, 1.5, 2.0, 1.5, 7.0, 3.5, 2.0, 2.0, 4.0, 0.5, 1.0, 2.5, 2
 _GIANT_ROWS = 50_000
 
 
-def criteo_columns(sizes: tuple[int, ...] = CRITEO_SIZES) -> ColumnShapes:
-    """Return Criteo's columns I1 to I13 and C1 to Cn.
-
-    Args:
-        sizes: The table size of each of the n id columns.
-
-    Raises:
-        ConfigError: There is no table, or a table has fewer than two rows (row 0 is for missing
-            ids).
-    """
-    if not sizes or min(sizes) < 2:
-        raise ConfigError(
-            f"dataset.table_rows={list(sizes)}: each table needs at least 2 rows, row 0 being "
-            "that of missing ids"
-        )
-    return ColumnShapes(
-        _numbers(),
-        tuple(_criteo_column(number, rows) for number, rows in enumerate(sizes, start=1)),
+NUMBERS = tuple(
+    NumberColumn(
+        name=f"I{number}",
+        centre=centre,
+        spread=1.3,
+        negative=0.06 if number == 8 else 0.0,
+        missing=gap / 100,
+        block=block,
+        effect=0.25 if number % 2 else 0.1,
     )
-
-
-def sample_columns() -> ColumnShapes:
-    """Return I1 to I13 and the columns of the three sample tables, each with ten ids per row."""
-    columns = (
-        IdColumn(name=name, rows=rows, bag=SAMPLE_BAG, missing=0.0, block=0, effect=effect)
-        for (name, rows), effect in zip(SAMPLE_SIZES.items(), (0.8, 1.2, 1.6), strict=True)
+    for number, (centre, (gap, block)) in enumerate(
+        zip(_NUMBER_CENTRES, _NUMBER_GAPS, strict=True), start=1
     )
-    return ColumnShapes(_numbers(), tuple(columns))
-
-
-def _numbers() -> tuple[NumberColumn, ...]:
-    return tuple(
-        NumberColumn(
-            name=f"I{number}",
-            centre=centre,
-            spread=1.3,
-            negative=0.06 if number == 8 else 0.0,
-            missing=gap / 100,
-            block=block,
-            effect=0.25 if number % 2 else 0.1,
-        )
-        for number, (centre, (gap, block)) in enumerate(
-            zip(_NUMBER_CENTRES, _NUMBER_GAPS, strict=True), start=1
-        )
+)
+"""The columns I1 to I13."""
+SAMPLE = tuple(
+    IdColumn(name=name, rows=rows, bag=10, missing=0.0, block=0, effect=effect)
+    for name, rows, effect in (
+        ("large_table", 1_000_000, 0.8),
+        ("wide_table", 100_000, 1.2),
+        ("small_table", 10_000, 1.6),
     )
+)
+"""The columns of the three sample tables, each with ten ids per row."""
 
 
 def _criteo_column(number: int, rows: int) -> IdColumn:
+    """Return Criteo's column C1 .. with the rows of its table.
+
+    A few hundred thousand rows are too few to train rare ids, so ids of large tables have smaller
+    effects.
+    """
     gap, block = _ID_GAPS.get(number, (0.0, 0))
     giant = rows >= _GIANT_ROWS
-    exponent = 1.05 if rows > 2_000 else 1.3 if rows > 100 else 1.6
-    # A few hundred thousand rows are too few to train rare ids, so ids of large tables have smaller
-    # effects.
-    effect = 0.2 if giant else 0.25 if rows > 2_000 else 0.3
     return IdColumn(
         name=f"C{number}",
         rows=rows,
-        exponent=exponent,
+        exponent=1.05 if rows > 2_000 else 1.3 if rows > 100 else 1.6,
         default_mass=0.26 if giant else 0.0,
         missing=gap / 100,
         block=block,
-        effect=effect,
+        effect=0.2 if giant else 0.25 if rows > 2_000 else 0.3,
     )
 
 
 class ClickModel:
-    """Draw rows and labels of given column shapes, as functions of (seed, row).
+    """Draw rows and labels of I1 to I13 and columns of ids, as functions of (seed, row).
 
     Args:
-        shapes: The distributions of the columns.
-        seed: The seed of all random numbers.
-        separability: A factor on the effects of all ids and numbers.
-        positives: The wanted share of clicks, between 0 and 1.
-        rows: The number of rows of the whole log, over which the popularity of ids drifts.
+        ids: The distributions of the ids.
+        generate: The seed of all random numbers, the factor on the effects of all ids and numbers,
+            the wanted share of clicks, and the rows of the whole log, over which the popularity of
+            ids drifts.
     """
 
-    def __init__(
-        self, shapes: ColumnShapes, seed: int, separability: float, positives: float, rows: int
-    ) -> None:
-        self._shapes = shapes
-        self._seed = seed
-        self._scale = separability
-        self._rows = rows
-        fields = [pa.field("label", pa.int32(), nullable=False)]
-        fields += [pa.field(column.name, pa.int32()) for column in shapes.numbers]
-        fields += [
-            pa.field(ids.name, pa.list_(pa.int64()) if ids.bag else pa.int64())
-            for ids in shapes.ids
-        ]
-        self.arrow_schema = pa.schema(fields)
+    def __init__(self, ids: Sequence[IdColumn], generate: Generate) -> None:
+        self._columns = ids
+        self._seed = generate.seed
+        self._scale = generate.separability
+        self._rows = generate.rows
+        self.arrow_schema = pa.schema(
+            [
+                pa.field("label", pa.int32(), nullable=False),
+                *(pa.field(column.name, pa.int32()) for column in NUMBERS),
+                *(
+                    pa.field(column.name, pa.list_(pa.int64()) if column.bag else pa.int64())
+                    for column in ids
+                ),
+            ]
+        )
         self._bias = 0.0
-        sample_N = np.unique(np.linspace(0, rows - 1, min(rows, _BIAS_ROWS)).astype(np.int64))
-        self._bias = _fit_bias(self.generate(sample_N)[1], positives)
+        last = self._rows - 1
+        sample_N = np.unique(np.linspace(0, last, min(last + 1, _BIAS_ROWS)).astype(np.int64))
+        self._bias = _fit_bias(self.generate(sample_N)[1], generate.positives)
 
     def generate(self, rows_N: Int64Array) -> tuple[list[pa.Array], Float64Array, Int64Array]:
         """Generate some rows.
@@ -287,14 +252,18 @@ class ClickModel:
         """
         logits_N = np.full(len(rows_N), self._bias)
         columns = []
-        gaps = self._gaps(rows_N)
-        for index, number in enumerate(self._shapes.numbers):
+        # A value is missing if the number of its block is below the column's share of missing ones.
+        gaps = {
+            block: uniform((self._seed, _GAP, block), rows_N)
+            for block in {column.block for column in (*NUMBERS, *self._columns)}
+        }
+        for index, number in enumerate(NUMBERS):
             column, effect_N = self._number(
                 index, number, rows_N, gaps[number.block] < number.missing
             )
             columns.append(column)
             logits_N += effect_N
-        for index, ids in enumerate(self._shapes.ids):
+        for index, ids in enumerate(self._columns):
             make = self._bags if ids.bag else self._ids
             column, effect_N = make(index, ids, rows_N, gaps[ids.block] < ids.missing)
             columns.append(column)
@@ -303,16 +272,6 @@ class ClickModel:
             np.int64
         )
         return [pa.array(labels_N, pa.int32()), *columns], logits_N, labels_N
-
-    def _gaps(self, rows_N: Int64Array) -> dict[int, Float64Array]:
-        """Draw a uniform number for each row and block, [N] for each block.
-
-        A value is missing if its block's number is below the column's share of missing values.
-        """
-        blocks = {number.block for number in self._shapes.numbers} | {
-            ids.block for ids in self._shapes.ids
-        }
-        return {block: uniform((self._seed, _GAP, block), rows_N) for block in blocks}
 
     def _number(
         self, index: int, column: NumberColumn, rows_N: Int64Array, missing_N: BoolArray
@@ -404,13 +363,8 @@ class Score:
         negatives, positives = (int(count) for count in self._counts.sum(axis=1))
         rows = negatives + positives
         if not negatives or not positives:
-            return {
-                "auc": None,
-                "log_loss": None,
-                "normalized_entropy": None,
-                "positives": None,
-                "rows": rows,
-            }
+            names = ("auc", "log_loss", "normalized_entropy", "positives")
+            return {**dict.fromkeys(names), "rows": rows}
         below = np.cumsum(self._counts[0]) - self._counts[0] / 2
         share = positives / rows
         entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
@@ -474,17 +428,14 @@ def write_clicks(
         ConfigError: The settings are impossible.
     """
     path = Path(path)
-    shapes, settings = _planned(generate, sizes)
+    ids, settings = _planned(generate, sizes)
     if _is_complete(path, settings):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         unfinished.chmod(0o755)
-        model = ClickModel(
-            shapes, generate.seed, generate.separability, generate.positives, generate.rows
-        )
-        truth = _write_files(unfinished, model, generate.rows, progress)
+        truth = _write_files(unfinished, ClickModel(ids, generate), generate.rows, progress)
         (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
         try:
@@ -529,22 +480,26 @@ def read_truth(path: str | Path) -> dict[str, Any]:
 
 def _planned(
     generate: Generate, sizes: Sequence[int] | None
-) -> tuple[ColumnShapes, dict[str, Any]]:
-    """Return the columns of a set and the content of its manifest."""
-    if generate.rows < 1:
-        raise ConfigError(f"dataset.generate.rows={generate.rows}: at least 1 row is needed")
-    if not 0 < generate.positives < 1:
-        raise ConfigError(
-            f"dataset.generate.positives={generate.positives}: a share of clicks between 0 and 1 "
-            "is needed"
-        )
-    if generate.kind == "criteo" and sizes is None:
-        raise ConfigError(
-            "dataset.table_rows=null: must say how many ids each column of generated data has"
-        )
-    shapes = criteo_columns(tuple(sizes or ())) if generate.kind == "criteo" else sample_columns()
-    tables = {column.name: column.rows for column in shapes.ids}
-    return shapes, {"version": VERSION, **asdict(generate), "tables": tables}
+) -> tuple[Sequence[IdColumn], dict[str, Any]]:
+    """Return the columns of ids of a set, and the content of its manifest.
+
+    Raises:
+        ConfigError: There is no table, or a table has fewer than two rows.
+    """
+    ids = SAMPLE
+    if generate.kind == "criteo":
+        if sizes is None:
+            raise ConfigError(
+                "dataset.table_rows=null: must say how many ids each column of generated data has"
+            )
+        if not sizes or min(sizes) < 2:
+            raise ConfigError(
+                f"dataset.table_rows={list(sizes)}: each table needs at least 2 rows, row 0 being "
+                "that of missing ids"
+            )
+        ids = tuple(_criteo_column(number, rows) for number, rows in enumerate(sizes, start=1))
+    tables = {column.name: column.rows for column in ids}
+    return ids, {"version": VERSION, **asdict(generate), "tables": tables}
 
 
 def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
@@ -584,20 +539,15 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
     return True
 
 
-def _layout(rows: int) -> tuple[int, int]:
-    """Return the rows per file and per row group.
+def _write_files(
+    directory: Path, model: ClickModel, rows: int, progress: Progress | None
+) -> dict[str, Any]:
+    """Write the Parquet files of a set, and return the scores of the click model on them.
 
     There are eight files of four row groups; more files if a file would have over a million rows.
     """
     per_file = min(-(-rows // 8), 2**20)
-    return per_file, max(1, min(-(-per_file // 4), 2**17))
-
-
-def _write_files(
-    directory: Path, model: ClickModel, rows: int, progress: Progress | None
-) -> dict[str, Any]:
-    """Write the Parquet files of a set, and return the scores of the click model on them."""
-    per_file, per_group = _layout(rows)
+    per_group = max(1, min(-(-per_file // 4), 2**17))
     scores = (Score(), Score())
     first_validated = rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
     for number, first in enumerate(range(0, rows, per_file)):

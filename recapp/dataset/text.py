@@ -136,10 +136,7 @@ def _hex_pairs() -> npt.NDArray[np.int16]:
     The value is -1 for any other two bytes.
     """
     digits = np.full(256, -1, dtype=np.int16)
-    for value, (lower, upper) in enumerate(
-        zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)
-    ):
-        digits[lower] = digits[upper] = value
+    digits[[*b"0123456789abcdefABCDEF"]] = [*range(16), *range(10, 16)]
     words = np.arange(65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     high = digits[words[:, 0]]
     low = digits[words[:, 1]]
@@ -224,22 +221,15 @@ def spelled_numbers(column: pa.Array) -> pa.Array:
         BadValue: A string is not a number.
     """
     filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-    try:
+    if _spells_numbers(filled):
         return filled.cast(pa.float64())
+    index = next(i for i in range(len(filled)) if not _spells_numbers(filled.slice(i, 1)))
+    raise BadValue(index, f"holds {shown(filled[index])}, which is not a number")
+
+
+def _spells_numbers(column: pa.Array) -> bool:
+    try:
+        column.cast(pa.float64())
     except pa.ArrowInvalid:
-        index = _first_unspelled(filled)
-        raise BadValue(index, f"holds {shown(filled[index])}, which is not a number") from None
-
-
-def _first_unspelled(column: pa.Array) -> int:
-    """Find by bisection the index of the first string that is not a number."""
-    first = 0
-    last = len(column)
-    while last - first > 1:
-        middle = (first + last) // 2
-        try:
-            column.slice(first, middle - first).cast(pa.float64())
-            first = middle
-        except pa.ArrowInvalid:
-            last = middle
-    return first
+        return False
+    return True

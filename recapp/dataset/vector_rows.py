@@ -24,7 +24,7 @@ from recapp.dataset.files import file_names
 from recapp.dataset.formats import format_of
 from recapp.dataset.rows import Int64Array
 from recapp.dataset.schema import TextIds
-from recapp.dataset.text import BadValue
+from recapp.dataset.text import BadValue, refuse
 from recapp.errors import DataError
 
 ID = "id"
@@ -92,17 +92,13 @@ class VectorRows:
             column = column.cast(pa.list_(column.type.value_type))
         lengths_N = np.diff(column.offsets.to_numpy())
         lengths_N[column.is_null().to_numpy(zero_copy_only=False)] = 0
-        bad_N = lengths_N != self.dim
-        if bad_N.any():
-            index = int(bad_N.argmax())
-            raise BadValue(
-                index,
-                f"has a vector of {lengths_N[index]} numbers, the table has {self.dim} columns",
-            )
+        refuse(
+            lengths_N != self.dim,
+            lambda n: f"has a vector of {lengths_N[n]} numbers, the table has {self.dim} columns",
+        )
         flat = column.flatten()
-        if flat.null_count:
-            index = int(flat.is_null().to_numpy(zero_copy_only=False).argmax())
-            raise BadValue(index // self.dim, "has a vector with a null: write a number")
+        nulls_ND = flat.is_null().to_numpy(zero_copy_only=False).reshape(-1, self.dim)
+        refuse(nulls_ND.any(axis=1), lambda _: "has a vector with a null: write a number")
         made: Vectors = flat.to_numpy().reshape(-1, self.dim)
         return made
 
@@ -124,13 +120,13 @@ def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile
     if vector is None:
         raise DataError(
             f"{setting}: {name} must have one column of vectors, a list of floats in each row, or "
-            f"one of them called {VECTOR}; it has {_listed(floats)}"
+            f"one of them called {VECTOR}; it has {', '.join(floats) or 'none'}"
         )
     id_column = _chosen(ids, [ID, *names])
     if id_column is None:
         raise DataError(
             f"{setting}: {name} must have one column of ids, or one of them called {ID} or "
-            f"{names[0]}; it has {_listed(ids)}"
+            f"{names[0]}; it has {', '.join(ids) or 'none'}"
         )
     width = types.field(vector).type
     if pt.is_fixed_size_list(width) and width.list_size != dim:
@@ -148,7 +144,3 @@ def _chosen(found: Sequence[str], names: Sequence[str]) -> str | None:
     """
     named = [name for name in names if name in found]
     return named[0] if named else found[0] if len(found) == 1 else None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"

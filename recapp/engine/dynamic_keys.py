@@ -14,12 +14,12 @@ that saw a key, for the keys of a strip.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from recapp.engine.row_average import RowsToWrite
 from recapp.errors import CheckpointError
 from recapp.kernels.backend import Backend
 from recapp.kernels.row_memory import RowMemory, most_bytes
@@ -66,42 +66,6 @@ class DynamicStrip(NamedTuple):
         """Return the table's settings of admission and eviction."""
         assert self.table.dynamic is not None
         return self.table.dynamic
-
-
-@dataclass(frozen=True)
-class SlotRows:
-    """The rows of some slots, gathered when they are read. They take the place of a tensor in a
-    block to be written.
-
-    Args:
-        memory: Rows by slot.
-        slot_N: The slots, in order.
-    """
-
-    memory: Tensor
-    slot_N: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return the number of rows and of columns."""
-        return len(self.slot_N), self.memory.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the type of an element."""
-        return self.memory.dtype
-
-    def element_size(self) -> int:
-        """Return the bytes of an element."""
-        return self.memory.element_size()
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return len(self.slot_N) * self.memory.shape[1]
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        """Return a copy of some of the rows."""
-        return self.memory[self.slot_N[rows]]
 
 
 class Numbered(NamedTuple):
@@ -333,7 +297,7 @@ class ExactCounter:
             owner: Whether this rank writes the blocks.
         """
         for p, slot_N, key_N1 in self.slots.of_pieces(0, strip.pieces):
-            counts = SlotRows(self.counts.rows, slot_N)
+            counts = RowsToWrite.of(self.counts.rows, slot_N)
             yield from _of_waiting(strip, Numbered.of(waiting_R, p), key_N1, counts, owner)
 
     def blocks_to_load(

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.engine.admission import Admission, Changes
 from recapp.engine.dynamic_keys import (
@@ -35,10 +36,10 @@ from recapp.engine.dynamic_keys import (
     KeySlots,
     Numbered,
     RowsOfRuns,
-    SlotRows,
     merge_rows_of_runs,
     most_slots,
 )
+from recapp.engine.row_average import RowsToWrite
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
@@ -82,8 +83,8 @@ class DynamicStore(FloatRows):
         )
 
     @property
+    @override
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the rows with their index, and of the rule's state."""
         held = super().nbytes
         return held._replace(rows=held.rows + self.slots.nbytes + self.admission.nbytes)
 
@@ -257,7 +258,7 @@ class DynamicStore(FloatRows):
         for number, strip in enumerate(self.strips):
             stored = counts[strip.table.name]
             for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces, guests):
-                held = partial(SlotRows, slot_N=slot_N)
+                held = partial(RowsToWrite.of, slots=slot_N)
                 numbered = Numbered.of(stored[ROWS], p)
                 yield from self._blocks_of(strip, numbered, weights, held, key_N1)
             if counter := self.admission.counters[number]:

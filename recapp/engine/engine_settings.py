@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recapp.settings.values import Natural
+from recapp.transport.choose_transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class EngineSettings:
     """
 
     backend: Literal["auto", "numba", "triton", "torch"] = "auto"
-    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
+    transport: Transport = "auto"
     payload: Literal["full", "bf16", "fp16"] = "full"
     look_ahead: Natural = 1
     clip_tables: bool = False

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.engine.row_store import RowStore, StoreBytes, StoredGroup
 from recapp.errors import ConfigError
@@ -61,16 +62,16 @@ class ReadOnlyStore(RowStore):
         return StoreBytes(values_of(self.held).nbytes, 0)
 
     @property
+    @override
     def example(self) -> Held:
-        """Return a row of zeros in the stored format, on the CPU."""
         if isinstance(self.held, QuantisedRows):
             return quantise(torch.zeros(1, self.held.width, device="cpu"), self.held.bits)
         return torch.zeros(1, self.width, dtype=self.held.dtype, device="cpu")
 
+    @override
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
     ) -> None:
-        """Sum rows along a sparse matrix (`RowStore.pool`)."""
         held = self.pooled
         dtype = self.group.dtype
         if isinstance(held, QuantisedRows):
@@ -136,13 +137,13 @@ class KeyedStore(ReadOnlyStore):
         self.start = start
 
     @property
+    @override
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the rows and of the row numbers."""
         held = super().nbytes
         return held._replace(rows=held.rows + self.number_R.nbytes)
 
+    @override
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Return the places of rows in the store (`RowStore.locate`)."""
         row_N = row_N.long()
         self.pooled = self.held
         found_N: Tensor = self.backend.find_sorted(self.number_R, self.edge_I1, row_N, strip_N)

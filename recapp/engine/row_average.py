@@ -9,8 +9,7 @@ The average of a shard needs the rows of that shard alone, so ranks send nothing
 element by element, so it has the same bits under every plan.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,9 +57,11 @@ class RowAverage:
         """Return whether the average has another type than the trained rows."""
         return self._stored != self._memory.rows.dtype
 
-    def rounded(self) -> "Tensor | Rounded":
+    def rounded(self) -> "Tensor | RowsToWrite":
         """Return the average in the type of the table."""
-        return Rounded(self.rows, self._stored) if self.is_wider else self.rows
+        if not self.is_wider:
+            return self.rows
+        return RowsToWrite(self.rows, range(len(self.rows)), self._stored)
 
     def grow(self, rows: int) -> None:
         """Make room for a number of rows."""
@@ -111,22 +112,31 @@ class RowAverage:
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """Rows in a narrower type, converted when they are read. They take the place of a tensor in a
-    block to be written.
+class RowsToWrite:
+    """Rows that are gathered, and converted to a type, when they are read. They take the place of a
+    tensor in a block to be written.
 
     Args:
-        rows: The rows.
-        dtype: The narrower type.
+        memory: The rows by slot.
+        slots: The slots of the rows, in order.
+        dtype: The type in which they are read.
     """
 
-    rows: Tensor
+    memory: Tensor
+    slots: Tensor | range
     dtype: torch.dtype
 
+    @staticmethod
+    def of(memory: "Tensor | RowsToWrite", slots: Tensor) -> "RowsToWrite":
+        """Return the rows of some slots of a memory, in the type in which it is read."""
+        if isinstance(memory, RowsToWrite):
+            return replace(memory, slots=slots)
+        return RowsToWrite(memory, slots, memory.dtype)
+
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> tuple[int, int]:
         """Return the number of rows and of columns."""
-        return self.rows.shape
+        return len(self.slots), self.memory.shape[1]
 
     def element_size(self) -> int:
         """Return the bytes of an element."""
@@ -134,12 +144,14 @@ class Rounded:
 
     def numel(self) -> int:
         """Return the number of elements."""
-        return self.rows.numel()
+        return len(self.slots) * self.memory.shape[1]
 
-    def narrow(self, dim: int, start: int, length: int) -> "Rounded":
-        """Return a part of the rows, not converted yet."""
-        return Rounded(self.rows.narrow(dim, start, length), self.dtype)
+    def narrow(self, dim: int, start: int, length: int) -> "RowsToWrite":
+        """Return neighbouring rows, not read yet."""
+        return replace(self, slots=self.slots[start : start + length])
 
-    def __getitem__(self, rows: Any) -> Tensor:
-        """Return a converted copy of some of the rows."""
-        return self.rows[rows].to(self.dtype)
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Return a copy of some of the rows."""
+        part = self.slots[rows]
+        at = slice(part.start, part.stop) if isinstance(part, range) else part
+        return self.memory[at].to(self.dtype)

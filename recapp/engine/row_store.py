@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from recapp.engine.frozen_rows import FrozenRows
 from recapp.engine.missed_steps import MissedSteps
@@ -288,8 +289,8 @@ class FloatRows(RowStore):
         """Return whether an update changes rows."""
         return self.rule not in (None, FROZEN) and bool(self.frozen.others)
 
+    @override
     def trained(self, row_U: Tensor) -> Tensor | None:
-        """Return which located rows an update changes (`RowStore.trained`)."""
         return ~self.frozen.among(row_U) if self.frozen.names else None
 
     @property
@@ -304,17 +305,17 @@ class FloatRows(RowStore):
         """Return whether there is an average of the rows."""
         return self._average is not None
 
+    @override
     def keep_average(self) -> None:
-        """Make room for an average of the rows, in the compute type."""
         self._average = RowAverage(self._weights, self.group.dtype, self.group.device)
 
+    @override
     def update_average(self, weight: float) -> None:
-        """Move the average towards the rows (`RowStore.update_average`)."""
         if self._average is not None:
             self._average.update(self._weights, weight)
 
+    @override
     def show_average(self, shown: bool) -> None:
-        """Let lookups read the average, or not (`RowStore.show_average`)."""
         if self._average is not None:
             self._average.show() if shown else self._average.hide()
 
@@ -340,8 +341,8 @@ class FloatRows(RowStore):
         return [memory.rows for memory in self._state]
 
     @property
+    @override
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the weights, and of the rule's state with the average."""
         held = self._state if self._steps is None else [*self._state, self._steps]
         average = 0 if self._average is None else self._average.nbytes
         return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in held) + average)
@@ -381,12 +382,12 @@ class FloatRows(RowStore):
             self.rule,
         )
 
+    @override
     def catch_up(self) -> None:
-        """Take the missed steps of all rows (`RowStore.catch_up`)."""
         self._catch_up(None)
 
+    @override
     def begin_at(self, steps: int) -> None:
-        """Set the steps of all rows (`RowStore.begin_at`)."""
         if (held := self.steps) is not None:
             held.fill_(steps)
 
@@ -396,8 +397,8 @@ class FloatRows(RowStore):
             held[rows] = self.missed.now
 
     @property
+    @override
     def example(self) -> Tensor:
-        """Return a row of zeros in the stored type, on the CPU."""
         return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
 
     def pool(
@@ -434,8 +435,8 @@ class FloatRows(RowStore):
             steps.index_fill_(0, row_U.long(), self.missed.now + 1)
             self.frozen.fill(steps, self.missed.now + 1)  # no step is for frozen rows
 
+    @override
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        """Sum the squares that the rule needs (`RowStore.squares`)."""
         if self.rule is None or self.rule.squares is None:
             return super().squares(gradients, links, row_U, lr)
         dtype = self.group.dtype
@@ -486,8 +487,8 @@ class FloatStore(FloatRows):
         compiled = self.backend.write_start_values
         fill_initial(here, table, seed, p.rows, strip.cols, order, epoch, compiled)
 
+    @override
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
-        """Write start values into the pieces of some tables (`RowStore.begin_anew`)."""
         assert self.rule is not None and self._seeds is not None, "rows that train have both"
         layout = self.group.layout
         for p in self.group.pieces:
@@ -518,12 +519,12 @@ class FloatStore(FloatRows):
             self._catch_up(row_M)
             held[row_M] = values.to(held)
 
+    @override
     def blocks(self, averaged: bool = False) -> Iterator[Block]:
-        """Yield the weights and the rule's state of every piece (`RowStore.blocks`)."""
         return self._blocks(self._saved_weights(averaged))
 
+    @override
     def blocks_to_fill(self, averaged: bool = False) -> Iterator[Block]:
-        """Yield the weights and the rule's state of every piece (`RowStore.blocks_to_fill`)."""
         return self._blocks(self._filled_weights(averaged))
 
     def _blocks(self, weights: list[tuple[str, Any]]) -> Iterator[Block]:

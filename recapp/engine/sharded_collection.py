@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from recapp.engine.dynamic_keys import ALWAYS_LOADED, KEYS
-from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.outputs import Member
 from recapp.engine.outside_graphs import outside_graphs
 from recapp.engine.row_store import RowStore, StoredGroup
@@ -31,6 +30,7 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.rules import RowRule
 from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
+from recapp.settings.other_systems import fused_optimizer
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -198,13 +198,13 @@ class ShardedCollection(nn.Module):
                 errors.append(f"table {table.name} ({name}): {fault}")
 
     @property
-    def fused_optimizer(self) -> FusedOptimizer:
+    def fused_optimizer(self) -> Any:
         """Return the update of the tables as an optimiser object.
 
         Raises:
             ConfigError: The tables are read-only.
         """
-        return FusedOptimizer({"": self})
+        return fused_optimizer({"": self})
 
     def extra_repr(self) -> str:
         """Return the tables and their places."""

@@ -29,7 +29,7 @@ A table that is a parameter (`recapp/engine/table_weights.py`) is a whole tensor
 module.
 
 The state dict contains only weights. The state of the optimiser has the same form in the state dict
-of the tables' fused optimiser (`recapp/engine/fused_optimizer.py`).
+of the tables' fused optimiser (`recapp/compat/torchrec/keyed.py`).
 """
 
 from collections.abc import Sequence

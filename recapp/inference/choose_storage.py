@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recapp.console import note
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.inference.storage import QUANTIZE, row_bytes
+from recapp.inference.storage import row_bytes
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.named_collections import of_all_members
 
@@ -60,32 +60,21 @@ def storage_by_hand(
             glob over earlier ones.
 
     Raises:
-        ConfigError: A value or a table is unknown.
+        ConfigError: A table is unknown.
     """
     names = [t.name for t in tables]
-    for pattern, value in of_tables.items():
-        check_quantize(f"quantize_tables.{pattern}", value)
+    for pattern in of_tables:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
                 f"quantize_tables.{pattern}: the model has no such table; {suggest(pattern, names)}"
             )
     of_tables = of_all_members(of_tables, tables)
-    made = {}
+    storages = {}
     for table in tables:
-        said = [v for pattern, v in of_tables.items() if fnmatchcase(table.name, pattern)]
-        if said:
-            made[table.name] = storage_of(table, of_tables.get(table.name, said[-1]))
-    return made
-
-
-def check_quantize(setting: str, value: object) -> None:
-    """Check that the value of a setting is one of QUANTIZE.
-
-    Raises:
-        ConfigError: The value is unknown.
-    """
-    if value not in QUANTIZE:
-        raise ConfigError(f"{setting}={value}: {suggest(str(value), QUANTIZE)}")
+        values = [v for pattern, v in of_tables.items() if fnmatchcase(table.name, pattern)]
+        if values:
+            storages[table.name] = storage_of(table, of_tables.get(table.name, values[-1]))
+    return storages
 
 
 def least_storage(
@@ -135,7 +124,7 @@ def least_storage(
             if (move := _tried(table, storage, rows[table.name], probe, before)) is not None:
                 moves.append(move)
             advance(1)
-    ordered = sorted(moves, key=_worth, reverse=True)
+    ordered = sorted(moves, key=lambda move: move.saved / max(move.loss, _NO_LOSS), reverse=True)
     if cost > budget_ne:
         note(
             f"the tables of quantize_tables alone cost {cost:.2g} of the {title}, more than "
@@ -179,10 +168,6 @@ def _tried(
     dim = table.embedding_dim
     saved = rows * (row_bytes(table.data_type, dim) - row_bytes(storage, dim))
     return _Move(table.name, storage, saved, loss)
-
-
-def _worth(move: _Move) -> float:
-    return move.saved / max(move.loss, _NO_LOSS)
 
 
 def _taken(moves: Sequence[_Move]) -> dict[str, DataType]:

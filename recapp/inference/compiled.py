@@ -68,10 +68,6 @@ class Input(NamedTuple):
         """Return the number of input tensors."""
         return 1 if self.pooled else 2 * len(self.outputs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the input as plain data."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in self._asdict().items()}
-
 
 class _Given(nn.Module):
     """Stand in for a collection, and return the vectors that were assigned before."""
@@ -156,15 +152,15 @@ def looked_up(collections: Sequence[ShardedCollection], batch: Batch) -> list[Te
 
     The matrices are contiguous, because collections leave no space beside their vectors.
     """
-    made: list[Tensor] = []
+    tensors: list[Tensor] = []
     for collection in collections:
-        found = collection(batch.sparse)
-        if isinstance(found, KeyedTensor):
-            made.append(found.values())
+        vectors = collection(batch.sparse)
+        if isinstance(vectors, KeyedTensor):
+            tensors.append(vectors.values())
         else:
-            for jagged in found.values():
-                made += [jagged.values(), jagged.lengths()]
-    return made
+            for jagged in vectors.values():
+                tensors += [jagged.values(), jagged.lengths()]
+    return tensors
 
 
 class CompiledModel(nn.Module):
@@ -242,7 +238,10 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
         "flags": list(FLAGS_OF_V3) if machine == X86 else [],
         "dense": dense,
         "dtype": str(dtype).removeprefix("torch."),
-        "inputs": [wanted.to_dict() for wanted in part.inputs],
+        "inputs": [
+            {"outputs": list(x.outputs), "columns": list(x.columns), "pooled": x.pooled}
+            for x in part.inputs
+        ],
         "outputs": [output.name for output in task.outputs],
     }
 
@@ -330,8 +329,6 @@ def _example_inputs(
 
 def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
     """Return the CPU flags that this machine does not have."""
-    if not flags:
-        return []
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,11 +1,10 @@
 """The settings of an export: the stored data types of tables, and the measurements."""
 
-import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from recapp.errors import ConfigError, suggest
-from recapp.settings.values import Natural, Within
+from recapp.errors import ConfigError
+from recapp.settings.values import Natural, Within, read, takes
 
 AUTO = "auto"
 REPORT_ROWS = 100_000
@@ -39,20 +38,12 @@ class Export:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        known = (*get_args(Quantize), AUTO)
-        if self.quantize not in known:
-            raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
-        if self.budget_ne is not None:
-            if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
-                raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
-            if self.quantize != AUTO:
-                raise ConfigError(
-                    f"budget_ne={self.budget_ne:g} quantize={self.quantize}: a budget is for "
-                    "quantize=auto: choose that, or leave budget_ne out"
-                )
-        if self.report_rows < 0:
+        for name, annotation in takes(Export).items():  # a script makes this record itself
+            read(getattr(self, name), annotation, name)
+        if self.budget_ne is not None and self.quantize != AUTO:
             raise ConfigError(
-                f"report_rows={self.report_rows}: must be at least 0; 0 measures no rows"
+                f"budget_ne={self.budget_ne:g} quantize={self.quantize}: a budget is for "
+                "quantize=auto: choose that, or leave budget_ne out"
             )
         if self.quantize == AUTO and not self.report_rows:
             raise ConfigError(

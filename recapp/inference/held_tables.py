@@ -30,7 +30,6 @@ from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.inference.storage import held, row_bytes, stored
 from recapp.kernels.quantised import QuantisedRows
 from recapp.sharding.layout import Piece
-from recapp.stored.model_manifests import StoredTable
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import RUNS, first_position, keys_of
@@ -150,7 +149,8 @@ class HeldTables:
         a copy.
         """
         if not parts:
-            return self._none(group)
+            strip = next(i for i, s in enumerate(group.layout.strips) if s.group == group.number)
+            return stored(torch.empty(0, group.width), self._table(group, strip).data_type)
         tables = [self._table(group, piece.strip) for piece, _ in parts]
         matrix = tables[0].rows
         if all(t.rows is matrix for t in tables) and all(
@@ -183,21 +183,16 @@ class HeldTables:
             part = take_rows(table.rows, row_N)
         return _columns(part, strip.cols)
 
-    def _none(self, group: StoredGroup) -> Held:
-        """Return zero rows in the group's stored data type."""
-        strip = next(i for i, s in enumerate(group.layout.strips) if s.group == group.number)
-        return stored(torch.empty(0, group.width), self._table(group, strip).data_type)
-
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Join consecutive spans."""
-    made: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for first, last in spans:
-        if made and made[-1][1] == first:
-            made[-1] = (made[-1][0], last)
+        if merged and merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], last)
         else:
-            made.append((first, last))
-    return made
+            merged.append((first, last))
+    return merged
 
 
 def _columns(rows: Held, cols: range) -> Held:
@@ -213,7 +208,8 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
     Raises:
         ArtefactError: A file is missing, smaller than its tables, or of another data type.
     """
-    raw = {file: _map(artefact, file) for file in _files_of(artefact)}
+    files = {x for t in artefact.manifest.tables for x in (t.file, t.keys) if x is not None}
+    raw = {file: _map(artefact, file) for file in sorted(files)}
     rows: dict[str, Held] = {}
     keys: dict[str, Tensor] = {}
     tables = {}
@@ -222,14 +218,19 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
         kind = (t.storage, t.dim, t.keys)
         if kinds.setdefault(t.file, kind) != kind:
             raise artefact.damaged(f"table {t.name} is not stored as the other tables of {t.file}")
+        width = row_bytes(t.data_type, t.dim)
         if t.file not in rows:
-            rows[t.file] = _rows(artefact, t, raw[t.file])
+            if len(raw[t.file]) % width:
+                raise artefact.damaged(f"{t.file} has no whole number of rows of table {t.name}")
+            rows[t.file] = held(raw[t.file].view(-1, width), t.data_type, t.dim)
         end = t.first_row + t.rows
-        if len(raw[t.file]) < end * row_bytes(t.data_type, t.dim):
+        if len(raw[t.file]) < end * width:
             raise artefact.damaged(f"table {t.name} has rows that {t.file} has not")
         if t.keys is not None:
             if t.keys not in keys:
-                keys[t.keys] = _keys(artefact, t.keys, raw[t.keys])
+                if len(raw[t.keys]) % torch.int64.itemsize:
+                    raise artefact.damaged(f"{t.keys} has no whole number of keys")
+                keys[t.keys] = raw[t.keys].view(torch.int64)
             if len(keys[t.keys]) < end:
                 raise artefact.damaged(f"table {t.name} has keys that {t.keys} has not")
         tables[t.name] = HeldTable(
@@ -243,28 +244,6 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
             t.start_range,
         )
     return HeldTables(tables)
-
-
-def _files_of(artefact: Artefact) -> list[str]:
-    files = {
-        file for t in artefact.manifest.tables for file in (t.file, t.keys) if file is not None
-    }
-    return sorted(files)
-
-
-def _rows(artefact: Artefact, table: StoredTable, raw: Tensor) -> Held:
-    """Return all rows of a table's file."""
-    width = row_bytes(table.data_type, table.dim)
-    if len(raw) % width:
-        raise artefact.damaged(f"{table.file} has no whole number of rows of table {table.name}")
-    return held(raw.view(-1, width), table.data_type, table.dim)
-
-
-def _keys(artefact: Artefact, file: str, raw: Tensor) -> Tensor:
-    """Return the positions of all keys of a file."""
-    if len(raw) % torch.int64.itemsize:
-        raise artefact.damaged(f"{file} has no whole number of keys")
-    return raw.view(torch.int64)
 
 
 def _map(artefact: Artefact, file: str) -> Tensor:

@@ -144,11 +144,11 @@ class Leader:
 
     def _failed(self, error: Exception) -> RankError:
         """Record that the ranks cannot compute any more, and return the error to raise."""
-        found = RankError(_lost(error))
+        lost = RankError(_lost(error))
         if self.failure is None:
             self.failure = error
-            self._lost(found)
-        return found
+            self._lost(lost)
+        return lost
 
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_seconds):
@@ -185,33 +185,24 @@ def follow(comm: Comm, load: Callable[[], Scorer]) -> None:
         RankError: The leader is lost.
     """
     models: dict[int, Scorer] = {}
+    nothing_W = [(0, 0)] * comm.world
+    from_W = [(0, 2), *nothing_W[1:]]
     while True:
-        word, number = _heard(comm)
-        if word is Word.END:
+        buffer = torch.zeros(2, dtype=torch.int64)
+        try:
+            comm.swap(buffer, nothing_W, from_W)()
+        except RuntimeError as error:
+            raise RankError(f"rank 0 has gone: {' '.join(str(error).split())}") from error
+        word, number = buffer.tolist()
+        if word == Word.END:
             return
-        if word is Word.LOAD:
+        if word == Word.LOAD:
             with suppress(RecappError):  # the leader reports the reason
                 models[number] = load()
-        elif word is Word.DROP:
+        elif word == Word.DROP:
             models.pop(number, None)
-        elif word is Word.COMPUTE:
-            _answer(models[number])
-
-
-def _answer(scorer: Scorer) -> None:
-    """Compute on no rows. Ignore errors: the leader reports an error in its rows itself, and if the
-    leader is lost, receiving the next command fails.
-    """
-    with suppress(RecappError):
-        scorer(scorer.raw_rows.no_rows())
-
-
-def _heard(comm: Comm) -> tuple[Word, int]:
-    buffer = torch.zeros(2, dtype=torch.int64)
-    from_W = [(0, 2) if rank == 0 else (0, 0) for rank in range(comm.world)]
-    try:
-        comm.swap(buffer, [(0, 0)] * comm.world, from_W)()
-    except RuntimeError as error:
-        raise RankError(f"rank 0 has gone: {' '.join(str(error).split())}") from error
-    word, number = buffer.tolist()
-    return Word(word), number
+        elif word == Word.COMPUTE:
+            # the leader reports an error in its rows itself, and if the leader is lost, receiving
+            # the next command fails
+            with suppress(RecappError):
+                models[number](models[number].raw_rows.no_rows())

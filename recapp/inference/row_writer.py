@@ -7,7 +7,7 @@ store of a single rank needs this order (`recapp/inference/held_tables.py`).
 import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,27 +38,21 @@ class _File:
         self.crc = zlib.crc32(view, self.crc)
 
 
-@dataclass
-class RowWriter:
-    """Write tables, one after the other; a context manager.
+class RowWriter(ExitStack):
+    """Write tables, one after the other; a context manager that closes the files.
 
     Args:
         folder: The directory of the artefact.
+
+    Attributes:
         tables: The tables written so far.
     """
 
-    folder: Path
-    tables: list[StoredTable] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.tables: list[StoredTable] = []
         self._files: dict[str, _File] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "RowWriter":
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._stack.__exit__(*raised)
 
     def add(
         self,
@@ -91,13 +85,13 @@ class RowWriter:
         for first in range(0, len(rows_RD), step):
             part = rows_RD[first : first + step]
             try:
-                made = stored(part, storage)
+                rows = stored(part, storage)
             except ValueError as error:
                 raise _refused(table, first, str(error)) from error
-            if not bool(values_of(made).isfinite().all()):
+            if not bool(values_of(rows).isfinite().all()):
                 raise _refused(table, first, f"there are values that {storage} cannot hold")
-            file.write(bytes_of(made).numpy())
-        written = StoredTable(
+            file.write(bytes_of(rows).numpy())
+        entry = StoredTable(
             name=table.name,
             rows=len(rows_RD),
             dim=table.embedding_dim,
@@ -111,18 +105,18 @@ class RowWriter:
             start_range=float(table.start_range),
         )
         file.rows += len(rows_RD)
-        self.tables.append(written)
-        return written
+        self.tables.append(entry)
+        return entry
 
     def finish(self) -> dict[str, Mapping[str, Any]]:
         """Flush all files to disk, and return the size and checksum of each."""
-        self._stack.close()
+        self.close()
         return {name: {"bytes": f.size, "crc32": f"{f.crc:08x}"} for name, f in self._files.items()}
 
     def _file(self, name: str) -> _File:
         if name not in self._files:
             out = files_at(self.folder).create(self.folder / name)
-            self._files[name] = _File(self._stack.enter_context(out))
+            self._files[name] = _File(self.enter_context(out))
         return self._files[name]
 
 

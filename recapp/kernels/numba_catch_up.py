@@ -1,5 +1,5 @@
 """The missed steps of rows, compiled: a row takes them in registers, and is read and written once
-(`recapp/kernels/catch_up.py`).
+(`recapp/kernels/reference.py`).
 
 One step waits for the results of the step before it, about 60 cycles for Adam. So neighbouring rows
 that have taken equally many steps, such as the rows that no id ever touched, take theirs together,

@@ -20,7 +20,6 @@ from recapp.kernels import numba_partition as partition
 from recapp.kernels import numba_row_statistics as statistics
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
-from recapp.kernels.catch_up import rows_behind
 from recapp.kernels.links import (
     Bags,
     Counts,
@@ -50,6 +49,7 @@ from recapp.kernels.numba_calls import (
 from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex, find_sorted
 from recapp.kernels.quantised import QuantisedRows
+from recapp.kernels.reference import rows_behind
 
 # Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
 # The threads of TBB or of numba's own layer would compete with this pool for the cores.

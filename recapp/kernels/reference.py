@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.kernels.catch_up import catch_up
 from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
 from recapp.kernels.key_index import SortedIndex, find_sorted
 from recapp.kernels.links import (
@@ -46,7 +45,7 @@ from recapp.kernels.ragged import (
     runs,
     starts,
 )
-from recapp.sparse.transfer import to_device, to_host
+from recapp.sparse.transfer import to_device, to_host, true_indices
 
 # elements of the vectors that are gathered at a time from a buffer: 64 MB in fp32
 CHUNK_ELEMENTS = 1 << 24
@@ -599,19 +598,63 @@ class TorchBackend:
         first: int,
         rule: Rule,
     ) -> None:
-        """Take the missed steps of rows (`recapp/kernels/catch_up.py`).
+        """Take the missed steps of rows, all rows together from the one with the fewest steps on.
+
+        A rule of all rows (`recapp/optim/rules.py`) changes every row in each step. A row that no
+        id touched takes such a step with a gradient of zero. Such steps need no messages, so a row
+        takes them later, one after the other. It does not matter when: the arithmetic of a step is
+        the same, so the bits are. After the call, the rows have taken first + T steps; every other
+        row stays.
 
         Args:
             row_N: Rows of the store, which may repeat; None: all rows.
-            steps_R: The steps that each row has taken, changed in place.
+            steps_R: The steps that each row has taken, at least `first`; changed in place.
             weights_RD: The rows of the store, changed in place.
             state: The state tensors of the store, [R, D], changed in place.
             dtype: The type of the arithmetic, fp32 or fp64.
-            rates_TK: The `lr` of each step, fp64.
+            rates_TK: The `lr` of the rule in step first + 1, ..., first + T, fp64.
             first: The number of steps before those of `rates_TK`.
             rule: The rule.
         """
-        catch_up(row_N, steps_R, weights_RD, state, dtype, rates_TK, first, rule)
+        now = first + len(rates_TK)
+        row_U = rows_behind(row_N, steps_R, now)
+        if not len(row_U):
+            return
+        begin_U, order_U = steps_R[row_U].sort(stable=True)
+        row_U = row_U[order_U]
+        stored = [weights_RD, *state]
+        values = [x.index_select(0, row_U).to(dtype) for x in stored]
+        begins = begin_U.tolist()
+        zero = values[0].new_zeros(1, 1)
+        n = 0
+        for t, rates in enumerate(rates_TK[begins[0] - first :].tolist(), begins[0]):
+            while n < len(begins) and begins[n] <= t:
+                n += 1
+            w_ND, *state_ND = [value[:n] for value in values]
+            lr: Rate = tuple(rates) if len(rates) > 1 else rates[0]
+            stepped = rule.step(
+                w_ND, torch.zeros_like(w_ND), zero, lr, torch.sqrt, *rule.constants, *state_ND
+            )
+            for value, new_ND in zip(values, stepped, strict=True):
+                value[:n] = new_ND
+        for x, value in zip(stored, values, strict=True):
+            x.index_copy_(0, row_U, value.to(x.dtype))
+        steps_R.index_fill_(0, row_U, now)
+
+
+def rows_behind(row_N: Tensor | None, steps_R: Tensor, now: int) -> Tensor:
+    """Return the distinct rows that have taken fewer steps than `now`.
+
+    Args:
+        row_N: Rows, which may repeat; None: all rows.
+        steps_R: The steps that each row has taken.
+        now: The number of steps.
+    """
+    if row_N is None:
+        return true_indices(steps_R < now)
+    row_N = row_N.long()
+    row_M = row_N[steps_R.index_select(0, row_N) < now]
+    return torch.unique(row_M)  # type: ignore[no-any-return]
 
 
 def _sums(

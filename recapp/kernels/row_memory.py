@@ -16,8 +16,7 @@ memory is allocated, and growing copies the rows into twice the memory.
 import mmap
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ HUGE_FROM_BYTES = 16 << 20
 CHUNK_BYTES = 64 << 20  # the step in which growing memory asks for huge pages
 # the flag for addresses that cost no memory until they are touched; Python names it from 3.13 on
 _NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
-_asks_for_huge_pages = True
 _children_have_rows = True
 
 
@@ -50,7 +48,7 @@ class RowMemory:
         self.capacity = capacity
         self.width = width
         self.held = 0
-        self._huge = 0 if _asks_for_huge_pages else sys.maxsize
+        self._huge = 0
         self._map: mmap.mmap | None = None
         self.rows = torch.zeros(0, width, dtype=dtype, device=device)
         if device.type == "cpu" and capacity * width and hasattr(mmap, "MAP_ANONYMOUS"):
@@ -108,20 +106,6 @@ def is_finite(values: Tensor) -> bool:
         return True
     least, greatest = torch.aminmax(values)  # aminmax returns NaN if a value is NaN
     return bool(torch.isfinite(least) & torch.isfinite(greatest))
-
-
-@contextmanager
-def small_pages() -> Iterator[None]:
-    """Make memory of this context ask for no huge pages, so that a benchmark can measure both sizes
-    of pages in one process.
-    """
-    global _asks_for_huge_pages
-    before = _asks_for_huge_pages
-    _asks_for_huge_pages = False
-    try:
-        yield
-    finally:
-        _asks_for_huge_pages = before
 
 
 def keep_rows_from_children() -> None:

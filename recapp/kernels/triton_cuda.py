@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from typing_extensions import override
 
-from recapp.kernels import triton_catch_up as missed
 from recapp.kernels import triton_vectors as vectors
 from recapp.kernels.links import Links, Rate, Rule, decay_of
 from recapp.kernels.quantised import QuantisedRows
@@ -30,6 +30,7 @@ class TritonBackend(TorchBackend):
 
     name = "triton"
 
+    @override
     def pool(
         self,
         source: Tensor,
@@ -41,10 +42,10 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        """See the reference."""
         form = vectors.form(width, TYPES[dtype], stride)
         _pool(vectors.Source(source, None), form, links, target, dtype, scale, in_lines)
 
+    @override
     def pool_quantised(
         self,
         rows: QuantisedRows,
@@ -54,15 +55,14 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        """See the reference."""
         form = vectors.form(rows.width, TYPES[dtype], rows.records_RK.shape[1], rows.bits)
         source = vectors.Source(rows.records_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
+    @override
     def square_sums(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
-        """See the reference."""
         total_U = torch.empty(links.bags, dtype=torch.float64, device=gradients.device)
         if links.bags:
             form = vectors.form(width, TYPES[dtype])
@@ -140,7 +140,7 @@ class TritonBackend(TorchBackend):
         form = vectors.form(weights_RD.shape[1], TYPES[dtype])
         state0, state1, *_ = [*state, None, None]
         with _current(weights_RD.device):
-            missed.catch_up[triton.cdiv(rows, form.BAGS),](
+            vectors.catch_up[triton.cdiv(rows, form.BAGS),](
                 vectors.Touched(row_S, None, weights_RD, state0, state1),
                 steps_R,
                 rates_TK,

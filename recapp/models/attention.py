@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.dropout import FastDropout
-from recapp.models.layers import MLP, xavier_linear
+from recapp.models.layers import MLP, FastDropout, xavier_linear
 from recapp.models.model_checks import check_divides
 
 
@@ -59,10 +58,6 @@ class FieldAttention(nn.Module):
         query, key, value = (_heads(part_BFW, self.heads) for part_BFW in parts)
         mixed_BHFE = functional.scaled_dot_product_attention(query, key, value, scale=1.0)
         return torch.relu(_joined(mixed_BHFE) + self.residual(fields_BFD))
-
-    def extra_repr(self) -> str:
-        """Return the number of heads as text."""
-        return f"{self.heads} heads"
 
 
 class TransformerLayer(nn.Module):
@@ -113,10 +108,6 @@ class TransformerLayer(nn.Module):
         forwarded_BTW: Tensor = self.dropout(self.back(hidden_BTF))
         second_BTW: Tensor = self.second_norm(first_BTW + forwarded_BTW)
         return second_BTW
-
-    def extra_repr(self) -> str:
-        """Return the number of heads as text."""
-        return f"{self.heads} heads"
 
 
 class TargetAttention(nn.Module):

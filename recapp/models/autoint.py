@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recapp.models.attention import FieldAttention
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import MLP, xavier_linear
-from recapp.models.model_checks import check_autoint
+from recapp.models.model_checks import check_count, check_hidden, check_settings
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -55,7 +55,9 @@ class AutoInt(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_autoint(attention_layers, width, heads, deep_layers, dropout)
+        check_count("model.attention_layers", attention_layers)
+        check_settings(width=width, dropout=dropout)
+        check_hidden("model.deep_layers", deep_layers)
         self.fields = FieldVectors(
             embedding_bag_collection, dense_in_features, model="AutoInt", dropout=field_dropout
         )

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from recapp.models.attention import TransformerLayer
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import logit_mlp
-from recapp.models.model_checks import check_bst, check_step
+from recapp.models.layers import draw_normal, logit_mlp
+from recapp.models.model_checks import check_divides, check_settings
 from recapp.models.sequences import Histories
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection
@@ -71,7 +71,11 @@ class BST(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_bst(max_length, position_dim, transformer_layers, feed_forward, layers, dropout)
+        check_settings(
+            max_length=max_length, transformer_layers=transformer_layers, dropout=dropout
+        )
+        optional = {"position_dim": position_dim, "feed_forward": feed_forward}
+        check_settings(**{name: value for name, value in optional.items() if value is not None})
         self.fields = FieldVectors(
             embedding_bag_collection, dense_in_features, numbers="concat", dropout=field_dropout
         )
@@ -80,11 +84,11 @@ class BST(nn.Module):
         self.max_length = max_length
         dim = self.histories.dim
         position_dim = position_dim or dim
-        check_step(dim, position_dim, heads)
         width = dim + position_dim
+        step = f"the {dim} columns of an item + model.position_dim={position_dim}, together"
+        check_divides("model.heads", heads, step, width)
         self.position_TP = nn.Parameter(torch.zeros(max_length + 1, position_dim))
-        if not self.position_TP.is_meta:
-            nn.init.normal_(self.position_TP, 0.0, position_dim**-0.5)
+        draw_normal(self.position_TP, position_dim**-0.5)
         self.layers = nn.ModuleList(
             TransformerLayer(width, heads, feed_forward or 4 * width, dropout)
             for _ in range(transformer_layers)

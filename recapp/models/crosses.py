@@ -1,5 +1,5 @@
-"""The cross layers of recapp's models: every layer multiplies its input with the first input x0, so
-that layer l has products of up to l + 1 columns.
+"""Cross networks: every layer multiplies its input with the first input x0, so that layer l has
+products of up to l + 1 columns; and the models of a cross network and a tower.
 
 | layer          | x' =                                                   | source           |
 |----------------|--------------------------------------------------------|------------------|
@@ -11,17 +11,24 @@ that layer l has products of up to l + 1 columns.
 
 `*` multiplies columns, `.` is the dot product. Weights start as Xavier normal and biases at zero.
 
+    parallel:   x0 -+- crosses -+- logit        stacked:    x0 --- crosses --- tower --- logit
+                    +- tower  --+
+
 Shapes: B batch, K columns, L layers, E experts, R rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.layers import xavier, xavier_linear
+from recapp.models.fields import FieldVectors, Numbers
+from recapp.models.layers import MLP, xavier, xavier_linear
+from recapp.models.model_checks import check_hidden, check_settings
+from recapp.sparse.batch import Batch
+from recapp.tables.collections import BagCollection
 
 
 def crossed(x: Tensor, factor: Tensor, gate: Tensor) -> Tensor:
@@ -91,10 +98,6 @@ class VectorCrosses(nn.Module):
         for dot_B, offset in zip(dots_BL.unbind(1), offsets_L, strict=True):
             scale_B = torch.addcmul(scale_B + offset, scale_B, dot_B)
         return torch.addcmul(self.bias.sum(0), first_BK, scale_B[:, None])
-
-    def extra_repr(self) -> str:
-        """Return the numbers of layers and columns as text."""
-        return "{} layers, {} columns".format(*self.weight.shape)
 
 
 class FullCross(nn.Module):
@@ -198,3 +201,126 @@ class Crosses(nn.ModuleList):
         for layer in self:
             x_BK = layer(first_BK, x_BK)
         return x_BK
+
+
+class JointLogit(nn.Module):
+    """The logit of several parts side by side, [B, K1], [B, K2], ... -> [B].
+
+    The parts are not copied into one tensor: each has its own columns of the weight.
+
+    Args:
+        widths: The columns of each part.
+    """
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.widths = list(widths)
+        self.weight = nn.Parameter(torch.zeros(1, sum(widths)))
+        self.bias = nn.Parameter(torch.zeros(1))
+        xavier(self.weight, sum(widths), 1)
+
+    def forward(self, *parts_BK: Tensor) -> Tensor:
+        """Return the logits, [B]."""
+        first, *others = zip(parts_BK, torch.split(self.weight, self.widths, 1), strict=True)
+        logits_B1 = functional.linear(*first, self.bias)
+        for part_BK, weight_1K in others:
+            logits_B1 = logits_B1 + functional.linear(part_BK, weight_1K)
+        return logits_B1[:, 0]
+
+
+class DeepAndCross(nn.Module):
+    """The logit of a cross network and a tower, [B, K] -> [B].
+
+    Args:
+        columns: The columns of x0, K.
+        crosses: The cross network, [B, K] -> [B, K].
+        layers: The widths of the tower; without any there is only the cross network.
+        structure: `parallel` joins the outputs of both in the logit. `stacked` gives the tower the
+            output of the cross network.
+        batch_norm: Whether a batch norm precedes each ReLU of the tower.
+        dropout: The share of the tower's outputs that a training step sets to 0.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        crosses: nn.Module,
+        layers: Sequence[int],
+        structure: str = "parallel",
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.crosses = crosses
+        self.tower = None
+        if layers:
+            self.tower = MLP(
+                columns, layers, setting="model.layers", batch_norm=batch_norm, dropout=dropout
+            )
+        self.stacked = structure == "stacked"
+        widths = [columns, *layers[-1:]]
+        self.logit = JointLogit(*(widths[-1:] if self.stacked else widths))
+
+    def forward(self, first_BK: Tensor) -> Tensor:
+        """Return the logits, [B]."""
+        crossed_BK = self.crosses(first_BK)
+        if self.tower is None:
+            parts = [crossed_BK]
+        elif self.stacked:
+            parts = [self.tower(crossed_BK)]
+        else:
+            parts = [crossed_BK, self.tower(first_BK)]
+        logits_B: Tensor = self.logit(*parts)
+        return logits_B
+
+
+class DeepAndCrossModel(nn.Module):
+    """Click logits of a cross network and a tower over all inputs: the base of DCN, DCN-V2 and
+    GDCN, which differ in the layers of the cross network.
+
+    Args:
+        embedding_bag_collection: A module that is a `BagCollection`; tables may have any dims.
+        dense_in_features: The number of dense features of a sample.
+        make_crosses: Makes the cross network for a number of columns.
+        layers: The widths of the tower; without any there is only the cross network.
+        numbers: The form of numbers (`recapp/models/fields.py`).
+        structure: `parallel` or `stacked`.
+        batch_norm: Whether a batch norm precedes each ReLU of the tower.
+        dropout: The share of the tower's outputs that a training step sets to 0.
+        field_dropout: The share of whole vectors that training sets to 0 (`FieldVectors`).
+
+    Raises:
+        ConfigError: A setting is not allowed; the message names it.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: BagCollection,
+        dense_in_features: int,
+        make_crosses: Callable[[int], nn.Module],
+        layers: Sequence[int],
+        *,
+        numbers: Numbers,
+        structure: str = "parallel",
+        batch_norm: bool,
+        dropout: float,
+        field_dropout: float,
+    ) -> None:
+        super().__init__()
+        check_settings(structure=structure, batch_norm=batch_norm, dropout=dropout)
+        check_hidden("model.layers", layers)
+        self.fields = FieldVectors(
+            embedding_bag_collection,
+            dense_in_features,
+            numbers=numbers,
+            model="a cross network with model.numbers=vectors",
+            dropout=field_dropout,
+        )
+        columns = self.fields.columns
+        crosses = make_crosses(columns)
+        self.logit = DeepAndCross(columns, crosses, layers, structure, batch_norm, dropout)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B]."""
+        logits_B: Tensor = self.logit(self.fields.flat(batch))
+        return logits_B

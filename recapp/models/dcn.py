@@ -8,10 +8,9 @@ Shapes: B batch, K columns of all numbers and vectors.
 
 from collections.abc import Sequence
 
-from recapp.models.crosses import VectorCrosses
-from recapp.models.deep_and_cross import DeepAndCrossModel
+from recapp.models.crosses import DeepAndCrossModel, VectorCrosses
 from recapp.models.fields import Numbers
-from recapp.models.model_checks import check_crosses
+from recapp.models.model_checks import check_settings
 from recapp.tables.collections import BagCollection
 
 
@@ -44,16 +43,7 @@ class DCN(DeepAndCrossModel):
         numbers: Numbers = "concat",
         field_dropout: float = 0.0,
     ) -> None:
-        check_crosses(
-            {
-                "cross_layers": cross_layers,
-                "layers": layers,
-                "batch_norm": batch_norm,
-                "dropout": dropout,
-                "numbers": numbers,
-            },
-            [x.dim for x in embedding_bag_collection.lookups],
-        )
+        check_settings(cross_layers=cross_layers)
         super().__init__(
             embedding_bag_collection,
             dense_in_features,

@@ -16,10 +16,9 @@ from functools import partial
 
 from torch import nn
 
-from recapp.models.crosses import Crosses, FullCross, LowRankCross, MixtureCross
-from recapp.models.deep_and_cross import DeepAndCrossModel
+from recapp.models.crosses import Crosses, DeepAndCrossModel, FullCross, LowRankCross, MixtureCross
 from recapp.models.fields import Numbers
-from recapp.models.model_checks import check_crosses
+from recapp.models.model_checks import check_settings
 from recapp.tables.collections import BagCollection
 
 
@@ -60,33 +59,16 @@ class DCNv2(DeepAndCrossModel):
         numbers: Numbers = "concat",
         field_dropout: float = 0.0,
     ) -> None:
-        check_crosses(
-            {
-                "cross": cross,
-                "cross_layers": cross_layers,
-                "rank": rank,
-                "experts": experts,
-                "structure": structure,
-                "layers": layers,
-                "batch_norm": batch_norm,
-                "dropout": dropout,
-                "numbers": numbers,
-            },
-            [x.dim for x in embedding_bag_collection.lookups],
-        )
+        check_settings(cross=cross, cross_layers=cross_layers, rank=rank, experts=experts)
         make: dict[str, Callable[[int], nn.Module]] = {
             "full": FullCross,
             "low_rank": partial(LowRankCross, rank=rank),
             "mixture": partial(MixtureCross, rank=rank, experts=experts),
         }
-
-        def crosses(columns: int) -> nn.Module:
-            return Crosses(make[cross](columns) for _ in range(cross_layers))
-
         super().__init__(
             embedding_bag_collection,
             dense_in_features,
-            crosses,
+            lambda columns: Crosses(make[cross](columns) for _ in range(cross_layers)),
             layers,
             numbers=numbers,
             structure=structure,

@@ -11,17 +11,15 @@ Shapes: B batch, F fields, D columns of a vector.
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from recapp.models.factorisation import fm_term
-from recapp.models.fields import FieldVectors
+from recapp.models.fm import FM
 from recapp.models.layers import logit_mlp
-from recapp.models.logistic import LogisticRegression
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
 
-class DeepFM(nn.Module):
+class DeepFM(FM):
     """Click logits of a factorisation machine and an MLP over the same vectors.
 
     Args:
@@ -51,12 +49,9 @@ class DeepFM(nn.Module):
         normalise: bool = True,
         field_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.vectors = FieldVectors(
-            embedding_bag_collection, dense_in_features, model="DeepFM", dropout=field_dropout
+        super().__init__(
+            embedding_bag_collection, wide, dense_in_features, normalise, field_dropout
         )
-        self.scale = 1 / self.vectors.count if normalise else 1.0
-        self.linear = LogisticRegression(wide, dense_in_features)
         self.deep = logit_mlp(
             self.vectors.count * self.vectors.dim,
             layers,
@@ -70,4 +65,4 @@ class DeepFM(nn.Module):
         vectors_BFD: Tensor = self.vectors(batch)
         linear_B: Tensor = self.linear(batch)
         deep_B1: Tensor = self.deep(vectors_BFD.flatten(1))
-        return linear_B + self.scale * fm_term(vectors_BFD) + deep_B1.squeeze(1)
+        return linear_B + self.interaction(vectors_BFD) + deep_B1.squeeze(1)

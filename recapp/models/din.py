@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recapp.models.attention import TargetAttention
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import logit_mlp
-from recapp.models.model_checks import check_din
+from recapp.models.model_checks import check_widths
 from recapp.models.sequences import Histories
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection
@@ -69,7 +69,7 @@ class DIN(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_din(attention_layers, layers, activation, dropout)
+        check_widths("model.attention_layers", attention_layers)
         self.fields = FieldVectors(
             embedding_bag_collection, dense_in_features, numbers="concat", dropout=field_dropout
         )

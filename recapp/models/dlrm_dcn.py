@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recapp.models.crosses import Crosses, LowRankCross
 from recapp.models.fields import numbers_of
 from recapp.models.layers import MLP, published_linear
-from recapp.models.model_checks import check_crosses
+from recapp.models.model_checks import check_settings, check_widths
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection
@@ -52,14 +52,8 @@ class DLRM_DCN(nn.Module):
         rank: int = 512,
     ) -> None:
         super().__init__()
-        check_crosses(
-            {
-                "bottom_layers": bottom_layers,
-                "top_layers": top_layers,
-                "cross_layers": cross_layers,
-                "rank": rank,
-            }
-        )
+        check_settings(top_layers=top_layers, cross_layers=cross_layers, rank=rank)
+        check_widths("model.bottom_layers", bottom_layers)
         mlp = partial(MLP, make_linear=published_linear)
         self.bottom = None
         columns = sum(x.columns for x in embedding_bag_collection.lookups)

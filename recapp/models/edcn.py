@@ -14,11 +14,10 @@ Shapes: B batch, F fields, D columns of a field, K columns of all fields.
 import torch
 from torch import Tensor, nn
 
-from recapp.models.crosses import VectorCross
-from recapp.models.deep_and_cross import JointLogit
+from recapp.models.crosses import JointLogit, VectorCross
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import MLP, BatchNorm, xavier_linear
-from recapp.models.model_checks import check_edcn
+from recapp.models.model_checks import check_settings
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -61,10 +60,6 @@ class Bridge(nn.Module):
         of_cross, of_deep = self.attention
         pooled_BK: Tensor = torch.addcmul(of_cross(cross_BK) * cross_BK, of_deep(deep_BK), deep_BK)
         return pooled_BK
-
-    def extra_repr(self) -> str:
-        """Return the kind as text."""
-        return self.kind
 
 
 class Regulation(nn.Module):
@@ -123,18 +118,15 @@ class EDCN(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_edcn(
-            {
-                "cross_layers": cross_layers,
-                "bridge": bridge,
-                "temperature": temperature,
-                "batch_norm": batch_norm,
-                "dropout": dropout,
-            },
-            [x.dim for x in embedding_bag_collection.lookups],
+        check_settings(
+            cross_layers=cross_layers,
+            bridge=bridge,
+            temperature=temperature,
+            batch_norm=batch_norm,
+            dropout=dropout,
         )
         self.fields = FieldVectors(
-            embedding_bag_collection, dense_in_features, numbers="vectors", dropout=field_dropout
+            embedding_bag_collection, dense_in_features, model="EDCN", dropout=field_dropout
         )
         fields = self.fields.count
         dim = self.fields.dim

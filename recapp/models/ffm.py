@@ -15,7 +15,7 @@ Shapes: B batch, F fields, D columns of a vector for one field.
 
 from torch import Tensor, nn
 
-from recapp.models.field_aware import FieldAwarePairs, FieldAwareVectors
+from recapp.models.factorisation import FieldAwarePairs, FieldAwareVectors, scale_of_pairs
 from recapp.models.logistic import LogisticRegression
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
@@ -43,7 +43,7 @@ class FFM(nn.Module):
     ) -> None:
         super().__init__()
         self.vectors = FieldAwareVectors(embedding_bag_collection, dense_in_features)
-        self.scale = 1 / self.vectors.count if normalise else 1.0
+        self.scale = scale_of_pairs(self.vectors.count, normalise)
         self.linear = LogisticRegression(wide, dense_in_features)
         self.pairs = FieldAwarePairs(self.vectors.count)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.models.dropout import FieldDropout
-from recapp.models.model_checks import check_same_dim
+from recapp.models.layers import FieldDropout, learnt_vectors
+from recapp.models.model_checks import check_same_dim, check_settings
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection
@@ -59,6 +59,7 @@ class FieldVectors(nn.Module):
         self.dense_in_features = dense_in_features
         lookups = embedding_bag_collection.lookups
         dims = [x.dim for x in lookups for _ in range(x.columns // x.dim)]
+        check_settings(numbers=numbers)
         if numbers == "vectors":
             check_same_dim(model, dims)
         self.dim = dims[0] if len(set(dims)) == 1 else 0
@@ -69,10 +70,7 @@ class FieldVectors(nn.Module):
         if numbers == "vectors" and dense_in_features:
             self.count += dense_in_features
             self.columns = self.count * self.dim
-            start_ID = torch.empty(dense_in_features, self.dim)
-            if not start_ID.is_meta:
-                nn.init.normal_(start_ID, 0.0, 0.01)
-            self.number_vectors_ID = nn.Parameter(start_ID)
+            self.number_vectors_ID = learnt_vectors(dense_in_features, self.dim)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the vectors of all fields, [B, F, D]: numbers first, then the lookups.
@@ -100,10 +98,6 @@ class FieldVectors(nn.Module):
             return torch.cat([dense_BI, vectors_BK], 1)
         scaled_BID = dense_BI.unsqueeze(2) * self.number_vectors_ID
         return torch.cat([scaled_BID.flatten(1), vectors_BK], 1)
-
-    def extra_repr(self) -> str:
-        """Return the numbers of fields and columns as text."""
-        return f"{self.count} fields, {self.columns} columns"
 
 
 def numbers_of(batch: Batch, dense_in_features: int) -> Tensor:

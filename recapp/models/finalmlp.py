@@ -19,11 +19,37 @@ import torch
 from torch import Tensor, nn
 
 from recapp.models.fields import FieldVectors
-from recapp.models.gates import ContextGate
-from recapp.models.layers import MLP, xavier_linear
-from recapp.models.model_checks import check_divides, check_finalmlp
+from recapp.models.layers import MLP, learnt_vectors, xavier, xavier_linear
+from recapp.models.model_checks import check_divides, check_hidden, check_settings
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
+
+
+class ContextGate(nn.Module):
+    """The context-aware feature selection of FinalMLP (arXiv 2304.00902, equations 4 and 5).
+
+    An MLP of the context computes a factor for each column: [B, C] -> [B, K]. Factors are 2
+    sigmoid(x), so that they start near 1.
+
+    Args:
+        context: The columns of the context, C.
+        columns: The columns that get a factor, K.
+        layers: The widths of the hidden layers.
+        setting: The name of `layers` in the configuration, for messages.
+
+    Raises:
+        ConfigError: A width is not allowed.
+    """
+
+    def __init__(
+        self, context: int, columns: int, layers: Sequence[int], setting: str = "layers"
+    ) -> None:
+        super().__init__()
+        self.score = MLP(context, [*layers, columns], last_relu=False, setting=setting)
+
+    def forward(self, context_BC: Tensor) -> Tensor:
+        """Return the factors, [B, K]."""
+        return 2 * torch.sigmoid(self.score(context_BC))
 
 
 class GateContext(nn.Module):
@@ -38,20 +64,13 @@ class GateContext(nn.Module):
     def __init__(self, tables: BagCollection | None, numbers: int, dim: int) -> None:
         super().__init__()
         self.tables = tables
-        self.number_vectors_ID = self._learnt(numbers, dim) if numbers else None
+        self.number_vectors_ID = learnt_vectors(numbers, dim) if numbers else None
         self.constant_1D = None
         if not numbers and tables is None:
-            self.constant_1D = self._learnt(1, dim)
+            self.constant_1D = learnt_vectors(1, dim)
         learnt = numbers if numbers or tables is not None else 1
         looked_up = 0 if tables is None else sum(x.columns for x in tables.lookups)
         self.columns = learnt * dim + looked_up
-
-    @staticmethod
-    def _learnt(rows: int, dim: int) -> nn.Parameter:
-        start_RD = torch.empty(rows, dim)
-        if not start_RD.is_meta:
-            nn.init.normal_(start_RD, 0.0, 0.01)
-        return nn.Parameter(start_RD)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the context, [B, C], or [1, C] if it is the same for all samples."""
@@ -85,8 +104,7 @@ class HeadFusion(nn.Module):
         self.linear = xavier_linear(first + second, 1)
         shape = (heads, first // heads, second // heads)
         self.weight_HXY = nn.Parameter(torch.empty(shape))
-        if not self.weight_HXY.is_meta:
-            nn.init.normal_(self.weight_HXY, 0.0, (2 / (heads * shape[1] * shape[2] + 1)) ** 0.5)
+        xavier(self.weight_HXY, self.weight_HXY.numel(), 1)
 
     def forward(self, first_BX: Tensor, second_BY: Tensor) -> Tensor:
         """Return the logits, [B]."""
@@ -97,10 +115,6 @@ class HeadFusion(nn.Module):
         linear_B1: Tensor = self.linear(torch.cat([first_BX, second_BY], 1))
         products_B: Tensor = products_BHY.sum((1, 2))
         return linear_B1.squeeze(1) + products_B
-
-    def extra_repr(self) -> str:
-        """Return the number of heads as text."""
-        return f"{self.weight_HXY.shape[0]} heads"
 
 
 class FinalMLP(nn.Module):
@@ -147,9 +161,8 @@ class FinalMLP(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_finalmlp(
-            first_layers, second_layers, heads, gate_layers, first_dropout, second_dropout
-        )
+        check_settings(first_dropout=first_dropout, second_dropout=second_dropout)
+        check_hidden("model.gate_layers", gate_layers)
         self.fields = FieldVectors(
             embedding_bag_collection, dense_in_features, model="FinalMLP", dropout=field_dropout
         )

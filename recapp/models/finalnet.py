@@ -18,18 +18,43 @@ Shapes: B batch, F fields, D columns of a field, K input columns of a layer, W o
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from recapp.models.dropout import FastDropout
+from recapp.errors import ConfigError
 from recapp.models.fields import FieldVectors
-from recapp.models.gates import FieldGate
-from recapp.models.layers import ACTIVATIONS, BatchNorm, xavier_linear
-from recapp.models.mean_teacher import losses_of_mean
-from recapp.models.model_checks import check_finalnet
+from recapp.models.layers import ACTIVATIONS, BatchNorm, FastDropout, xavier_linear
+from recapp.models.model_checks import check_hidden, check_settings, check_tower
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
+
+
+class FieldGate(nn.Module):
+    """The feature gating of FinalNet (SIGIR 2023, doi 10.1145/3539618.3591988).
+
+    For each column d, a linear layer over the F values x[:, d] gives the F gates of that column.
+    The result has the fields, and then the fields times their gates: [B, F, D] -> [B, 2 F, D].
+    Weights start at 0 and biases at 1, so that all gates start at 1, as in the authors' code
+    (reczoo/FuxiCTR).
+
+    Args:
+        fields: The number of fields, F.
+    """
+
+    def __init__(self, fields: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(fields, fields)
+        if not self.gate.weight.is_meta:
+            nn.init.zeros_(self.gate.weight)
+            nn.init.ones_(self.gate.bias)
+
+    def forward(self, fields_BFD: Tensor) -> Tensor:
+        """Return the fields, and the fields times their gates, [B, 2 F, D]."""
+        gates_BFD = self.gate(fields_BFD.transpose(1, 2)).transpose(1, 2)
+        return torch.cat([fields_BFD, fields_BFD * gates_BFD], 1)
 
 
 class FactorisedLayer(nn.Module):
@@ -54,10 +79,6 @@ class FactorisedLayer(nn.Module):
         second, first = self.both(input_BK).chunk(2, 1)
         product = first * second
         return torch.cat([second, product], 1) if self.concat else second + product
-
-    def extra_repr(self) -> str:
-        """Return the kind of residual as text."""
-        return "concat" if self.concat else "sum"
 
 
 class FinalNet(nn.Module):
@@ -96,9 +117,19 @@ class FinalNet(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_finalnet(
-            first_layers, second_layers, residual, activation, first_dropout, second_dropout
+        check_settings(
+            residual=residual, first_dropout=first_dropout, second_dropout=second_dropout
         )
+        check_tower("model.first_layers", first_layers, activation, batch_norm=batch_norm)
+        check_hidden("model.second_layers", second_layers)
+        for setting, layers in (("first_layers", first_layers), ("second_layers", second_layers)):
+            odd = [width for width in layers if width % 2]
+            if odd and residual == "concat":
+                raise ConfigError(
+                    f"model.{setting}={list(layers)}: {odd[0]} is odd, and model.residual=concat "
+                    "makes the two halves of a layer's columns: use even widths, or "
+                    "model.residual=sum"
+                )
         self.fields = FieldVectors(
             embedding_bag_collection, dense_in_features, model="FinalNet", dropout=field_dropout
         )
@@ -147,3 +178,27 @@ class FinalNet(nn.Module):
             return {}
         branches = {f"{name}_block": outputs[name] for name in ("first", "second")}
         return losses_of_mean(outputs["logit"], branches, batch)
+
+
+if TYPE_CHECKING:
+    from recapp.sparse.batch import Batch
+
+
+def losses_of_mean(
+    mean_logit_B: Tensor, branches: Mapping[str, Tensor], batch: "Batch"
+) -> dict[str, Tensor]:
+    """Return the mean cross entropy of each branch with the mean prediction, by name. FinalNet and
+    QNN-alpha add it to the loss of the labels.
+
+    Args:
+        mean_logit_B: The logit of the mean prediction; no gradient reaches it.
+        branches: The logits of each branch by name, each [B].
+        batch: The samples, whose first weights multiply the entropies.
+    """
+    mean_B = mean_logit_B.detach().sigmoid()
+    weights_B = next(iter(batch.weights.values()), None)
+    return {
+        name: binary_cross_entropy_with_logits(logits_B, mean_B, weights_B, reduction="sum")
+        / max(batch.rows, 1)
+        for name, logits_B in branches.items()
+    }

@@ -11,16 +11,13 @@ several times lower.
 Shapes: B batch, F fields, D columns of a vector.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from recapp.models.factorisation import fm_term
-from recapp.models.fields import FieldVectors
-from recapp.models.logistic import LogisticRegression
-from recapp.sparse.batch import Batch
+from recapp.models.factorisation import FactorisationModel, fm_term, scale_of_pairs
 from recapp.tables.collections import BagCollection
 
 
-class FM(nn.Module):
+class FM(FactorisationModel):
     """Click logits of a linear part and the dot products of all pairs of vectors.
 
     Args:
@@ -42,15 +39,9 @@ class FM(nn.Module):
         normalise: bool = True,
         field_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.vectors = FieldVectors(
-            embedding_bag_collection, dense_in_features, model="FM", dropout=field_dropout
-        )
-        self.scale = 1 / self.vectors.count if normalise else 1.0
-        self.linear = LogisticRegression(wide, dense_in_features)
+        super().__init__(embedding_bag_collection, wide, dense_in_features, field_dropout)
+        self.scale = scale_of_pairs(self.vectors.count, normalise)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute logits, [B]."""
-        vectors_BFD: Tensor = self.vectors(batch)
-        linear_B: Tensor = self.linear(batch)
-        return linear_B + self.scale * fm_term(vectors_BFD)
+    def interaction(self, vectors_BFD: Tensor) -> Tensor:
+        """Return the logits of the interaction, [B]."""
+        return self.scale * fm_term(vectors_BFD)

@@ -9,16 +9,13 @@ part made of the vectors; this is the one with a weight per id.
 Shapes: B batch, F fields, D columns of a vector.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from recapp.models.factorisation import FwFMTerm
-from recapp.models.fields import FieldVectors
-from recapp.models.logistic import LogisticRegression
-from recapp.sparse.batch import Batch
+from recapp.models.factorisation import FactorisationModel, FwFMTerm
 from recapp.tables.collections import BagCollection
 
 
-class FwFM(nn.Module):
+class FwFM(FactorisationModel):
     """Click logits of a linear part and the weighted dot products of all pairs of vectors.
 
     Args:
@@ -38,20 +35,14 @@ class FwFM(nn.Module):
         dense_in_features: int,
         field_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.vectors = FieldVectors(
-            embedding_bag_collection, dense_in_features, model="FwFM", dropout=field_dropout
-        )
-        self.linear = LogisticRegression(wide, dense_in_features)
+        super().__init__(embedding_bag_collection, wide, dense_in_features, field_dropout)
         self.pairs = FwFMTerm(self.vectors.count)
 
     def flops_per_sample(self) -> float:
         """Return the floating-point operations of the dot products per sample, with backward."""
         return 4.0 * self.vectors.count**2 * self.vectors.dim
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Compute logits, [B]."""
-        vectors_BFD: Tensor = self.vectors(batch)
-        linear_B: Tensor = self.linear(batch)
+    def interaction(self, vectors_BFD: Tensor) -> Tensor:
+        """Return the logits of the interaction, [B]."""
         pairs_B: Tensor = self.pairs(vectors_BFD)
-        return linear_B + pairs_B
+        return pairs_B

@@ -11,10 +11,9 @@ Shapes: B batch, K columns of all fields.
 
 from collections.abc import Sequence
 
-from recapp.models.crosses import Crosses, GatedCross
-from recapp.models.deep_and_cross import DeepAndCrossModel
+from recapp.models.crosses import Crosses, DeepAndCrossModel, GatedCross
 from recapp.models.fields import Numbers
-from recapp.models.model_checks import check_crosses
+from recapp.models.model_checks import check_settings
 from recapp.tables.collections import BagCollection
 
 
@@ -49,17 +48,7 @@ class GDCN(DeepAndCrossModel):
         numbers: Numbers = "vectors",
         field_dropout: float = 0.0,
     ) -> None:
-        check_crosses(
-            {
-                "cross_layers": cross_layers,
-                "structure": structure,
-                "layers": layers,
-                "batch_norm": batch_norm,
-                "dropout": dropout,
-                "numbers": numbers,
-            },
-            [x.dim for x in embedding_bag_collection.lookups],
-        )
+        check_settings(cross_layers=cross_layers)
         super().__init__(
             embedding_bag_collection,
             dense_in_features,

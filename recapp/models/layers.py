@@ -1,5 +1,5 @@
-"""The dense layers of recapp's models: a stack of linear layers, and the dot product of every pair
-of vectors.
+"""The dense layers of recapp's models: dropout, normalisation, a stack of linear layers, and the
+dot product of every pair of vectors.
 
 They know neither ranks nor tables. Start values come from torch's global generator, so ranks with
 the same seed get the same values.
@@ -16,9 +16,101 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from recapp.errors import ConfigError
-from recapp.models.dropout import FastDropout
 from recapp.models.linear_stack import Linear, may_run_layers, run_layers
-from recapp.models.model_checks import check_tower, check_widths
+from recapp.models.model_checks import check_share, check_tower, check_widths
+
+STEPS = 2**16
+"""The number of shares: a mask compares 16 random bits with a threshold."""
+
+
+class FastDropout(nn.Module):
+    """Sets a share of entries to 0 in training, and scales the others to keep the mean. Its masks
+    are drawn four entries at a time.
+
+    `torch.nn.Dropout` draws a number of the generator for each entry. On a core, for 4096 x 624
+    entries, that takes 25 ms, forward alone; a 64-bit number for every four entries takes 8 ms. The
+    share is rounded to 1 / 65536, and kept entries are scaled by the rounded share.
+
+    Args:
+        share: The share, at least 0 and less than 1. The attribute has torch's name, `p`.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.p = share
+        self.dropped = min(round(share * STEPS), STEPS - 1)
+
+    def forward(self, entries: Tensor) -> Tensor:
+        """Return the entries, some of them 0 in training."""
+        if not self.training or not self.dropped:
+            return entries
+        kept: Tensor = _Dropped.apply(entries, self.dropped)  # type: ignore[no-untyped-call]
+        return kept
+
+
+class FieldDropout(nn.Module):
+    """Sets a share of the vectors of a sample to 0 in training, and scales the others to keep the
+    mean, as Gal and Ghahramani drop whole word vectors (arXiv 1512.05287) and DropoutNet whole
+    inputs of a recommender (Volkovs et al., NIPS 2017): a model then cannot lean on the vector of
+    one id, and learns to do without those that it has not seen.
+
+    Args:
+        share: The share, at least 0 and less than 1.
+        dims: The columns of each vector.
+
+    Raises:
+        ConfigError: The share is not allowed.
+
+    The buffer `field_K` has the field of each column.
+    """
+
+    field_K: Tensor
+
+    def __init__(self, share: float, dims: Sequence[int]) -> None:
+        super().__init__()
+        check_share("model.field_dropout", share)
+        self.dims = list(dims)
+        self.mask = FastDropout(share)
+        # numpy, because torch could not count the columns on the meta device
+        field_K = torch.tensor(np.repeat(np.arange(len(self.dims)), self.dims))
+        self.register_buffer("field_K", field_K, persistent=False)
+
+    def forward(self, vectors_BK: Tensor) -> Tensor:
+        """Return the vectors side by side, some of them 0 in training."""
+        if not self.training or not self.mask.dropped:
+            return vectors_BK
+        kept_BF: Tensor = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
+        if len(set(self.dims)) == 1:
+            parts_BFD = vectors_BK.view(len(vectors_BK), len(self.dims), -1)
+            return (parts_BFD * kept_BF.unsqueeze(2)).flatten(1)
+        return vectors_BK * kept_BF.index_select(1, self.field_K)
+
+
+class _Dropped(torch.autograd.Function):
+    """Multiplies entries by 0 or by a constant above 1."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, dropped: int) -> Tensor:
+        count = entries.numel()
+        bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=entries.device)
+        bits.random_(-(2**63), None)
+        bits_of_entries = bits.view(torch.int16)[:count].view(entries.shape)
+        ctx.dropped = dropped
+        ctx.save_for_backward(bits_of_entries)
+        return _kept(entries, bits_of_entries, dropped)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (bits_of_entries,) = ctx.saved_tensors
+        return _kept(grad, bits_of_entries, ctx.dropped), None
+
+
+def _kept(entries: Tensor, bits_of_entries: Tensor, dropped: int) -> Tensor:
+    """Return entries times 0 or times a constant, by 16 bits of each."""
+    least = dropped - STEPS // 2
+    factor = STEPS / (STEPS - dropped)
+    factors = (bits_of_entries >= least).to(entries.dtype) * factor
+    return entries * factors
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -37,6 +129,8 @@ class BatchNorm(nn.BatchNorm1d):
 
 ADDED = 1e-8
 """The number added to a variance, as published."""
+
+
 MOMENTUM = 0.1
 """The weight of a batch in the running statistics, that of torch's batch normalisation."""
 
@@ -93,15 +187,23 @@ class Dice(nn.Module):
             self.variance_U.lerp_(variance_U, MOMENTUM)
         return normal_NU
 
-    def extra_repr(self) -> str:
-        """Return the number of columns as text."""
-        return str(self.slope_U.shape[0])
+
+def draw_normal(weight: Tensor, deviation: float) -> None:
+    """Draw the start values of a weight: normal with mean 0 and a deviation."""
+    if not weight.is_meta:  # it has no values, and to draw them torch would import its compiler
+        nn.init.normal_(weight, 0.0, deviation)
 
 
 def xavier(weight: Tensor, inputs: int, outputs: int) -> None:
     """Draw the start values of a weight: normal with deviation sqrt(2 / (inputs + outputs))."""
-    if not weight.is_meta:  # it has no values, and to draw them torch would import its compiler
-        nn.init.normal_(weight, 0.0, (2 / (inputs + outputs)) ** 0.5)
+    draw_normal(weight, (2 / (inputs + outputs)) ** 0.5)
+
+
+def learnt_vectors(count: int, dim: int) -> nn.Parameter:
+    """Return vectors to learn, [count, dim], that start with deviation .01."""
+    vectors = nn.Parameter(torch.empty(count, dim))
+    draw_normal(vectors, 0.01)
+    return vectors
 
 
 def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
@@ -120,8 +222,8 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
     (facebookresearch/dlrm, `dlrm_s_pytorch.py: create_mlp`).
     """
     layer = xavier_linear(in_features, out_features, bias)
-    if bias and not layer.bias.is_meta:
-        nn.init.normal_(layer.bias, 0.0, (1 / out_features) ** 0.5)
+    if bias:
+        draw_normal(layer.bias, (1 / out_features) ** 0.5)
     return layer
 
 
@@ -157,8 +259,8 @@ class MLP(nn.Sequential):
         make_linear: Makes a linear layer from the numbers of its columns.
 
     Raises:
-        ConfigError: A width is no whole number of at least 1, the activation does not exist, or
-            `dropout` is no share.
+        ConfigError: A width is no whole number of at least 1, the activation does not exist,
+            `dropout` is no share, or `batch_norm` no truth value.
     """
 
     def __init__(
@@ -172,7 +274,7 @@ class MLP(nn.Sequential):
         dropout: float = 0.0,
         make_linear: Callable[[int, int], nn.Linear] = xavier_linear,
     ) -> None:
-        check_tower(setting, layers, activation, dropout)
+        check_tower(setting, layers, activation, dropout, batch_norm)
         widths = [in_features, *layers]
         modules: list[nn.Module] = []
         for place, (width_in, width_out) in enumerate(pairwise(widths), 1):
@@ -190,8 +292,8 @@ class MLP(nn.Sequential):
         """Return the output of the last layer, [B, layers[-1]]."""
         if self.training and may_run_layers(input):
             return run_layers(self, input)
-        found: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
-        return found
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return output
 
 
 def logit_mlp(
@@ -279,10 +381,6 @@ class DotInteraction(nn.Module):
         )
         assert isinstance(dots_BP, Tensor)
         return dots_BP
-
-    def extra_repr(self) -> str:
-        """Return the numbers of vectors and pairs as text."""
-        return f"{self.vectors} vectors, {self.pairs} pairs"
 
 
 class _PairDots(torch.autograd.Function):

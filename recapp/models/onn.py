@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from recapp.models.field_aware import FieldAwarePairs, FieldAwareVectors
+from recapp.models.factorisation import FieldAwarePairs, FieldAwareVectors
 from recapp.models.layers import logit_mlp
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.models.fields import numbers_of
 from recapp.models.layers import MLP, DotInteraction, published_linear
-from recapp.models.model_checks import check_dlrm
+from recapp.models.model_checks import check_settings, check_widths
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection, ModuleByName
@@ -59,7 +59,8 @@ class DLRM(nn.Module):
         wide: BagCollection | None = None,
     ) -> None:
         super().__init__()
-        check_dlrm(bottom_layers, top_layers)
+        check_widths("model.bottom_layers", bottom_layers)
+        check_settings(top_layers=top_layers)
         self.interaction_dim = dim = bottom_layers[-1]
         mlp = partial(MLP, make_linear=published_linear)
         self.bottom = None

@@ -7,7 +7,7 @@ Training computes the layers twice, each time with other dropouts. The probabili
 the two, and the self-ensemble loss adds the cross entropy of each of the two with that mean, which
 is a constant there.
 
-Shapes: B batch, F fields, D columns of a field, K columns of all fields.
+Shapes: B batch, F fields, D columns of a field, K columns of all fields, R rows of a product.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +16,60 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recapp.models.crosses import crossed
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import xavier_linear
-from recapp.models.masked_crosses import QuadraticCross
-from recapp.models.mean_teacher import losses_of_mean
-from recapp.models.model_checks import check_qnn_alpha
+from recapp.models.finalnet import losses_of_mean
+from recapp.models.layers import BatchNorm, FastDropout, xavier_linear
+from recapp.models.model_checks import check_divides, check_settings
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
+
+
+class QuadraticCross(nn.Module):
+    """A layer of QNN-alpha, arXiv 2505.17999: x' = x * (sum over r of ReLU(W_r x + b_r)) + x.
+
+    The sum over the rows of the Khatri-Rao product of x and ReLU(W x + b). The form, with its two
+    dropouts, is that of the authors' program (github.com/salmon1802/QNN, `QNN_T26`). With several
+    heads, the factor x has its columns in the order of heads, [head, field, column], while the
+    added x has them in the order of fields, as in that program.
+
+    Args:
+        fields: The number of fields, F.
+        dim: The columns of a field, D.
+        rows: The rows of the product, R.
+        heads: The number of heads, which divides D.
+        batch_norm: Whether a batch norm precedes the ReLU.
+        dropout: The share of the rows' and the outputs' entries that a training step sets to 0.
+    """
+
+    def __init__(
+        self,
+        fields: int,
+        dim: int,
+        rows: int,
+        heads: int = 1,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        columns = fields * dim
+        self.rows = rows
+        self.by_field = (fields, heads, dim // heads)
+        self.map = xavier_linear(columns, columns * rows)
+        self.batch_norm = BatchNorm(columns * rows) if batch_norm else nn.Identity()
+        self.row_dropout = FastDropout(dropout)
+        self.dropout = FastDropout(dropout)
+
+    def forward(self, x_BK: Tensor) -> Tensor:
+        """Return x', [B, K]."""
+        rows_BRK = self.batch_norm(self.map(x_BK)).relu().view(-1, self.rows, x_BK.shape[1])
+        summed_BK = self.row_dropout(rows_BRK).sum(1)
+        factor_BK = x_BK
+        if self.by_field[1] > 1:
+            factor_BK = x_BK.view(-1, *self.by_field).transpose(1, 2).flatten(1)
+        kept: Tensor = self.dropout(crossed(x_BK, factor_BK, summed_BK))
+        return kept
+
 
 PASSES = ("first", "second")
 
@@ -59,12 +106,13 @@ class QNNAlpha(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        given = {"quadratic_layers": quadratic_layers, "rows": rows, "dropout": dropout}
-        dims = [x.dim for x in embedding_bag_collection.lookups]
-        check_qnn_alpha({**given, "heads": heads, "batch_norm": batch_norm}, dims)
-        self.fields = FieldVectors(
-            embedding_bag_collection, dense_in_features, numbers="vectors", dropout=field_dropout
+        check_settings(
+            quadratic_layers=quadratic_layers, rows=rows, dropout=dropout, batch_norm=batch_norm
         )
+        self.fields = FieldVectors(
+            embedding_bag_collection, dense_in_features, model="QNN-alpha", dropout=field_dropout
+        )
+        check_divides("model.heads", heads, "tables.dim", self.fields.dim)
         layer = (self.fields.count, self.fields.dim, rows, heads, batch_norm, dropout)
         self.layers = nn.Sequential(*(QuadraticCross(*layer) for _ in range(quadratic_layers)))
         self.logit = xavier_linear(self.fields.columns, 1)

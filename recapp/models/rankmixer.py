@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recapp.errors import ConfigError
 from recapp.models.fields import FieldVectors, Numbers
-from recapp.models.layers import xavier_linear
-from recapp.models.model_checks import check_rankmixer
+from recapp.models.layers import xavier, xavier_linear
+from recapp.models.model_checks import check_divides, check_settings
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -44,8 +45,7 @@ class LinearOfEach(nn.Module):
         super().__init__()
         self.weight_GKW = nn.Parameter(torch.empty(groups, columns, width))
         self.bias_GW = nn.Parameter(torch.zeros(groups, width))
-        if not self.weight_GKW.is_meta:
-            nn.init.normal_(self.weight_GKW, 0.0, (2 / (columns + width)) ** 0.5)
+        xavier(self.weight_GKW, columns, width)
 
     def forward(self, input_GBK: Tensor) -> Tensor:
         """Return the maps, [G, B, W]."""
@@ -154,7 +154,10 @@ class RankMixer(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_rankmixer(tokens, width, blocks, expansion, experts, sparsity, numbers)
+        check_settings(width=width, blocks=blocks, expansion=expansion, experts=experts)
+        check_divides("model.tokens", tokens, "model.width", width)
+        if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or sparsity < 0:
+            raise ConfigError(f"model.sparsity={sparsity}: must be a number of at least 0")
         self.fields = FieldVectors(
             embedding_bag_collection,
             dense_in_features,

@@ -13,14 +13,15 @@ Shapes: B samples, L behaviours of all samples, D columns of a sequence, W colum
 K columns of all inputs, T steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from recapp.models.model_checks import pair_history
+from recapp.errors import ConfigError, suggest
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.tables.collections import BagCollection, SequenceCollection
+from recapp.tables.config import TableLookup
 
 
 class Histories:
@@ -110,3 +111,57 @@ def _rows(jagged: JaggedTensor, row: Tensor, exists: Tensor) -> Tensor:
     with_zeros = torch.cat([values_LD, values_LD.new_zeros(1, values_LD.shape[1])])
     row = torch.where(exists, row, values_LD.shape[0])
     return with_zeros.index_select(0, row.flatten()).view(*row.shape, values_LD.shape[1])
+
+
+def pair_history(
+    target: Sequence[TableLookup],
+    sequences: Sequence[TableLookup],
+    history: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """Return the column of the candidate that each sequence is compared with.
+
+    Args:
+        target: The lookups that pool.
+        sequences: The lookups that do not.
+        history: The setting `model.history`, the column for each sequence; None pairs columns of
+            one table.
+
+    Raises:
+        ConfigError: A name does not exist, the vectors of a pair have different dims, or no pair or
+            several are possible.
+    """
+    if history is None:
+        history = {x.output: _reader_of(x, target) for x in sequences}
+    elif not history:
+        raise ConfigError(
+            "model.history={}: names no sequence: use null, or {SEQUENCE: COLUMN} for one or more"
+        )
+    columns = {x.output: x.columns for x in target}
+    dims = {x.output: x.dim for x in sequences}
+    for name, column in history.items():
+        said = f"model.history={{{name}: {column}}}"
+        if name not in dims:
+            raise ConfigError(f"{said}: {name} is no sequence; {suggest(name, list(dims))}")
+        if column not in columns:
+            found = suggest(column, list(columns))
+            raise ConfigError(f"{said}: {column} is no column that pools its ids; {found}")
+        if dims[name] != columns[column]:
+            raise ConfigError(
+                f"{said}: their vectors have {dims[name]} and {columns[column]} columns: let them "
+                f"share a table, tables.shared={{{name}: {column}}}, or give their tables one dim"
+            )
+    return dict(history)
+
+
+def _reader_of(sequence: TableLookup, target: Sequence[TableLookup]) -> str:
+    """Return the only column that reads the table of a sequence."""
+    same = [x.output for x in target if x.table.name == sequence.table.name]
+    if len(same) == 1:
+        return same[0]
+    name = sequence.output
+    found = f"{' and '.join(same)} read" if same else "no column that pools its ids reads"
+    raise ConfigError(
+        f"model.history=null: {found} the table of the sequence {name}: name the column with "
+        f"which it is compared, model.history={{{name}: COLUMN}}, and let both read one table, "
+        f"tables.shared={{{name}: COLUMN}}"
+    )

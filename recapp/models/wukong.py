@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from recapp.models.fields import FieldVectors
 from recapp.models.layers import MLP, xavier_linear
-from recapp.models.model_checks import check_same_dim, check_wukong
+from recapp.models.model_checks import check_hidden, check_same_dim, check_settings
 from recapp.sparse.batch import Batch
 from recapp.tables.collections import BagCollection
 
@@ -170,9 +170,10 @@ class Wukong(nn.Module):
         field_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_wukong(
-            bottom_layers, stack, factorised, compressed, rank, block_layers, layers, dropout
-        )
+        check_settings(stack=stack, factorised=factorised, compressed=compressed, rank=rank)
+        check_hidden("model.bottom_layers", bottom_layers)
+        check_hidden("model.block_layers", block_layers)
+        check_hidden("model.layers", layers)
         self.fields = FieldVectors(
             embedding_bag_collection, dense_in_features, numbers="concat", dropout=field_dropout
         )

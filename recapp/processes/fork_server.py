@@ -15,8 +15,8 @@ that start threads when they load (OpenBLAS, Arrow's jemalloc) from doing so, an
 own number of threads after the fork (`rank_process.py`). The server blocks signals, and so does a
 rank until its handlers are installed: no signal is lost, and none ends a process before that.
 
-Where there is no fork server (macOS, Windows, `launch.start_method=spawn`) or it fails, each rank
-is a fresh interpreter, as Python's method `spawn` starts it.
+Where there is no fork server (macOS, Windows, `launch.start_method=spawn`), each rank is a fresh
+interpreter, as Python's method `spawn` starts it.
 """
 
 import multiprocessing

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 
@@ -55,16 +56,17 @@ def serve_one_command() -> None:
 def preload() -> None:
     """Import the modules that the command has named, and keep their memory pages shared.
 
-    If an import fails, or a library aborts because memory is short, end this process without a
-    message: ranks then start as fresh interpreters, and they report the error.
+    If an import fails, do without it and without a message: the ranks import the module again, and
+    they report the error.
     """
-    with open(os.devnull, "w") as nobody, redirected(2, nobody.fileno()):
-        try:
-            with loading():
-                for name in os.environ[PRELOADED].split():
-                    import_module(name)
-        except Exception:
-            os._exit(1)
+    with (
+        open(os.devnull, "w") as nobody,
+        redirected(2, nobody.fileno()),
+        loading(),
+        suppress(Exception),
+    ):
+        for name in os.environ[PRELOADED].split():
+            import_module(name)
     freeze_loaded_objects()
 
 

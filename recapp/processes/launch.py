@@ -133,7 +133,6 @@ def launch(
     port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_SECONDS,
-    reloads: bool = False,
 ) -> None:
     """Run a module's `run(settings, job directory)` as `ranks` processes on this machine and wait
     for them.
@@ -149,7 +148,6 @@ def launch(
         port: The port at which the ranks meet; 0 takes a free one.
         to_stderr: Whether rank 0 prints to standard error, because standard output is a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
-        reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
 
     Raises:
         RecappError: A rank raised this error; its notes may hold a traceback.
@@ -158,7 +156,7 @@ def launch(
     """
     run = uuid.uuid4().hex[:8]
     logs = config_path.parent / "ranks"
-    forwarding = Forwarding(grace, reloads)
+    forwarding = Forwarding(grace)
     with meeting_point(port) as port:
         works = [
             Work(module, config_path, environment)
@@ -207,11 +205,8 @@ def meeting_point(port: int) -> Iterator[int]:
         The number of the port.
 
     Raises:
-        ConfigError: `port` is not the number of a port.
         LaunchError: The port is taken.
     """
-    if not isinstance(port, int) or not 0 <= port < 65536:
-        raise ConfigError(f"launch.port={port}: give a number below 65536; 0 takes a free port")
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

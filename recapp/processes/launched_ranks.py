@@ -15,7 +15,6 @@ handles signals, and leaves with nothing to save.
 """
 
 import os
-import re
 import signal
 import sys
 import time
@@ -50,15 +49,13 @@ class Forwarding:
 
     Args:
         grace: The seconds that ranks have to write a checkpoint.
-        reloads: Whether SIGHUP only goes to rank 0, which reloads, and stops nothing.
 
     Attributes:
         number: The first signal; 0 before.
     """
 
-    def __init__(self, grace: float, reloads: bool = False) -> None:
+    def __init__(self, grace: float) -> None:
         self.grace = grace
-        self._reloads = reloads
         self.number = 0
         self._deadline = float("inf")
         self._kept: dict[int, Any] = {}
@@ -68,10 +65,9 @@ class Forwarding:
         raise_if_stopped()  # for a signal that arrived before the start of the ranks
         for number in SIGNALS:
             handler = signal.getsignal(number)
-            reloads = self._reloads and number == signal.SIGHUP
-            if reloads or not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
+            if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
                 self._kept[number] = handler
-                signal.signal(number, self._pass_on if reloads else self._on_signal)
+                signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,29 +106,12 @@ class Forwarding:
         send_signal(self._ranks, number)
         note(f"stopping after {signal.Signals(number).name}; a second one ends the run at once")
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send a signal only to rank 0, and only if that rank handles signals already."""
-        rank = self._ranks.get(0)
-        if rank is not None and _takes_signals(rank.pid):
-            send_signal({0: rank}, number)
-
 
 def send_signal(ranks: Mapping[int, Any], number: int) -> None:
     """Send a signal to processes, some of which may just have ended."""
     for rank in list(ranks.values()):
         with suppress(ProcessLookupError):
             os.kill(rank.pid, number)
-
-
-def _takes_signals(pid: int) -> bool:
-    """Return whether a process has a handler for SIGTERM, which Python itself does not install."""
-    try:
-        caught = re.search(
-            r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
-        )
-    except OSError:
-        return False
-    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 PATIENCE_SECONDS = 30.0  # for the peers of a failed rank, which may be saving
@@ -194,8 +173,6 @@ class LaunchedRanks:
     def start(self, method: str, forwarding: Forwarding) -> None:
         """Start all ranks, and give each rank its work.
 
-        If the fork server fails, print a note and start each rank as a fresh interpreter.
-
         Args:
             method: `launch.start_method`.
             forwarding: The forwarding of signals, which gets the processes.
@@ -206,39 +183,15 @@ class LaunchedRanks:
         """
         context = context_of(method)
         with self._streams() as streams:
-            if context.get_start_method() == "forkserver":
-                if self._forked(context, streams, forwarding):
-                    return
-                context = context_of("spawn")
             try:
                 self._start(context, streams, forwarding)
-            except OSError as error:
-                raise LaunchError(
-                    f"ranks cannot be started ({_words(error)}): use fewer (trainer.devices), or "
-                    "give this machine more memory and processes"
-                ) from error
-
-    def _forked(
-        self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
-    ) -> bool:
-        """Start all ranks by the fork server, and return whether that succeeded. Print a note if
-        not.
-
-        A second try helps where the server was killed and Python has not noticed yet.
-        """
-        for pause in (LOOK_SECONDS, 0.0):
-            try:
-                self._start(context, streams, forwarding)
-                return True
             except (OSError, EOFError) as error:
-                self.end()
-                reason = _words(error)
-                time.sleep(pause)
-        note(
-            f"the fork server cannot be used ({reason}): each rank loads torch for itself, which "
-            "takes longer"
-        )
-        return False
+                reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                raise LaunchError(
+                    f"ranks cannot be started ({reason}): use fewer (trainer.devices), give this "
+                    "machine more memory and processes, or set launch.start_method=spawn, which "
+                    "needs no fork server"
+                ) from error
 
     def _start(
         self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
@@ -313,12 +266,10 @@ class LaunchedRanks:
         ]
 
     def end(self) -> None:
-        """Kill the ranks that still run, and forget all ranks."""
+        """Kill the ranks that still run."""
         send_signal(self._running, signal.SIGKILL)
         for process in self._running.values():
             process.join()
-        self._running.clear()
-        self._processes.clear()
 
 
 def log_of(logs: Path, rank: int) -> Path:
@@ -364,7 +315,3 @@ def _duplicate(descriptor: int) -> int:
     """
     closed = (sys.__stdout__ if descriptor == 1 else sys.__stderr__) is None
     return os.open(os.devnull, os.O_WRONLY) if closed else os.dup(descriptor)
-
-
-def _words(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

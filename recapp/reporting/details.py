@@ -10,13 +10,20 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from recapp.console import Column, note, print_table
 from recapp.errors import ConfigError
 from recapp.reporting import page
-from recapp.reporting.record import DETAILS_FILE, read_document, read_measures, write_whole
-from recapp.reporting.run_record import RunRecord, read_run
+from recapp.reporting.run_record import (
+    DETAILS_FILE,
+    RunRecord,
+    read_document,
+    read_measures,
+    read_run,
+    write_whole,
+)
 
 KEPT = 50  # validations of a run
 WORST = 10  # slices of a column that are shown
@@ -120,23 +127,15 @@ def print_slices(details: Mapping[str, Any]) -> None:
         )
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
+def interval(values: Sequence[float | None]) -> tuple[float, float] | None:
     """Return the 95 % interval of the values of a bootstrap: their quantiles .025 and .975, as
     `numpy.quantile` interpolates; None if a value is not finite.
     """
-    if not values or any(
-        value is None or abs(value) == float("inf") or value != value for value in values
-    ):
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if len(numbers) < max(len(values), 2):
         return None
-    ordered = sorted(values)
-
-    def quantile(share: float) -> float:
-        at = share * (len(ordered) - 1)
-        low = int(at)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
-    return quantile(0.025), quantile(0.975)
+    ends = quantiles(numbers, n=40, method="inclusive")
+    return ends[0], ends[-1]
 
 
 def intervals(details: Mapping[str, Any], split: str) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """The base of all pictures: colours that colour-blind readers can tell apart, dark text on white,
 readable sizes, files.
 
-A few series have the colours of Okabe and Ito, phases and kinds of memory the colours of Paul Tol;
-many ranks share the scale `viridis`. Colour is never the only mark: bars are stacked in the order
-of the legend, and shards show the number of their rank if there is room.
+A few series or ranks have the colours of Okabe and Ito, phases and kinds of memory those of Paul
+Tol; many ranks share the scale `viridis`. Colour is never the only mark: bars are stacked in the
+order of the legend, and shards show the number of their rank if there is room.
 """
 
 import io
@@ -43,16 +43,6 @@ BEST = "#D55E00"
 INK = "#1a1a1a"
 QUIET = "#595959"
 GRID = "#d9d9d9"
-RANK_COLORS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#8C6D31",
-)
 SERIES_COLORS = (
     "#0072B2",
     "#D55E00",
@@ -142,13 +132,13 @@ class Sheet:
     Args:
         figure: The figure.
         axes: Its axes, from top to bottom.
-        positions: In a figure of named bars, the positions of each name's bars on the vertical
-            axis, in inches.
+        positions: In a figure of named bars, the position of each bar on the vertical axis, in
+            inches.
     """
 
     figure: "Figure"
     axes: "list[Axes]"
-    positions: list[list[float]] = field(default_factory=list)
+    positions: list[float] = field(default_factory=list)
 
     @property
     def chart(self) -> "Axes":
@@ -207,13 +197,6 @@ def spec_of(values: Iterable[float | None]) -> str:
     return f",.{max(decimals, int(largest < 1000))}f"
 
 
-def step_axis(axis: Any) -> None:
-    """Set the ticks of an axis of steps to whole numbers, also for a single reading."""
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(nbins=9, min_n_ticks=1, integer=True, steps=[1, 2, 5, 10]))
-
-
 def byte_axis(axis: Any) -> None:
     """Set the ticks of an axis of bytes to whole numbers of bytes, all in the unit of the largest
     tick.
@@ -234,8 +217,8 @@ def rank_colors(world: int) -> list[str]:
     """Return a colour for each rank: distinct colours for up to eight ranks; for more ranks a scale
     of colours on which neighbours look alike.
     """
-    if world <= len(RANK_COLORS):
-        return list(RANK_COLORS[:world])
+    if world <= len(SERIES_COLORS):
+        return list(SERIES_COLORS[:world])
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -274,27 +257,15 @@ def stacked(
     """
     ends = [0.0] * len(positions)
     line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4 if len(positions) < 200 else 0.0}
+    draw, start = (axes.barh, "left") if horizontal else (axes.bar, "bottom")
     for name, values in parts.items():
-        if horizontal:
-            bars = axes.barh(
-                positions, values, width, left=ends, label=name, color=colors[name], **line
-            )
-        else:
-            bars = axes.bar(
-                positions, values, width, bottom=ends, label=name, color=colors[name], **line
-            )
+        where: Any = {start: ends, "label": name, "color": colors[name]}
+        bars = draw(positions, values, width, **where, **line)
         for bar in bars:
             # bars lie inside the axes, and a layout would compute the extent of each bar
             bar.set_in_layout(False)
         ends = [a + b for a, b in zip(ends, values, strict=True)]
     return ends
-
-
-def legend_beside(axes: "Axes") -> None:
-    """Put the legend of stacked bars to the right of the axes, where it covers no data. It lists
-    the parts of a bar from top to bottom.
-    """
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True, handlelength=1.2)
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:
@@ -328,18 +299,17 @@ def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
 
 @contextmanager
 def horizontal_bars(
-    names: Sequence[str], labels: Sequence[str], *, bars: int = 1, legend: Sequence[str] = ()
+    names: Sequence[str], labels: Sequence[str], *, legend: Sequence[str] = ()
 ) -> Iterator[Sheet]:
     """Open a figure of named bars; the caller draws them at `positions` inside the `with`.
 
     Args:
         names: The names of the bars, from top to bottom.
         labels: The text at the right end of each name's line.
-        bars: The number of bars under each name.
         legend: The names in the legend of `legend_below`; empty for no legend.
     """
     lines = [_wrapped(name, label) for name, label in zip(names, labels, strict=True)]
-    heights = [LINE * len(wrapped) + THICK * bars + GAP for wrapped in lines]
+    heights = [LINE * len(wrapped) + THICK + GAP for wrapped in lines]
     total = sum(heights)
     with sheet(COLUMN, total + BELOW + (legend_height(legend) if legend else 0)) as s:
         axes = s.chart
@@ -355,8 +325,7 @@ def horizontal_bars(
             style: dict[str, Any] = {"transform": across, "bbox": paper}
             axes.text(0, base, "\n".join(wrapped), va="bottom", linespacing=1.1, **style)
             axes.text(1, base, text, va="bottom", ha="right", color=QUIET, **style)
-            first = base + THICK / 2 + 0.02
-            s.positions.append([first + THICK * bar for bar in range(bars)])
+            s.positions.append(base + THICK / 2 + 0.02)
             top += height
         yield s
 
@@ -372,7 +341,7 @@ def bars_with_whiskers(
         whiskers: The ends of each bar's whisker, if it has one; empty for none.
     """
     every = whiskers or [None] * len(values)
-    for (position,), value, ends in zip(s.positions, values, every, strict=True):
+    for position, value, ends in zip(s.positions, values, every, strict=True):
         s.chart.barh(position, value, THICK, color=BAR)
         if ends:
             line: Any = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}

@@ -29,6 +29,10 @@ FEW_RANKS = 4  # up to this number of ranks, a picture of few tables is as narro
 MANY_SHARDS = 4000  # more shards are drawn as pixels in the SVG: as shapes they would be megabytes
 
 
+Box = tuple[float, float, float, float]
+"""Left, bottom, width and height of a rectangle, in inches."""
+
+
 class Cells(NamedTuple):
     """The room for each table in a picture, in inches; it depends on the number of tables.
 
@@ -93,8 +97,8 @@ def tables_picture(report: PlanReport) -> Picture:
     width = max(drawing.COLUMN, cells.left + step * len(shelves[0]) + 0.1) if few else WIDTH
     with sheet(width, height, rows=0) as s:
         axes = s.axes[0]
-        shards = _Shards(colors)
-        _ranks_legend(axes, colors, report.hosts, height - 0.3)
+        tables: list[tuple[PlannedTable, Box]] = []
+        _ranks_legend(s, colors, height - 0.3)
         floor = height - head
         first = 1
         for shelf, high in zip(shelves, heights, strict=True):
@@ -106,7 +110,7 @@ def tables_picture(report: PlanReport) -> Picture:
                     wide_of(row.dim),
                     high_of(row.rows),
                 )
-                shards.add(row, box)
+                tables.append((row, box))
                 if cells is DETAILED:
                     _name(axes, row, box[0], box[1] - 0.05)
             if cells is GROUPED:
@@ -120,7 +124,7 @@ def tables_picture(report: PlanReport) -> Picture:
                     linespacing=1.3,
                 )
             first += len(shelf)
-        shards.draw(axes, numbers=cells is DETAILED)
+        _draw_shards(axes, tables, colors, numbers=cells is DETAILED)
         counts = _counts(report)
         order = " Tables stand from most rows to fewest." if cells is GROUPED else ""
         return s.finish(
@@ -149,94 +153,64 @@ def _scale(lengths: Sequence[int], longest: float) -> tuple[Callable[[int], floa
     return lambda n: longest * math.log(1 + n) / math.log(1 + most), "log scale"
 
 
-class _Shards:
-    """The shards of all tables as rectangles in inches; `draw` draws all collected rectangles."""
+def _draw_shards(
+    axes: "Axes",
+    tables: Sequence[tuple[PlannedTable, Box]],
+    colors: Sequence[str],
+    *,
+    numbers: bool,
+) -> None:
+    """Draw the shards of all tables; a table's first rows are at the top.
 
-    def __init__(self, colors: Sequence[str]) -> None:
-        self.colors = colors
-        self.boxes: list[tuple[float, float, float, float, int]] = []
-        self.everywhere: list[tuple[float, float, float, float]] = []
-        self.frames: list[tuple[float, float, float, float]] = []
+    Thin shards have no white line around them, because the line would cover them.
 
-    def add(self, row: PlannedTable, box: tuple[float, float, float, float]) -> None:
-        """Add the shards of a table; the table's first rows are at the top.
+    Args:
+        axes: Axes whose units are inches.
+        tables: The tables, each with its rectangle.
+        colors: The colour of each rank.
+        numbers: Whether to write the number of its rank on each shard, if the number fits.
+    """
+    from matplotlib.collections import PolyCollection
 
-        Args:
-            row: The record of the table in the report plan.
-            box: Left, bottom, width and height of the table's rectangle.
-        """
-        x, y, wide, high = box
-        self.frames.append(box)
-        if row.mode == "replicated" and len(row.ranks) > 1:
-            self.everywhere.append(box)
-            return
-        for rank, r0, r1, c0, c1 in row.shards:
-            if r1 > r0 and c1 > c0:
-                self.boxes.append(
-                    (
-                        x + wide * c0 / row.dim,
-                        y + high * (1 - r1 / row.plan_rows),
-                        wide * (c1 - c0) / row.dim,
-                        high * (r1 - r0) / row.plan_rows,
-                        rank,
-                    )
-                )
-
-    def draw(self, axes: "Axes", *, numbers: bool) -> None:
-        """Draw the added shards.
-
-        Thin shards have no white line around them, because the line would cover them.
-
-        Args:
-            axes: Axes whose units are inches.
-            numbers: Whether to write the number of its rank on each shard, if the number fits.
-        """
-        from matplotlib.collections import PolyCollection
-
-        many = len(self.boxes) > MANY_SHARDS
-        for thin in (True, False):
-            own = [box for box in self.boxes if (min(box[2:4]) < 0.06) is thin]
-            axes.add_collection(
-                PolyCollection(
-                    _corners(own),
-                    facecolors=[self.colors[box[4]] for box in own],
-                    edgecolors="none" if thin else "white",
-                    linewidths=0 if thin else 0.5,
-                    antialiaseds=not thin,
-                    rasterized=many,
-                )
-            )
-        axes.add_collection(
-            PolyCollection(
-                _corners(self.everywhere),
-                facecolors=REPLICATED,
-                edgecolors=HATCH,
-                linewidths=0,
-                hatch="////",
-            )
+    frames = [box for _, box in tables]
+    everywhere = [box for row, box in tables if row.mode == "replicated" and len(row.ranks) > 1]
+    shards = [
+        (
+            rank,
+            (
+                x + wide * c0 / row.dim,
+                y + high * (1 - r1 / row.plan_rows),
+                wide * (c1 - c0) / row.dim,
+                high * (r1 - r0) / row.plan_rows,
+            ),
         )
-        axes.add_collection(
-            PolyCollection(
-                _corners(self.frames), facecolors="none", edgecolors=QUIET, linewidths=0.4
-            )
-        )
-        for x, y, wide, high, rank in self.boxes if numbers else []:
-            if high > 0.13 and wide > 0.09 * len(str(rank)) + 0.04:
-                axes.text(
-                    x + wide / 2,
-                    y + high / 2,
-                    str(rank),
-                    fontsize=7,
-                    ha="center",
-                    va="center_baseline",
-                    color=drawing.ink_on(self.colors[rank]),
-                )
+        for row, (x, y, wide, high) in tables
+        if row.mode != "replicated" or len(row.ranks) == 1
+        for rank, r0, r1, c0, c1 in row.shards
+        if r1 > r0 and c1 > c0
+    ]
+    thin = [shard for shard in shards if min(shard[1][2:]) < 0.06]
+    thick = [shard for shard in shards if min(shard[1][2:]) >= 0.06]
+    lines: Any = {"edgecolors": "white", "linewidths": 0.5}
+    for some, edges in (thin, {"linewidths": 0, "antialiaseds": False}), (thick, lines):
+        style: Any = {"facecolors": [colors[rank] for rank, _ in some], **edges}
+        corners = _corners([box for _, box in some])
+        many = len(shards) > MANY_SHARDS
+        axes.add_collection(PolyCollection(corners, rasterized=many, **style))
+    hatched: Any = {"facecolors": REPLICATED, "edgecolors": HATCH, "linewidths": 0, "hatch": "////"}
+    axes.add_collection(PolyCollection(_corners(everywhere), **hatched))
+    frame: Any = {"facecolors": "none", "edgecolors": QUIET, "linewidths": 0.4}
+    axes.add_collection(PolyCollection(_corners(frames), **frame))
+    for rank, (x, y, wide, high) in shards if numbers else []:
+        if high > 0.13 and wide > 0.09 * len(str(rank)) + 0.04:
+            middle: Any = {"ha": "center", "va": "center_baseline", "fontsize": 7}
+            ink = drawing.ink_on(colors[rank])
+            axes.text(x + wide / 2, y + high / 2, str(rank), color=ink, **middle)
 
 
-def _corners(boxes: Sequence[tuple[float, ...]]) -> list[list[tuple[float, float]]]:
+def _corners(boxes: Sequence[Box]) -> list[list[tuple[float, float]]]:
     return [
-        [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)]
-        for x, y, wide, high, *_ in boxes
+        [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)] for x, y, wide, high in boxes
     ]
 
 
@@ -261,44 +235,30 @@ def _short(n: int) -> str:
     return f"{n:,}"
 
 
-def _ranks_legend(
-    axes: "Axes", colors: Sequence[str], hosts: Sequence[Sequence[int]], y: float
-) -> None:
-    """Draw the legend of the ranks' colours: one by one, or as a scale with marks between hosts."""
-    from matplotlib.patches import Rectangle
+def _ranks_legend(s: drawing.Sheet, colors: Sequence[str], y: float) -> None:
+    """Draw the legend of the ranks' colours at the height `y`: one by one, or as a scale."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.patches import Patch
 
-    if len(colors) <= len(drawing.RANK_COLORS):
-        for rank, color in enumerate(colors):
-            axes.add_patch(Rectangle((0.15 + 0.85 * rank, y), 0.22, 0.16, facecolor=color))
-            axes.text(0.42 + 0.85 * rank, y + 0.08, f"rank {rank}", va="center_baseline")
-        end = 0.15 + 0.85 * len(colors)
+    axes = s.chart
+    everywhere = Patch(facecolor=REPLICATED, edgecolor=HATCH, hatch="////", label="all ranks")
+    handles = [everywhere] if len(colors) > 1 else []
+    left = 0.1
+    if len(colors) <= len(drawing.SERIES_COLORS):
+        ranks = [Patch(facecolor=color, label=f"rank {r}") for r, color in enumerate(colors)]
+        handles = [*ranks, *handles]
     else:
-        step = 5.0 / len(colors)
-        for rank, color in enumerate(colors):
-            axes.add_patch(
-                Rectangle((0.65 + step * rank, y), step, 0.16, facecolor=color, linewidth=0)
-            )
-        for first in [host[0] for host in hosts[1:]] if len(hosts) <= 40 else []:
-            axes.plot([0.65 + step * first] * 2, [y - 0.03, y + 0.19], color="white", linewidth=1)
-        axes.text(0.15, y + 0.08, "rank 0", va="center_baseline")
-        last = f"{len(colors) - 1}" + (
-            f"  (white lines part {len(hosts)} hosts)" if 1 < len(hosts) <= 40 else ""
-        )
-        axes.text(5.75, y + 0.08, last, va="center_baseline")
-        end = 6.1 + 0.075 * len(last)
-    if len(colors) > 1:
-        axes.add_patch(
-            Rectangle(
-                (end, y),
-                0.22,
-                0.16,
-                facecolor=REPLICATED,
-                edgecolor=HATCH,
-                hatch="////",
-                linewidth=0,
-            )
-        )
-        axes.text(end + 0.27, y + 0.08, "all ranks", va="center_baseline")
+        scale = ScalarMappable(Normalize(0, len(colors) - 1), ListedColormap(colors))
+        room = axes.inset_axes((0.15, y, 5.0, 0.16), transform=axes.transData)
+        bar = s.figure.colorbar(scale, cax=room, orientation="horizontal")
+        bar.outline.set_visible(False)
+        axes.text(5.25, y + 0.08, f"ranks 0 to {len(colors) - 1}", va="center_baseline")
+        bar.set_ticks([])
+        left = 6.4
+    place: Any = {"loc": "center left", "bbox_to_anchor": (left, y + 0.08), "borderpad": 0}
+    look: Any = {"ncols": 9, "handlelength": 1.6, "columnspacing": 1.2}
+    axes.legend(handles=handles, bbox_transform=axes.transData, **place, **look)
 
 
 def _counts(report: PlanReport) -> str:
@@ -366,7 +326,8 @@ def ranks_picture(report: PlanReport) -> Picture:
         )
         for axes in s.axes:
             _by_rank(axes, report.hosts, len(ranks))
-            drawing.legend_beside(axes)
+            # beside the axes it covers no data, and lists the parts of a bar from top to bottom
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True, handlelength=1.2)
         return s.finish(
             "plan_ranks",
             "What each rank carries",

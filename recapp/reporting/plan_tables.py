@@ -71,18 +71,13 @@ def print_plan(report: PlanReport) -> None:
     """Print a plan: its step, tables, runner-ups, ranks, traffic and sharding types."""
     for sentence in _sentences(report):
         _print_wrapped(sentence)
-    rows = [_line(row, report.world_size) for row in report.rows[:MOST_TABLES]]
     more = (
         f" (the first {MOST_TABLES} of {len(report.rows):,}; format=json has all)"
         if len(report.rows) > MOST_TABLES
         else ""
     )
-    _print_table(rows, TABLE, f"Tables{more}")
-    if uses := report.uses[:MOST_TABLES]:
-        _print_table(uses, uses_columns(uses), f"Lookups and rules{more}")
-    _print_table(rows, TIMES, "Milliseconds by phase, each table as if it were alone")
-    if any(row.why for row in report.rows[:MOST_TABLES]):
-        _print_table([vars(row) for row in report.rows[:MOST_TABLES]], WHY)
+    for title, rows, columns in _tables(report, MOST_TABLES):
+        _print_table(rows, columns, f"{title}{more}")
     _print_ranks(report)
     print()
     _print_traffic(report)
@@ -90,9 +85,19 @@ def print_plan(report: PlanReport) -> None:
     _print_types(report)
 
 
-def uses_columns(uses: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns of the table of lookups and rules, without columns that no record has."""
-    return [column for column in USES if any(column.key in row for row in uses)]
+def _tables(
+    report: PlanReport, most: int | None = None
+) -> Iterator[tuple[str, Sequence[Mapping[str, Any]], Sequence[Column]]]:
+    """Yield title, lines and columns of each table about the plan's first `most` tables."""
+    rows = [_line(row, report.world_size) for row in report.rows[:most]]
+    yield "Tables", rows, TABLE
+    if uses := report.uses[:most]:
+        # without columns that no record has
+        columns = [column for column in USES if any(column.key in use for use in uses)]
+        yield "Lookups and rules", uses, columns
+    yield "Milliseconds by phase, each table as if it were alone", rows, TIMES
+    if any(row["why"] for row in rows):
+        yield "Reasons", rows, WHY
 
 
 def _print_table(
@@ -121,6 +126,12 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     )
     uses = ", ".join(f"{name} {size(n)}" for name, n in report.reserve.items() if n)
     named = f": {uses}" if len(report.reserve) > 1 else ""
+    held = size(sum(rank.bytes for rank in report.ranks))
+    types = Counter(row.type for row in report.rows).most_common()
+    yield (
+        f"{_count(len(report.rows), 'table')} ({', '.join(f'{n} {kind}' for kind, n in types)}): "
+        f"{held} on all ranks, {size(report.sent_bytes)} between them in a step"
+    )
     yield f"tables leave {size(sum(report.reserve.values()))} free on each rank{named}"
     yield from (f"note: {note}" for note in report.notes)
 
@@ -279,33 +290,15 @@ def plan_page(report: PlanReport, path: Path) -> Path:
     quiet = [page.heading("Bytes between ranks"), page.paragraph("Nothing travels between ranks.")]
     alone = [] if report.between_ranks else ["".join(quiet)]
     tables, *others = plan_pictures(report)
-    rows = [_line(row, report.world_size) for row in report.rows]
-    columns = [*TABLE, *TIMES[1:-1], Column("runner_up", "runner-up")]
-    columns += [Column("runner_up_ms", "its\nms", ".3f"), Column("why", "why")]
-    of_uses = f"Lookups and rules: all {len(report.uses)}"
     parts = [
-        page.paragraph(_summary(report)),
+        *map(page.paragraph, _sentences(report)),
         page.figure(tables),
         page.columns([*map(page.figure, others), *alone], wide=True),
         page.heading("In numbers"),
-        page.table(rows, columns, f"Tables: all {len(rows)}"),
-        page.table(report.uses, uses_columns(report.uses), of_uses) if report.uses else "",
+        *(page.table(rows, columns, title) for title, rows, columns in _tables(report)),
         page.table([*map(vars, report.ranks)], RANK, f"Ranks: all {report.world_size}"),
     ]
     return page.write_page(path, f"Sharding plan {report.name}", parts)
-
-
-def _summary(report: PlanReport) -> str:
-    types = Counter(row.type for row in report.rows).most_common()
-    over = report.over_bound
-    near = "" if over is None else f", at most {100 * over:.1f} % above the best possible"
-    return (
-        f"{_count(len(report.rows), 'table')} ({', '.join(f'{n} {kind}' for kind, n in types)}) on "
-        f"{_count(report.world_size, 'rank')} of {_count(len(report.hosts), 'host')}, "
-        f"{report.batch_per_rank:,} samples a rank. Predicted step: {report.step_ms:.3g} ms{near}. "
-        f"{size(sum(rank.bytes for rank in report.ranks))} on all ranks, "
-        f"{size(report.sent_bytes)} between them per step."
-    )
 
 
 def _count(n: int, noun: str) -> str:

@@ -5,7 +5,8 @@ A function draws one picture of some variants, or returns a sentence with the re
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from recapp.console import size
@@ -25,13 +26,11 @@ from recapp.reporting.drawing import (
     legend_below,
     legend_height,
     sheet,
-    step_axis,
 )
 from recapp.reporting.phases import PHASES
 from recapp.reporting.run_record import RankMemory
 from recapp.reporting.runs import SEED, Run, short_names, texts_of, varied_settings
-from recapp.reporting.variants import Interval, Objective, Variant
-from recapp.reporting.verdicts import pace_of
+from recapp.reporting.variants import Interval, Objective, Variant, pace_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +77,8 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
         texts = [f"{value:.5f} after step {step}" for c in readings for step, value in c.items()]
         need = "a curve needs two readings (trainer.val_check_interval)"
         return f"{need}; there is {title} {', '.join(texts)}"
+    from matplotlib.ticker import MaxNLocator
+
     colors = _colors(variants, objective)
     named = [v.name for v, color in zip(variants, colors, strict=True) if color != GRID]
     with sheet(COLUMN, 3.2 + legend_height([*named, QUIET_NAME, "validation", "training"])) as s:
@@ -91,7 +92,8 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
         axes.set(xlabel="steps trained", ylabel=title.removeprefix("validation "))
         axes.margins(x=0.03)
         outside = _leave_out_the_start(axes, readings)
-        step_axis(axes.xaxis)
+        whole: Any = {"nbins": 9, "min_n_ticks": 1, "integer": True, "steps": [1, 2, 5, 10]}
+        axes.xaxis.set_major_locator(MaxNLocator(**whole))
         axes.grid(True, axis="y")
         last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
         values = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
@@ -295,67 +297,44 @@ def phases(variants: Sequence[Variant]) -> Drawn:
     """Draw the milliseconds of each phase of a step: for each variant, or for each rank of a single
     run.
     """
-    rows = _phase_rows(variants)
+    rows = {name: spent for name, (spent, _) in _records(variants).items()}
     if not rows:
         return NO_RECORD
     sums = [sum(row.values()) for row in rows.values()]
     labels = [f"{ms:{drawing.spec_of(sums)}} ms" for ms in sums]
-    with horizontal_bars(list(rows), labels, legend=PHASES) as s:
-        parts = {phase: [row[phase] for row in rows.values()] for phase in PHASES}
-        places = [place for (place,) in s.positions]
-        drawing.stacked(s.chart, places, parts, drawing.PHASE_COLORS, 0.2, horizontal=True)
-        s.chart.set(xlabel="ms a training step", xlim=(0, max(sums) * 1.04 or 1))
+    read = "; ".join(
+        f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
+        for name, row in rows.items()
+    )
+    caption = (
+        "Medians of each phase. input: ids become rows, counts and ids travel; lookup: rows "
+        "are read and summed; output: waiting for vectors; dense: all that is not the tables', "
+        "data included; gradients: they travel to the owners; update: touched rows are written."
+    )
+    with _stacks(rows, labels, drawing.PHASE_COLORS, "ms a training step") as s:
         _whole_ticks(s)
-        legend_below(s.figure, s.chart)
-        read = "; ".join(
-            f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
-            for name, row in rows.items()
-        )
-        caption = (
-            "Medians of each phase. input: ids become rows, counts and ids travel; lookup: rows "
-            "are read and summed; output: waiting for vectors; dense: all that is not the tables', "
-            "data included; gradients: they travel to the owners; update: touched rows are written."
-        )
         return s.finish("phases", "Where a step's time goes", f"Stacked bars. {read}.", caption)
-
-
-def _whole_ticks(s: Sheet) -> None:
-    s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
-    s.chart.xaxis.set_major_formatter("{x:,.10g}")
-
-
-def _phase_rows(variants: Sequence[Variant]) -> dict[str, dict[str, float]]:
-    """Return the phases of each rank of a single run, or the mean of each variant's runs."""
-    records = {v.name: [r.performance for r in v.runs if r.performance] for v in variants}
-    every = [record for of_one in records.values() for record in of_one]
-    if len(every) == 1 and every[0].ranks <= RANKS_SHOWN:
-        return {f"rank {rank}": spent for rank, spent in enumerate(every[0].phases_ms)}
-    means = {name: [r.mean_phases() for r in of_one] for name, of_one in records.items() if of_one}
-    return {
-        name: {phase: sum(run[phase] for run in runs) / len(runs) for phase in PHASES}
-        for name, runs in means.items()
-    }
 
 
 def memory(variants: Sequence[Variant]) -> Drawn:
     """Draw the bytes of the tables by kind: on the fullest rank of each variant, or on each rank of
     a single run. The labels add the peak of the process or GPU.
     """
-    rows = _memory_rows(variants)
-    if not rows:
+    records = {name: held for name, (_, held) in _records(variants).items()}
+    if not records:
         return NO_RECORD
     names = drawing.MEMORY_NAMES
-    kinds = {name: [getattr(row, kind) for row in rows.values()] for kind, name in names.items()}
     colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in names.items()}
+    rows = {
+        name: {title: getattr(held, kind) for kind, title in names.items()}
+        for name, held in records.items()
+    }
     labels = [
-        f"{size(row.tables)}, {row.peak[0]} at most {size(row.peak[1])}" for row in rows.values()
+        f"{size(held.tables)}, {held.peak[0]} at most {size(held.peak[1])}"
+        for held in records.values()
     ]
-    with horizontal_bars(list(rows), labels, legend=list(kinds)) as s:
-        places = [place for (place,) in s.positions]
-        ends = drawing.stacked(s.chart, places, kinds, colors, 0.2, horizontal=True)
-        s.chart.set(xlabel="bytes of the tables", xlim=(0, max(ends) * 1.04 or 1))
+    with _stacks(rows, labels, colors, "bytes of the tables") as s:
         drawing.byte_axis(s.chart.xaxis)
-        legend_below(s.figure, s.chart)
         return s.finish(
             "memory",
             "Memory",
@@ -365,15 +344,43 @@ def memory(variants: Sequence[Variant]) -> Drawn:
         )
 
 
-def _memory_rows(variants: Sequence[Variant]) -> dict[str, RankMemory]:
-    runs = {v.name: [r.performance.memory for r in v.runs if r.performance] for v in variants}
-    every = [ranks for of_one in runs.values() for ranks in of_one]
-    if len(every) == 1 and len(every[0]) <= RANKS_SHOWN:
-        return {f"rank {rank}": row for rank, row in enumerate(every[0])}
+@contextmanager
+def _stacks(
+    rows: Mapping[str, Mapping[str, float]],
+    labels: Sequence[str],
+    colors: Mapping[str, str],
+    xlabel: str,
+) -> Iterator[Sheet]:
+    """Open a figure of named bars, each of the parts in `colors`, with a legend of the parts."""
+    with horizontal_bars(list(rows), labels, legend=list(colors)) as s:
+        parts = {part: [row[part] for row in rows.values()] for part in colors}
+        ends = drawing.stacked(s.chart, s.positions, parts, colors, drawing.THICK, horizontal=True)
+        s.chart.set(xlabel=xlabel, xlim=(0, max(ends) * 1.04 or 1))
+        legend_below(s.figure, s.chart)
+        yield s
+
+
+def _whole_ticks(s: Sheet) -> None:
+    s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
+    s.chart.xaxis.set_major_formatter("{x:,.10g}")
+
+
+def _records(variants: Sequence[Variant]) -> dict[str, tuple[Mapping[str, float], RankMemory]]:
+    """Return phases and memory of each rank of a single run; else of each variant the mean of its
+    runs' phases, and the memory of its fullest rank.
+    """
+    records = {v.name: [r.performance for r in v.runs if r.performance] for v in variants}
+    every = [record for of_one in records.values() for record in of_one]
+    if len(every) == 1 and every[0].ranks <= RANKS_SHOWN:
+        pairs = zip(every[0].phases_ms, every[0].memory, strict=True)
+        return {f"rank {rank}": pair for rank, pair in enumerate(pairs)}
     return {
-        name: max((rank for ranks in of_one for rank in ranks), key=lambda rank: rank.tables)
-        for name, of_one in runs.items()
-        if of_one
+        name: (
+            {p: sum(run.mean_phases()[p] for run in runs) / len(runs) for p in PHASES},
+            max((rank for run in runs for rank in run.memory), key=lambda rank: rank.tables),
+        )
+        for name, runs in records.items()
+        if runs
     }
 
 

@@ -21,8 +21,8 @@ from recapp.reporting.details import part_of_page, read_details
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.page import Gallery
 from recapp.reporting.phases import PHASES
-from recapp.reporting.record import read_yaml
 from recapp.reporting.run_figures import curve_title, curves, memory, phases
+from recapp.reporting.run_record import read_yaml
 from recapp.reporting.runs import Run, jobs_of, read_runs
 from recapp.reporting.sweep_page import sweep_page
 from recapp.reporting.variants import Variant, objective_of

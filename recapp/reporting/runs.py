@@ -24,26 +24,23 @@ from typing import Any
 
 from recapp.console import Column
 from recapp.errors import ConfigError
-from recapp.reporting.record import (
+from recapp.reporting.run_record import (
     ERROR_FILE,
     METRICS_FILE,
     PREDICTED_FILE,
     SETTINGS_FILE,
-    read_csv,
-    read_measures,
-    read_yaml,
-    write_whole,
-)
-from recapp.reporting.run_record import (
     Failure,
     Performance,
     PlanReport,
     RunRecord,
     finite,
-    read_failure,
+    read_csv,
+    read_measures,
     read_performance,
     read_record,
     read_run,
+    read_yaml,
+    write_whole,
 )
 from recapp.tasks.measures import Measures
 
@@ -80,7 +77,7 @@ class Run:
     @cached_property
     def failure(self) -> Failure | None:
         """The reason why the run failed or was stopped."""
-        return read_failure(self.directory)
+        return read_record(Failure, self.directory / ERROR_FILE)
 
     @cached_property
     def _record(self) -> RunRecord | None:

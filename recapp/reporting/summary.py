@@ -12,8 +12,14 @@ from typing import Any
 from recapp.console import Column, note, print_table, readable, short_path
 from recapp.errors import TrainingError
 from recapp.reporting.details import print_slices, read_details, with_interval
-from recapp.reporting.record import METRICS_FILE, write_measures, write_metrics
-from recapp.reporting.run_record import RowsRead, RunRecord, SplitRead
+from recapp.reporting.run_record import (
+    METRICS_FILE,
+    RowsRead,
+    RunRecord,
+    SplitRead,
+    write_measures,
+    write_metrics,
+)
 from recapp.settings.records import record
 from recapp.tasks.measures import Measures
 from recapp.tasks.metric_settings import GAUC

@@ -16,17 +16,17 @@ from recapp.reporting.variants import (
     Objective,
     Variant,
     learned_variants_of,
+    metric_verdict,
     objective_of,
-    same_speed,
+    pace_of,
     speed_variants_of,
+    speed_verdict,
     without_effect,
 )
-from recapp.reporting.verdicts import metric_verdict, pace_of, speed_verdict, tied_with
 
 SHOWN_FAILURES = 5  # the most different errors that are listed before the first picture
 SHOWN_VARIANTS = 40  # the most variants in pictures of the cost of a step
 VALUES_LISTED = 6  # the most listed values of a setting, before "and 12 more"
-MARK = Column("mark", "")
 
 
 def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
@@ -56,12 +56,9 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     if others:
         more.append(f"Some runs chose their checkpoint by {', '.join(others)} instead.")
     top = [page.paragraph(verdict, "lead"), varied, *map(page.paragraph, more), *_failures(runs)]
-    by_metric = len(variants) > 1
-    table = (
-        table_by_metric(good, variants, objective) if by_metric else table_by_speed(good, speeds)
-    )
     learned = gallery.part("What was learned", [], _learned(good, variants, objective))
-    opening = page.columns(["".join(top), table])
+    table = [table_by_metric(good, variants, objective)] if len(variants) > 1 else []
+    opening = page.columns(["".join(top), *table])
     return title, [opening, *learned, *_costs(speeds, gallery), *end]
 
 
@@ -190,39 +187,15 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
         start = {"mark": "" if number else "★ best", "name": variant.name, "metric": metric.mean}
         reach = {"reach": f"{metric.low:.5f} to {metric.high:.5f}", "seeds": len(metric.values)}
         rows.append(others | start | settings.of(variant.runs[0]) | reach)
-    columns = [MARK, _metric("metric", objective), *(settings.columns or [Column("name", "run")])]
+    columns = [
+        Column("mark", ""),
+        _metric("metric", objective),
+        *(settings.columns or [Column("name", "run")]),
+    ]
     if any(len(metric.values) > 1 for _, metric in ranked):
         columns += [Column("reach", "lowest to\nhighest seed"), Column("seeds", "seeds")]
     columns += [_metric(key, objective.named(key)) for key in always if key != objective.name]
     return page.table(rows, columns, marked=[0]) if rows else ""
-
-
-def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant]) -> str:
-    """Return the table of variants by speed as HTML, the fastest first, and marked unless the order
-    is noise.
-
-    Args:
-        runs: The runs that ended well.
-        speeds: The variants of these runs that may differ in speed.
-    """
-    pace = pace_of(speeds)
-    ranked = pace.ranked(speeds)
-    settings = _settings(runs, same_speed(runs))
-    clear = len(ranked) > 1 and not tied_with(ranked[0][0], speeds)
-    rows: list[dict[str, Any]] = []
-    for number, (variant, mean) in enumerate(ranked):
-        reach = pace.spread(variant)
-        start = {"mark": "★ fastest" if clear and not number else "", "name": variant.name}
-        half = pace.between(reach) if reach else None
-        rows.append(start | settings.of(variant.runs[0]) | {"pace": mean.mean, "half": half})
-    speed = ("samples\n/ s", ",.0f") if pace.by_rate else ("step,\nms", pace.spec)
-    columns = [
-        *([MARK] if clear else []),
-        *(settings.columns or [Column("name", "run")]),
-        Column("pace", *speed),
-        Column("half", "middle half\nof steps"),
-    ]
-    return page.table(rows, columns, marked=[0] if clear else []) if rows else ""
 
 
 def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:

@@ -1,8 +1,13 @@
-"""Variants of a sweep: sets of runs that count as one in a comparison.
+"""Variants of a sweep, sets of runs that count as one in a comparison, and the sentences that
+compare them: the best and the fastest variant, and whether their order is noise.
 
 The runs of a variant differ only in their seed and in settings that have no effect on the compared
 number, a metric or the speed. A setting that does not change the trained model, such as the plan,
 makes no variants by metric; a learning rate makes none by speed.
+
+By metric, an order is noise while the runs of the best variant overlap with those of another. By
+speed, it is noise while the middle halves of the steps overlap. Runs with different batch sizes are
+compared by samples per second.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +15,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from recapp.reporting.drawing import spec_of
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
 from recapp.tasks.click import CLICK
 from recapp.tasks.measures import VALIDATION, Measures
@@ -36,6 +42,7 @@ SAME_SPEED = (  # settings that do not change the length of a step
     "dataset.val_*",
 )
 RATES = "optimizer.*"  # the numbers of this group, rates, decays and epsilons, do not change speed
+NAMED = 4  # variants in a sentence, before "and 12 more"
 EQUAL = 5e-6  # metrics are shown with five decimals
 
 
@@ -60,9 +67,9 @@ class Interval:
         """The value of the highest run."""
         return max(self.values)
 
-    def overlaps(self, other: "Interval", apart: float = 0.0) -> bool:
-        """Return whether two intervals, each from lowest to highest, are at most `apart` apart."""
-        return self.low <= other.high + apart and other.low <= self.high + apart
+    def overlaps(self, other: "Interval") -> bool:
+        """Return whether two intervals, each from lowest to highest, have a number in common."""
+        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -110,16 +117,10 @@ def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:
 
 def speed_variants_of(runs: Sequence[Run]) -> list[Variant]:
     """Return the runs that ended well, as variants by the settings that may change speed."""
-    return together(runs, same_speed(runs))
-
-
-def same_speed(runs: Sequence[Run]) -> set[str]:
-    """Return the varied settings that do not change the length of a step."""
-    return {
-        name
-        for name, values in varied_settings(runs).items()
-        if name != PLAN and not changes_speed(name, values)
-    }
+    settings = varied_settings(runs).items()
+    return together(
+        runs, {name for name, vs in settings if name != PLAN and not changes_speed(name, vs)}
+    )
 
 
 def changes_speed(name: str, values: Sequence[Any]) -> bool:
@@ -127,18 +128,6 @@ def changes_speed(name: str, values: Sequence[Any]) -> bool:
     numbers = all(isinstance(value, int | float | None) for value in values)
     rate = numbers and fnmatchcase(name, RATES)
     return not rate and not any(fnmatchcase(name, pattern) for pattern in SAME_SPEED)
-
-
-def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
-    """Return the variants in sets. Of the settings that change speed, the members of a set differ
-    only in the plan.
-    """
-    sets: dict[str, list[Variant]] = {}
-    for variant in variants:
-        first = variant.runs[0]
-        shared = [v for name, v in first.varied.items() if changes_speed(name, [v])]
-        sets.setdefault(repr((first.results.ranks, shared)), []).append(variant)
-    return list(sets.values())
 
 
 # ---- by metric
@@ -229,3 +218,173 @@ def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Varia
         Variant(v.name, tuple({str(run.setting(SEED)): run for run in v.runs[::-1]}.values())[::-1])
         for v in variants
     ]
+
+
+# ---- sentences
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as part of a sentence: `a, b and c`; of many names the first ones and a
+    count.
+    """
+    more = len(names) - NAMED
+    shown = [*names[:NAMED], f"{more} more"] if more > 0 else list(names)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+
+
+def metric_verdict(
+    variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()
+) -> list[str]:
+    """Return sentences about the best variant by the metric; the first sentence is the verdict.
+
+    Args:
+        variants: The variants to compare.
+        objective: The metric.
+        no_effect: The varied settings that do not change the metric.
+    """
+    ranked = objective.ranked(variants)
+    if not ranked:
+        return [f"No run has {objective.name}, so none is best."]
+    (best, first), *others = ranked
+    same = []
+    if no_effect:
+        what = listed(["The plan" if name == PLAN else name for name in no_effect])
+        same = [
+            f"{what} {'do' if len(no_effect) > 1 else 'does'} not change what is learned: runs "
+            f"that differ in nothing else have the same {objective.title}."
+        ]
+    if not others:
+        every = f"All runs reach the same {objective.title}" if no_effect else objective.heading
+        return [f"{every}: {_metric(first)}.", *same]
+    more = "higher" if objective.highest else "lower"
+    verdict = f"Best: {best.name}, {objective.title} {_metric(first)}; {more} is better."
+    return [verdict, *_how_sure(ranked), *same]
+
+
+def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
+    """Return sentences on whether the order is more than chance, as far as the seeds show."""
+    (best, first), *others = ranked
+    if all(len(interval.values) == 1 for _, interval in ranked):
+        lead = abs(first.mean - others[0][1].mean)
+        seeds = "Each was run with one seed, so how much of that is chance is not known"
+        return [f"It leads {others[0][0].name} by {lead:.5f}. {seeds}; seed=1,2,3 shows it."]
+    close = [variant.name for variant, interval in others if interval.overlaps(first)]
+    if not close:
+        return []
+    return [
+        f"Seeds differ by as much as settings do: the runs of {best.name} and those of "
+        f"{listed(close)} overlap, so which of these is best is noise until more seeds are run."
+    ]
+
+
+def _metric(interval: Interval) -> str:
+    n = len(interval.values)
+    several = f" (mean of {n} seeds, {interval.low:.5f} to {interval.high:.5f})" if n > 1 else ""
+    return f"{interval.mean:.5f}{several}"
+
+
+# ---- speed
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The number by which speed is compared: milliseconds per step, or samples per second.
+
+    Args:
+        by_rate: Whether the number is samples per second, at the median step.
+        spec: The format of milliseconds.
+    """
+
+    by_rate: bool
+    spec: str
+
+    def of(self, variant: Variant) -> Interval | None:
+        """Return the pace of a variant's runs."""
+        return variant.measure(lambda run: self._at(run, run.results.step_ms))
+
+    def spread(self, variant: Variant) -> Interval | None:
+        """Return the interval of the middle half of the steps of a variant's runs."""
+        ends = [
+            pace
+            for run in variant.runs
+            for ms in run.results.step_ms_quartiles or ()
+            if (pace := self._at(run, ms)) is not None
+        ]
+        return Interval(tuple(ends)) if ends else self.of(variant)
+
+    def show(self, value: float, unit: bool = True) -> str:
+        """Return a pace as text, with its unit or without."""
+        if self.by_rate:
+            return f"{value:,.0f}{' samples/s' if unit else ''}"
+        return f"{value:{self.spec}}{' ms' if unit else ''}"
+
+    def between(self, interval: Interval) -> str:
+        """Return the ends of an interval as text."""
+        return f"{self.show(interval.low, unit=False)} to {self.show(interval.high, unit=False)}"
+
+    def ranked(self, variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
+        """Return the variants that have a pace, the fastest first."""
+        known = [(variant, pace) for variant in variants if (pace := self.of(variant))]
+        return sorted(known, key=lambda one: one[1].mean, reverse=self.by_rate)
+
+    def _at(self, run: Run, step_ms: float | None) -> float | None:
+        if step_ms is None or not self.by_rate:
+            return step_ms
+        batch = run.results.batch_size
+        return batch / step_ms * 1e3 if batch and step_ms else None
+
+
+def pace_of(variants: Sequence[Variant]) -> Pace:
+    """Return the pace that compares some variants: a rate if batch sizes differ."""
+    runs = [run for variant in variants for run in variant.runs]
+    batches = {run.results.batch_size for run in runs}
+    spec = spec_of(run.results.step_ms for run in runs)
+    return Pace(len(batches) > 1 and None not in batches, spec)
+
+
+def tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants whose steps overlap with those of `one`, the fastest first."""
+    pace = pace_of(variants)
+    reach = pace.spread(one)
+    others = [(variant, pace.spread(variant)) for variant, _ in pace.ranked(variants)]
+    return [v for v, its in others if v is not one and reach and its and its.overlaps(reach)]
+
+
+def speed_verdict(variants: Sequence[Variant]) -> list[str]:
+    """Return sentences about speed: the fastest variant, and whether the order is noise."""
+    pace = pace_of(variants)
+    ranked = pace.ranked(variants)
+    if len(ranked) < 2:
+        return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
+    (fastest, best), *_, (slowest, worst) = ranked
+    fast = pace.show(best.mean)
+    slow = pace.show(worst.mean)
+    near = tied_with(fastest, variants)
+    if len(near) == len(ranked) - 1:
+        return [
+            f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
+            f"slowest ({slow}), but the middle halves of their steps overlap."
+        ]
+    factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
+    times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
+    a_step = "" if pace.by_rate else " a step"
+    verdict = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+    for end, tied in ("fastest", near), ("slowest", tied_with(slowest, variants)):
+        if tied:
+            names = listed([variant.name for variant in tied])
+            verdict += f" {names} cannot be told from the {end}: that difference is noise."
+    return [verdict]
+
+
+def _one_speed(variant: Variant) -> list[str]:
+    step = variant.recorded("step_ms")
+    rate = variant.recorded("samples_per_second")
+    assert step
+    samples = f", {rate.mean:,.0f} samples/s" if rate else ""
+    if len(step.values) == 1:
+        return [f"A step takes {step.mean:.3g} ms{samples}."]
+    why = (
+        "Speed is not compared: the runs do not differ in anything that changes it. That the "
+        f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
+    )
+    return [f"A step takes {step.mean:.3g} ms on average{samples}.", why]

@@ -19,6 +19,7 @@ from recapp.settings.check_settings import names_of
 from recapp.settings.records import composed, record, to_plain
 from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.table_settings import WIDE, ListedTables, TablesOfDataset
+from recapp.transport.choose_transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,6 @@ class OnPaper(Recipe):
     weak_batch: Positive = 512
 
 
-Transport = Literal["auto", "gloo", "shared_memory"]
 Workloads = Literal["W1", "W1d", "W2", "W2m", "W3", "W4", "W1s", "W2s", "W2c"]
 Dlrms = Literal["hugectr_d128", "hugectr_d64", "small"]
 Ids = Literal["uniform", "zipf"]

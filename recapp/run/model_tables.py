@@ -6,6 +6,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.derived_columns import Kind
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
@@ -264,21 +265,24 @@ class _TablesOfColumns:
         """Return the number of rows of the table of a column: those of its vocabulary, else those
         that the settings give.
         """
-        if (known := self.schema.vocabulary_rows(column)) is not None:
-            return known
+        derived = self.schema.id_column(column)
+        rows = derived.rows if derived else None
+        if derived and derived.kind is Kind.VOCABULARY and rows is not None:
+            return rows
         place = self.columns.index(column)
         if self.dataset.table_rows and place < len(self.dataset.table_rows):
             return self.dataset.table_rows[place]
         if self.dataset.cardinality and place < len(self.dataset.cardinality):
             return self.dataset.cardinality[place] + 1
-        if (derived := self.schema.rows_of(column)) is not None:
-            return derived
+        if rows is not None:
+            return rows
         return self.settings.max_rows or EXPECTED_ROWS  # until ids are counted, if they are
 
     def _id_rule(self, readers: Sequence[str]) -> str:
         """Return the id rule of a table that some columns read."""
         settings = self.settings
-        if not settings.grow and any(self.schema.is_hash(reader) for reader in readers):
+        derived = [self.schema.id_column(reader) for reader in readers]
+        if not settings.grow and any(one and one.kind is Kind.CROSS for one in derived):
             return "hash"
         return settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
 

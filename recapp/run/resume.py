@@ -16,8 +16,7 @@ from recapp.planner.rank_memory import bytes_per_rank
 from recapp.processes.rank_environment import is_first, rank_info
 from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
-from recapp.reporting.record import PREDICTED_FILE
-from recapp.reporting.run_record import write_record
+from recapp.reporting.run_record import PREDICTED_FILE, write_record
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model

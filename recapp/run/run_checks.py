@@ -24,13 +24,10 @@ from recapp.dataset.fingerprint import file_facts, resumed_files
 from recapp.dataset.footers import first_outside, place_of_id
 from recapp.dataset.order import check_order
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
-from recapp.dataset.sequential_rows import check_values
+from recapp.dataset.sequential_rows import check_first_rows
 from recapp.dataset.source import (
-    labels_that_may_be_wrong,
     open_files,
     open_source,
-    text_that_may_be_no_number,
-    text_that_must_be_integers,
 )
 from recapp.dataset.synthetic import check_directory
 from recapp.errors import CheckpointError, ConfigError, suggest
@@ -130,7 +127,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     dataset = recipe.dataset.scaled
     here = rank_info()
     ranks = here.world if here else rank_count(recipe.trainer.devices, recipe.trainer.accelerator)
-    check_order(dataset.batch_size, dataset.lanes, ranks, dataset.shuffle_rows)
+    check_order(dataset.batch_size, dataset.lanes, ranks)
     named = {"path": dataset.path, "val_path": dataset.val_path}
     for key, paths in ({"test_path": dataset.test_path} if test else named).items():
         if paths is not None and dataset.generate is None:
@@ -196,11 +193,7 @@ def _check_files(
             f"{read_by_metrics[column]}={column}: the column has a list of ids in a row: choose "
             "one of single ids"
         )
-    ids = text_that_must_be_integers(source, schema)
-    numbers = text_that_may_be_no_number(source, schema)
-    labels = labels_that_may_be_wrong(source, schema)
-    if ids or numbers or labels:
-        check_values(source, schema, ids=ids, numbers=numbers, labels=labels)
+    check_first_rows(source, schema)
 
 
 def _note_shared_files(path: Paths, val_path: Paths) -> None:

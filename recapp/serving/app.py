@@ -18,7 +18,6 @@ origin of the page, and the server accepts only its own origin.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -39,7 +38,7 @@ from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Admission, Limits, Refused, bad, busy, read_body
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
-from recapp.serving.question import JSON, Reply, read_object, written
+from recapp.serving.question import json_answer, read_object
 from recapp.serving.served_model import ModelInService, Served
 
 READERS = {"infer": read_infer, "infer_rows": read_rows}
@@ -49,8 +48,6 @@ EXTENSIONS = ("binary_tensor_data", "model_repository")
 ERROR_LETTERS = 1000  # cuts error texts: a request may hold a name of megabytes
 LOOK_SECONDS = 1.0  # between two checks of the ranks while a request waits
 GONE = 499  # status in the metrics when the client has disconnected before the answer
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
@@ -116,14 +113,14 @@ class Server:
         model = "/v2/models/{name}"
         places = (model, f"{model}/versions/{{version}}")
         routes = [
-            _get("/", self.page),
-            _get("/metrics", self.metrics),
-            _get("/v2", self.server),
-            _get("/v2/health/live", self.live),
-            _get("/v2/health/ready", self.ready),
-            *(_get(place, self.metadata) for place in places),
-            *(_get(f"{place}/ready", self.model_ready) for place in places),
-            *(_get(f"{place}/example", self.example) for place in places),
+            Route("/", self.page),
+            Route("/metrics", self.metrics),
+            Route("/v2", self.server),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            *(Route(place, self.metadata) for place in places),
+            *(Route(f"{place}/ready", self.model_ready) for place in places),
+            *(Route(f"{place}/example", self.example) for place in places),
             *(
                 Route(f"{place}/{verb}", partial(self.infer, verb), methods=["POST"])
                 for place in places
@@ -156,15 +153,15 @@ class Server:
 
     async def server(self, request: Request) -> Response:
         """Return the metadata of the server."""
-        return _json({"name": "recapp", "version": self.version, "extensions": EXTENSIONS})
+        return json_answer({"name": "recapp", "version": self.version, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
         """Answer that the process is alive."""
-        return _json({"live": True})
+        return json_answer({"live": True})
 
     async def ready(self, request: Request) -> Response:
         """Answer whether the server is ready for requests."""
-        return _json({"ready": self.is_ready}, 200 if self.is_ready else 503)
+        return json_answer({"ready": self.is_ready}, 200 if self.is_ready else 503)
 
     # ---- about the model
 
@@ -180,34 +177,31 @@ class Server:
 
     async def metadata(self, request: Request) -> Response:
         """Return the metadata of the model."""
-        return _json(self._served(request).metadata())
+        return json_answer(self._served(request).metadata())
 
     async def model_ready(self, request: Request) -> Response:
         """Answer whether the model is ready."""
         served = self._served(request)
         answer = {"name": served.name, "ready": self.is_ready}
-        return _json(answer, 200 if self.is_ready else 503)
+        return json_answer(answer, 200 if self.is_ready else 503)
 
     async def example(self, request: Request) -> Response:
         """Return example rows, and whether they are synthetic."""
         served = self._served(request)
-        return _json({"rows": served.example(), "made_up": served.scorer.example is None})
+        return json_answer({"rows": served.example(), "made_up": served.scorer.example is None})
 
     async def index(self, request: Request) -> Response:
         """List the model in service."""
         served = self.model.current()
         state = {"name": served.name, "version": served.version, "state": "READY", "reason": ""}
-        return _json([state])
+        return json_answer([state])
 
     async def load(self, request: Request) -> Response:
         """Reload the model from the path that the server was started with."""
         check_origin(request)
         check_place(request, self.model.current())
         self._check_ranks()
-        try:
-            body = await self._body(request)
-        except ClientDisconnect:
-            return Response(status_code=GONE)
+        body = await self._body(request)
         self.admission.release(len(body))
         if len(body) and read_object(body) not in ({}, {"parameters": {}}):
             raise bad(
@@ -215,7 +209,7 @@ class Server:
                 "artefact=..."
             )
         served = await self.model.reload()
-        return _json({"name": served.name, "version": served.version})
+        return json_answer({"name": served.name, "version": served.version})
 
     # ---- scores
 
@@ -230,7 +224,7 @@ class Server:
         except Refused as refused:
             status = refused.status
             raise
-        except (ClientDisconnect, asyncio.CancelledError):
+        except asyncio.CancelledError:
             status = GONE
             return Response(status_code=GONE)
         finally:
@@ -244,7 +238,7 @@ class Server:
             body = await self._body(request)
             try:
                 work = self._submit(verb, request, body, start)
-                reply = await self._answer(work, request, start)
+                response = await self._answer(work, request, start)
             finally:
                 self.admission.release(len(body))
         total = time.perf_counter() - start
@@ -257,8 +251,8 @@ class Server:
                 ("total", total),
             )
         )
-        headers = {**reply.headers, "content-type": reply.content_type, "server-timing": timing}
-        return Response(reply.body, headers=headers)
+        response.headers["server-timing"] = timing
+        return response
 
     async def _body(self, request: Request) -> memoryview:
         """Read the body of a request within the time limit. The caller releases its bytes from the
@@ -267,6 +261,8 @@ class Server:
         try:
             async with asyncio.timeout(self.limits.timeout_s):
                 return await read_body(request, self.limits, self.admission)
+        except ClientDisconnect:
+            raise Refused(GONE, "the client has gone") from None
         except TimeoutError:
             raise Refused(
                 408,
@@ -284,12 +280,12 @@ class Server:
         self.batcher.submit(work)
         return work
 
-    async def _answer(self, work: Work, request: Request, start: float) -> Reply:
+    async def _answer(self, work: Work, request: Request, start: float) -> Response:
         """Wait for the answer, until it comes, the client disconnects or the time is over.
 
         Raises:
-            ClientDisconnect: The client has disconnected.
-            Refused: The request is refused, a rank does not answer, or the time is over.
+            Refused: The request is refused, a rank does not answer, the client has disconnected, or
+                the time is over.
         """
         gone = asyncio.ensure_future(request.receive())  # ends when the client disconnects
         until = start + self.limits.timeout_s
@@ -301,7 +297,7 @@ class Server:
                 if work.answer.done():
                     return work.answer.result()
                 if gone.done():
-                    raise ClientDisconnect
+                    raise Refused(GONE, "the client has gone")
                 self._check_ranks()
             limit = f"timeout_s={self.limits.timeout_s:g}"
             raise busy(f"no answer within {limit}: the server has more requests than it can answer")
@@ -339,24 +335,14 @@ def check_origin(request: Request) -> None:
         raise Refused(403, f"origin {shown:.80}: pages of other sites may not use this server")
 
 
-def _get(path: str, handler: Handler) -> Route:
-    return Route(path, handler, methods=["GET"])
-
-
-def _json(document: object, status: int = 200) -> Response:
-    return Response(written(document), status, media_type=JSON)
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
     line = " ".join(readable(error.text).split())[:ERROR_LETTERS]
-    return Response(written({"error": line}), error.status, dict(error.headers), media_type=JSON)
+    return json_answer({"error": line}, error.status, error.headers)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:80]
     text = f"{request.method} {path}: {error.detail}; docs/serving.md lists the routes"
-    return Response(
-        written({"error": text}), error.status_code, dict(error.headers or {}), media_type=JSON
-    )
+    return json_answer({"error": text}, error.status_code, error.headers)

@@ -19,11 +19,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import pyarrow as pa
 import torch
+from starlette.responses import Response
 from torch import Tensor
 
 from recapp.dataset.collate import join_batches
@@ -31,7 +32,7 @@ from recapp.dataset.raw_rows import RawTable
 from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer, not_finite
 from recapp.serving.limits import Refused, bad, busy
-from recapp.serving.question import Question, Reply
+from recapp.serving.question import Question
 from recapp.serving.served_model import Served
 from recapp.sparse.batch import Batch
 
@@ -55,33 +56,35 @@ class Work:
 
     read: Read
     arrived: float
-    answer: "asyncio.Future[Reply]"
+    answer: "asyncio.Future[Response]"
     dropped: bool = False  # its handler no longer awaits the answer
     served: Served | None = None
     question: Question | None = None
     read_s: float = 0.0  # to parse its body
     waited_s: float = 0.0  # from its arrival until it was read
     model_s: float = 0.0  # to compute its batch
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     @property
     def rows(self) -> int:
         """Return the number of rows of the request; 0 before it is read."""
         return self.question.table.num_rows if self.question else 0
 
-    def finish(self, result: Reply | BaseException) -> None:
-        """Hand the answer to the event loop, which may have ended."""
+    def finish(self, result: Response | Exception) -> None:
+        """Hand the answer, or the error that takes its place, to the event loop, which may have
+        ended.
+        """
+        answer = _refusal(result) if isinstance(result, Exception) else result
 
         def done() -> None:
             if self.dropped:
                 return
-            if isinstance(result, Reply):
-                self.answer.set_result(result)
+            if isinstance(answer, Refused):
+                self.answer.set_exception(answer)
             else:
-                self.answer.set_exception(result)
+                self.answer.set_result(answer)
 
         try:
-            self.loop.call_soon_threadsafe(done)
+            self.answer.get_loop().call_soon_threadsafe(done)
         except RuntimeError:  # the loop has ended
             log.debug("an answer came after the end")
 
@@ -184,13 +187,8 @@ class Batcher:
         try:
             work.served = self._current()
             work.question = work.read(work.served)
-        except Refused as refused:
-            work.finish(refused)
-        except RecappError as error:
-            work.finish(_refusal(error))
-        except Exception:
-            log.exception("a request could not be read")
-            work.finish(Refused(500, FAULT))
+        except Exception as error:
+            work.finish(error)
         work.read_s = time.perf_counter() - start
         return work.question is not None
 
@@ -212,7 +210,7 @@ class Batcher:
                 for work in works:
                     self._compute([work])
                 return
-            works[0].finish(_refusal(error))
+            works[0].finish(error)
             return
         took = time.perf_counter() - read
         self._observe(batch.rows, took)
@@ -242,12 +240,14 @@ def _batch_of(tables: Sequence[RawTable], scorer: Scorer) -> Batch:
 
 def _refusal(error: Exception) -> Refused:
     """Return the answer to a failed request, with a status that blames the client or the server."""
+    if isinstance(error, Refused):
+        return error
     text = " ".join(str(error).split())
     if isinstance(error, RankError):
         return busy(f"this server cannot compute any more, and ends: {text}")
     if isinstance(error, RecappError):
         return bad(text)
-    log.error("a batch could not be computed", exc_info=error)
+    log.error("a request could not be answered", exc_info=error)
     return Refused(500, FAULT)
 
 
@@ -257,8 +257,5 @@ def _answer(work: Work, outputs: Mapping[str, Tensor]) -> None:
         if fault := not_finite(outputs):
             raise Refused(500, fault)
         work.finish(work.question.write(outputs))
-    except Refused as refused:
-        work.finish(refused)
-    except Exception:
-        log.exception("an answer could not be written")
-        work.finish(Refused(500, FAULT))
+    except Exception as error:
+        work.finish(error)

@@ -3,7 +3,7 @@
 The bounds of two neighbouring buckets of seconds differ by a factor of about 1.4.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,11 +24,15 @@ ROWS = [2**power for power in range(13)]
 
 
 class Counts:
-    """The metrics of a server since its start; the event loop and the worker change them."""
+    """The metrics of a server since its start; the event loop and the worker change them.
+
+    Attributes:
+        reloads: The number of reloads, by result: `loaded` or `refused`.
+        model: The name and the version of the model in service.
+    """
 
     def __init__(self) -> None:
-        registry = CollectorRegistry()
-        self._registry = registry
+        self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "recapp_requests", "Answers, by route and status.", ("route", "code"), registry=registry
         )
@@ -48,10 +52,10 @@ class Counts:
             registry=registry,
             buckets=SECONDS,
         )
-        self._reloads = Counter(
+        self.reloads = Counter(
             "recapp_reloads", "Models that were loaded, by result.", ("result",), registry=registry
         )
-        self._model = Info("recapp_model", "The model in service.", registry=registry)
+        self.model = Info("recapp_model", "The model in service.", registry=registry)
         ProcessCollector(registry=registry)
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
@@ -80,14 +84,6 @@ class Counts:
         """Count a computed batch."""
         self._rows.observe(rows)
         self._model_seconds.observe(seconds)
-
-    def reload(self, result: str) -> None:
-        """Count a reload: `loaded` or `refused`."""
-        self._reloads.labels(result).inc()
-
-    def model(self, labels: Mapping[str, str]) -> None:
-        """Note the name and the version of the model in service."""
-        self._model.info(dict(labels))
 
     def text(self) -> bytes:
         """Return all metrics as Prometheus text."""

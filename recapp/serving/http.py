@@ -1,8 +1,7 @@
 """The HTTP server around the application: its socket, its signals, and the time of a head.
 
-    SIGTERM, SIGINT   stop accepting, answer the open requests, and exit with 0
-    a rank is lost    the same, but exit with an error
-    SIGHUP            reload the model
+    SIGTERM, SIGINT, SIGHUP   stop accepting, answer the open requests, and exit with 0
+    a rank is lost            the same, but exit with an error
 
 uvicorn speaks HTTP through h11; it bounds the bytes of a head, and answers connections above
 `max_connections` with 503. It has no limit on the time of a head, nor of the rest of a body after
@@ -13,6 +12,7 @@ be on its way.
 
 import asyncio
 import errno
+import os
 import resource
 import signal
 import socket
@@ -27,9 +27,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.serving.app import Server
-from recapp.serving.limits import Limits, Refused
+from recapp.serving.limits import Limits
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEEP_ALIVE_SECONDS = 75  # load balancers wait 60 s and must close first
 LINGER_SECONDS = 1.0  # for which an idle connection stays open after a signal
 LISTENS = 1024  # connections that wait to be accepted
@@ -51,27 +51,24 @@ def bound_socket(host: str, port: int) -> socket.socket:
     """
     fix = "host=127.0.0.1 is this machine alone, host=0.0.0.0 all its networks"
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
         raise ConfigError(f"host={host}: there is no such host ({error.strerror}); {fix}") from None
-    listener = socket.socket(family, kind, protocol)
+    both = family == socket.AF_INET6  # host=:: takes IPv4, too
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(LISTENS)
+        return socket.create_server(address, family=family, backlog=LISTENS, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
+        why = os.strerror(error.errno or 0)
         if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
             raise ConfigError(
-                f"host={host}: this machine has no such address ({error.strerror}); {fix}"
+                f"host={host}: this machine has no such address ({why}); {fix}"
             ) from None
         raise ConfigError(
-            f"port={port}: cannot listen at {host}:{port} ({error.strerror}); choose another "
+            f"port={port}: cannot listen at {host}:{port} ({why}); choose another "
             "port=N, or port=0 for any that is free"
         ) from None
-    return listener
 
 
 def address_of(listener: socket.socket) -> str:
@@ -124,7 +121,6 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._server = server
         self._say_started = started
-        self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections."""
@@ -143,10 +139,11 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals inside the `with`."""
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGHUP)}
-        for number in STOPS:
+        before = {number: signal.getsignal(number) for number in STOPS}
+        if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
+            del before[signal.SIGHUP]
+        for number in before:
             loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             yield
         finally:
@@ -159,19 +156,6 @@ class HttpServer(uvicorn.Server):
             note("no new connections; pending requests are answered")
         self._server.ends = True
         self.should_exit = True
-
-    def _reload(self) -> None:
-        task = asyncio.get_running_loop().create_task(_reload(self._server))
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
-
-
-async def _reload(server: Server) -> None:
-    try:
-        await server.model.reload()
-    except Refused as refused:
-        if refused.status == 409:
-            note(refused.text)
 
 
 def closing_at_the_end(server: Server) -> ASGIApp:

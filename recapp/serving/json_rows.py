@@ -19,14 +19,20 @@ from heapq import nsmallest
 from typing import Any
 
 import pyarrow as pa
+from starlette.responses import Response
 from torch import Tensor
 
 from recapp.dataset.schema import TextIds
-from recapp.serving.feature_columns import check_columns
 from recapp.serving.limits import Limits, bad, check_rows
-from recapp.serving.question import Question, Reply, read_object, written
+from recapp.serving.question import (
+    Question,
+    check_ids,
+    column_of,
+    json_answer,
+    read_object,
+    scalars_of,
+)
 from recapp.serving.served_model import Served
-from recapp.serving.tensors import column_of, scalars_of
 from recapp.tasks.task import one_or_all
 
 ALIKE = 0.8  # share of equal letters of a misspelt name: I1 is not a misspelt C1
@@ -58,8 +64,13 @@ def read_rows(
     features = served.features
     _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
-    check_columns(table, served.scorer.schema, limits)
-    return Question(table, lambda outputs: _reply(served, outputs))
+    check_ids(table, served.scorer.schema, limits)
+
+    def write(outputs: Mapping[str, Tensor]) -> Response:
+        scores = {name: column.tolist() for name, column in served.task.scores(outputs).items()}
+        return json_answer({**served.named, "scores": one_or_all(scores)})
+
+    return Question(table, write)
 
 
 def _check_names(rows: Sequence[Mapping[str, Any]], features: tuple[str, ...]) -> None:
@@ -186,8 +197,3 @@ def _rounded(value: int) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _reply(served: Served, outputs: Mapping[str, Tensor]) -> Reply:
-    scores = {name: column.tolist() for name, column in served.task.scores(outputs).items()}
-    return Reply(written({**served.named, "scores": one_or_all(scores)}))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 RETRY_AFTER_SECONDS = 1
-HINT = "send less at once, or start the server with a larger {0}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +71,22 @@ def busy(text: str) -> Refused:
     return Refused(503, text, {"retry-after": str(RETRY_AFTER_SECONDS)})
 
 
-def check_body_bytes(count: int, limits: Limits) -> None:
-    """Check the bytes of a body.
+def check_most(count: int, setting: str, fault: str, limits: Limits) -> None:
+    """Check a number of a request against a limit.
+
+    Args:
+        count: The number.
+        setting: The name of the limit.
+        fault: The words for a number above the limit.
+        limits: The limits.
 
     Raises:
-        Refused: There are more than `max_body_bytes`.
+        Refused: The number is above the limit.
     """
-    if count > limits.max_body_bytes:
-        raise Refused(
-            413,
-            f"the body has {count:,} bytes or more, above max_body_bytes={limits.max_body_bytes}: "
-            + HINT.format("max_body_bytes"),
-        )
+    most = getattr(limits, setting)
+    if count > most:
+        hint = f"send less at once, or start the server with a larger {setting}"
+        raise Refused(413, f"{fault}, above {setting}={most}: {hint}")
 
 
 def check_rows(count: int, limits: Limits) -> None:
@@ -94,26 +97,7 @@ def check_rows(count: int, limits: Limits) -> None:
     """
     if count == 0:
         raise bad("the request has no rows: send at least one")
-    if count > limits.max_rows:
-        raise Refused(
-            413,
-            f"the request has {count:,} rows, above max_rows={limits.max_rows}: "
-            + HINT.format("max_rows"),
-        )
-
-
-def check_ids(count: int, limits: Limits) -> None:
-    """Check the ids of a request.
-
-    Raises:
-        Refused: There are more than `max_ids`.
-    """
-    if count > limits.max_ids:
-        raise Refused(
-            413,
-            f"the request has {count:,} ids, above max_ids={limits.max_ids}: "
-            + HINT.format("max_ids"),
-        )
+    check_most(count, "max_rows", f"the request has {count:,} rows", limits)
 
 
 class Admission:
@@ -183,14 +167,18 @@ async def read_body(request: "Request", limits: Limits, admission: Admission) ->
             f"Content-Encoding: {encoding[:40]}: bodies are taken as they are; send it without",
             {"accept-encoding": "identity"},
         )
+
+    def check(count: int) -> None:
+        check_most(count, "max_body_bytes", f"the body has {count:,} bytes or more", limits)
+
     length = request.headers.get("content-length", "0")
     if length.isdecimal():
-        check_body_bytes(int(length), limits)
+        check(int(length))
     parts: list[bytes] = []
     taken = 0
     try:
         async for part in request.stream():
-            check_body_bytes(taken + len(part), limits)
+            check(taken + len(part))
             admission.take(len(part))
             taken += len(part)
             parts.append(part)

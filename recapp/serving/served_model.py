@@ -13,6 +13,7 @@ and is freed after the last of them.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,6 @@ from recapp.inference.scorer import Scorer
 from recapp.processes.process_memory import give_back_unused
 from recapp.serving.counts import Counts
 from recapp.serving.limits import Refused, bad, busy
-from recapp.sparse.batch import Batch
 from recapp.tasks.task import Task
 
 ROUNDING = 1e-5
@@ -137,8 +137,8 @@ def columns_of(scorer: Scorer) -> list[str]:
 def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
     """Check that a model may go into service.
 
-    The model scores its example. This also compiles the kernels, so the first request need not
-    wait.
+    The model scores its example, or a row without ids. This also compiles the kernels, so the first
+    request need not wait.
 
     Args:
         scorer: The model.
@@ -166,7 +166,9 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
             "another server for it"
         )
     if scorer.example is None:
-        _warm_up(scorer)
+        nothing = pa.table({name: pa.nulls(1) for name in scorer.schema.inputs})
+        with suppress(RecappError):  # it may refuse a row without ids
+            scorer(scorer.batch(nothing))
         return
     for name, scores_N in scorer.columns(scorer.example).items():
         if scorer.expected is not None:
@@ -179,18 +181,6 @@ def check_model(scorer: Scorer, before: Scorer | None = None) -> None:
                 )
 
 
-def _warm_up(scorer: Scorer) -> None:
-    """Score a row without ids, to compile the kernels; ignore the error of a model that refuses
-    such a row.
-    """
-    nothing = pa.table({name: pa.nulls(1) for name in scorer.schema.inputs})
-    try:
-        batch: Batch = scorer.batch(nothing)
-        scorer(batch)
-    except RecappError:
-        return
-
-
 class ModelInService:
     """The model in service, and the loader of its successor.
 
@@ -198,6 +188,9 @@ class ModelInService:
         load: Loads the model from the path that the server was started with.
         name: The name under which the server offers the model; None takes the model's own name.
         counts: The counters of the server; reloads are counted there.
+
+    Attributes:
+        loads: Whether a reload is running.
 
     Raises:
         ConfigError: The name cannot be a part of a URL path.
@@ -207,23 +200,24 @@ class ModelInService:
     def __init__(self, load: Callable[[], Scorer], name: str | None, counts: Counts) -> None:
         self._load = load
         self._counts = counts
-        self._loads = False
+        self.loads = False
         scorer = load()
         check_model(scorer)
-        self._put(Served(_checked(name or scorer.name), scorer))
+        name = name or scorer.name
+        if "/" in name or name in (".", "..") or not name.isprintable():
+            raise ConfigError(
+                f"name={name}: the name of a model is part of the paths of requests: "
+                "choose a name of printable letters without a slash"
+            )
+        self._put(Served(name, scorer))
 
     def _put(self, served: Served) -> None:
         self._served = served
-        self._counts.model({"name": served.name, "version": served.version})
+        self._counts.model.info({"name": served.name, "version": served.version})
 
     def current(self) -> Served:
         """Return the model in service."""
         return self._served
-
-    @property
-    def loads(self) -> bool:
-        """Return whether a reload is running."""
-        return self._loads
 
     async def reload(self) -> Served:
         """Load the model again and put it into service; the old model answers meanwhile.
@@ -232,14 +226,14 @@ class ModelInService:
             Refused: The model cannot be loaded or fails its check, so the old model stays; or
                 another reload is running.
         """
-        if self._loads:
+        if self.loads:
             raise Refused(409, "a model is being loaded already: wait for it")
-        self._loads = True
+        self.loads = True
         before = self._served
         try:
             scorer = await asyncio.to_thread(self._loaded)
         except Exception as error:
-            self._counts.reload("refused")
+            self._counts.reloads.labels("refused").inc()
             kind = "" if isinstance(error, RecappError) else f"{type(error).__name__}: "
             text = (
                 f"not loaded, version {before.version} stays in service: "
@@ -248,9 +242,9 @@ class ModelInService:
             note(text)
             raise (busy(text) if isinstance(error, RankError) else bad(text)) from error
         finally:
-            self._loads = False
+            self.loads = False
         self._put(Served(before.name, scorer))
-        self._counts.reload("loaded")
+        self._counts.reloads.labels("loaded").inc()
         note(f"version {scorer.version} is in service instead of {before.version}")
         del before
         await asyncio.to_thread(give_back_unused)
@@ -260,17 +254,3 @@ class ModelInService:
         scorer = self._load()
         check_model(scorer, self._served.scorer)
         return scorer
-
-
-def _checked(name: str) -> str:
-    """Return the name if it can be a part of a URL path.
-
-    Raises:
-        ConfigError: The name cannot be a part of a URL path.
-    """
-    if "/" in name or name in (".", "..") or not name.isprintable():
-        raise ConfigError(
-            f"name={name}: the name of a model is part of the paths of requests: "
-            "choose a name of printable letters without a slash"
-        )
-    return name

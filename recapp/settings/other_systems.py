@@ -1,6 +1,6 @@
-"""What recapp reads and writes in the form of other systems, by the name of the module that does.
+"""What recapp reads, writes and offers in the form of other systems, by the name of the module.
 
-A module is imported when a file or a setting in its form occurs, so nothing else needs it.
+A module is imported when a file, a setting or a call in its form occurs, so nothing else needs it.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,13 @@ PLAN_FORMATS = {"hugectr": "recapp.compat.hugectr.plans"}
 
 TABLE_WORDS = "recapp.compat.hugectr.words"
 """The module whose `in_recapp_words` translates listed tables and lookups."""
+
+
+FUSED_PARAMS = "recapp.compat.torchrec.fused_params"
+"""The module whose `rules_of_fused_params` reads TorchRec's settings of fused kernels."""
+
+FUSED_OPTIMIZER = "recapp.compat.torchrec.keyed"
+"""The module of `FusedOptimizer`, the update of sharded tables as TorchRec's optimiser object."""
 
 
 def plan_format(name: str) -> Any:
@@ -42,3 +49,21 @@ def in_recapp_words(tables: Any) -> Any:
     if not isinstance(tables, Mapping) or tables.get("source") != "list":
         return tables
     return import_module(TABLE_WORDS).in_recapp_words(tables)
+
+
+def rules_of_fused_params(fused_params: Mapping[str, Any]) -> Any:
+    """Return the row rule, or the rules by table, that TorchRec's `fused_params` name.
+
+    Raises:
+        ConfigError: The optimiser is no row rule, or does not have a parameter.
+    """
+    return import_module(FUSED_PARAMS).rules_of_fused_params(fused_params)
+
+
+def fused_optimizer(collections: Mapping[str, Any]) -> Any:
+    """Return the update of sharded collections, by their paths in a model, as an optimiser object.
+
+    Raises:
+        ConfigError: The tables are read-only.
+    """
+    return import_module(FUSED_OPTIMIZER).FusedOptimizer(collections)

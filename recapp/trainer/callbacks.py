@@ -22,8 +22,13 @@ from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_report import plan_rows, rank_rows, table_uses
-from recapp.reporting.record import PERFORMANCE_FILE, claim_directory
-from recapp.reporting.run_record import Performance, RankMemory, write_record
+from recapp.reporting.run_record import (
+    PERFORMANCE_FILE,
+    Performance,
+    RankMemory,
+    claim_directory,
+    write_record,
+)
 from recapp.reporting.summary import print_rows_read
 from recapp.stored.run_files import remove_earlier
 from recapp.tasks.measures import Measures
@@ -54,8 +59,8 @@ SHOWN = {  # columns of the start report whose numbers have a unit
 class ClaimDirectory(BatchCallback):
     """Claims the run's directory just before the run writes its first file there: the first row of
     a curve, the details of a validation, or a checkpoint. Deletes the results of an earlier run
-    (`recapp/reporting/record.py`) and its checkpoints (`recapp/stored/run_files.py`). Writes the
-    details of validations.
+    (`recapp/reporting/run_record.py`) and its checkpoints (`recapp/stored/run_files.py`). Writes
+    the details of validations.
 
     Args:
         directory: The directory of the run.

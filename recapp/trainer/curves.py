@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from recapp.console import note
-from recapp.reporting.record import write_whole
+from recapp.reporting.run_record import write_whole
 from recapp.settings.records import leaves
 
 

@@ -30,19 +30,22 @@ from recapp.dataset.fingerprint import (
     FileFacts,
     Fingerprint,
     ResumeData,
-    check_resume_data,
     file_facts,
     resumed_files,
 )
 from recapp.dataset.footers import place_of_bag, place_of_id
-from recapp.dataset.odd_values import note_remarks
 from recapp.dataset.prediction_input import (
     PredictionInput,
     RankInput,
     open_input,
 )
 from recapp.dataset.schema import Schema, Values
-from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows
+from recapp.dataset.sequential_rows import (
+    example_rows,
+    frequent_values,
+    note_remarks,
+    plain_rows,
+)
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
@@ -135,7 +138,6 @@ class ClickData(LightningDataModule):
         number_rows: bool = False,
     ) -> None:
         super().__init__()
-        check_resume_data(resume_data)
         self.settings = settings
         self.schema = schema
         self._given = schema
@@ -506,17 +508,17 @@ class ClickData(LightningDataModule):
         them, read the resumed epoch from the checkpoint's files alone.
         """
         assert self.trainer is not None and self._opened is not None and self._facts is not None
-        resumed = resumed_files(
+        count, remark = resumed_files(
             stored,
             self._facts,
             batches=batches,
             checkpoint=short_path(self.trainer.ckpt_path or "the checkpoint"),
             resume_data=self._resume_data,
         )
-        if resumed.note and self.trainer.is_global_zero:
-            note(resumed.note)
-        if resumed.count is not None:
-            paths = tuple(file.path for file in self._opened.train.files[: resumed.count])
+        if remark and self.trainer.is_global_zero:
+            note(remark)
+        if count is not None:
+            paths = tuple(file.path for file in self._opened.train.files[:count])
             self._held = open_rows(replace(self.settings, path=paths), self.schema, self.seed)
             self._held_epoch = self.position.epoch
             # the next epoch reads all files, so Lightning must ask for new loaders

@@ -146,7 +146,7 @@ class ScoreWriter(Callback):
         input = _data_of(trainer).prediction_input
         arrays = {column: named[column].detach().float().cpu().numpy() for column in columns}
         self._scored.append((batch, arrays))
-        number = input.part_of(batch.first_row)
+        number = batch.first_row // input.rows_per_part
         if batch.first_row + batch.rows == input.part(number).stop:
             self._parts.write(number, self._scored)
             self._scored = []

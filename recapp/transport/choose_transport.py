@@ -7,10 +7,11 @@ only where ranks have a choice.
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from recapp import console
-from recapp.errors import ConfigError, LaunchError, suggest
+from recapp.errors import LaunchError
+from recapp.settings.values import read
 
 if TYPE_CHECKING:
     import torch
@@ -19,18 +20,8 @@ if TYPE_CHECKING:
     from recapp.processes.process_memory import Pool
     from recapp.transport.communicator import Comm
 
-TRANSPORTS = ("auto", "gloo", "shared_memory")
+Transport = Literal["auto", "gloo", "shared_memory"]
 SETTING = "engine.transport"
-
-
-def check_transport(name: object) -> None:
-    """Check that a name is one of `TRANSPORTS`.
-
-    Raises:
-        ConfigError: The name is not a transport; the text has close matches.
-    """
-    if name not in TRANSPORTS:
-        raise ConfigError(f"{SETTING}={name}: {suggest(str(name), TRANSPORTS)}")
 
 
 def make_comm(
@@ -59,7 +50,7 @@ def make_comm(
     """
     from recapp.transport.communicator import Comm
 
-    check_transport(transport)
+    read(transport, Transport, SETTING)
     comm = Comm(group, device)
     if (
         comm.world == 1

@@ -36,7 +36,6 @@ from multiprocessing import current_process, get_context
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Barrier
-from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, TypeVar
@@ -92,30 +91,18 @@ def run_ranks(
             rank raised an exception (the cause of this error; a note has the traceback), died, or
             reached the timeout. Errors of recapp itself keep their class.
     """
-    if not callable(function):
-        raise ConfigError(
-            f"function={function!r}: give the function that every rank calls, not its result"
-        )
-    if not _is_whole(ranks) or ranks < 1:
+    if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"ranks={ranks!r}: must be a whole number of at least 1")
-    if timeout is not None and not (_is_number(timeout) and 0 < timeout < math.inf):
+    if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ConfigError(
             f"timeout={timeout!r}: must be a number of seconds above 0, or None for no limit"
         )
     _check_this_process()
     with meeting_point(0) as port:
-        environments = environments_of_ranks(int(ranks), port, uuid.uuid4().hex[:8])
+        environments = environments_of_ranks(ranks, port, uuid.uuid4().hex[:8])
         return call_in_forks(
             [partial(_in_group, each, function, args) for each in environments], timeout
         )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_this_process() -> None:
@@ -154,12 +141,12 @@ class RaisedInRank:
 
     Args:
         text: The exception's type and text.
-        pickled: The exception; None where it cannot be pickled.
+        pickled: The exception; empty where it cannot be pickled.
         traceback: Its traceback.
     """
 
     text: str
-    pickled: bytes | None = None
+    pickled: bytes = b""
     traceback: str = ""
 
 
@@ -211,7 +198,7 @@ def call_in_forks(
                 rank.join()
         if failed:
             _raise_what(failed.name, exit_code or 0, files[ranks.index(failed)])
-        return [_read(rank.name, file) for rank, file in zip(ranks, files, strict=True)]
+        return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def _first_failed(ranks: Sequence[ForkProcess], timeout: float | None) -> ForkProcess | None:
@@ -244,7 +231,7 @@ def _raise_what(name: str, exit_code: int, file: Path) -> NoReturn:
     if not file.exists():
         hint = OPENMP if exit_code == -signal.SIGTERM else ""
         raise LaunchError(f"{name} {describe_exit(exit_code)}{hint}")
-    raised: RaisedInRank = _read(name, file)
+    raised: RaisedInRank = pickle.loads(file.read_bytes())
     cause = None
     with suppress(Exception):  # unpickling fails if `__init__` takes other arguments than `args`
         cause = pickle.loads(raised.pickled) if raised.pickled else None
@@ -255,21 +242,6 @@ def _raise_what(name: str, exit_code: int, file: Path) -> NoReturn:
     if raised.traceback:
         error.add_note(f"in {name}:\n{raised.traceback}")
     raise error from cause
-
-
-def _read(name: str, file: Path) -> Any:
-    """Return the answer of a rank.
-
-    Raises:
-        LaunchError: It cannot be unpickled.
-    """
-    try:
-        return pickle.loads(file.read_bytes())
-    except Exception as error:  # the class of a result may raise any exception
-        raise LaunchError(
-            f"{name} returned what cannot be read here ({type(error).__name__}: {error}); "
-            f"{SENDABLE}"
-        ) from None
 
 
 def _be_rank(function: Callable[[], Any], file: Path, all_have_answered: Barrier) -> NoReturn:
@@ -304,18 +276,15 @@ def _answer_of(function: Callable[[], Any]) -> tuple[bytes, bool]:
         explained = explain_error(error, 0) if isinstance(error, Exception) else error
         if getattr(explained, "secondhand", False):
             time.sleep(SECONDS_FOR_THE_SOURCE)
-        return pickle.dumps(_described(error)), True
+        pickled = b""
+        with suppress(Exception):
+            pickled = pickle.dumps(error)
+        lines = "".join(traceback.format_exception(error))
+        text = f"raised {type(error).__name__}: {error}"
+        return pickle.dumps(RaisedInRank(text, pickled, lines)), True
     try:
         return pickle.dumps(result), False
     except Exception as error:
         kind = type(result).__name__
         text = f"returned a {kind}, which cannot be sent back ({error}); {SENDABLE}"
         return pickle.dumps(RaisedInRank(text)), True
-
-
-def _described(error: BaseException) -> RaisedInRank:
-    pickled = None
-    with suppress(Exception):
-        pickled = pickle.dumps(error)
-    lines = traceback.format_exception(error)
-    return RaisedInRank(f"raised {type(error).__name__}: {error}", pickled, "".join(lines))

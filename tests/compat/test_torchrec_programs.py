@@ -18,12 +18,12 @@ from recapp.models.dlrm import DLRM, DLRMTrain
 from recapp.modules.embedding_configs import EmbeddingBagConfig
 from recapp.modules.embedding_modules import EmbeddingBagCollection
 from recapp.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from recapp.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from recapp.optim.optimizers import in_backward_optimizer_filter
 from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from torch import nn
 
 import recapp as torchrec
-from recapp.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -81,19 +81,6 @@ def test_the_split_is_in_file_order_and_rounds_the_training_part_down(tmp_path, 
     assert (fit.segments[0].first, val.segments[-1].first + val.segments[-1].rows) == (0, rows - 5)
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (Fraction(1), "from 0 to less than 1"),
-        (Fraction(-1, 7), "from 0"),
-        (Fraction(99, 100), "leaves none of 9"),
-    ],
-)
-def test_a_split_that_leaves_nothing_is_refused(tmp_path, share, text):
-    with pytest.raises(ConfigError, match=rf"dataset\.val_share={share}.*{text}"):
-        split(numbered_source(tmp_path, [[9]]), share)
-
-
 def test_a_share_is_named_as_the_user_wrote_it(tmp_path):
     path = str(write_numbered(tmp_path, [[9]]))
     data = ClickData(DataSettings(path=path, val_share=0.999999), SCHEMA)

@@ -355,8 +355,3 @@ def test_fewer_rows_than_lanes_to_train_on_are_refused_with_what_would_do(tmp_pa
     with pytest.raises(ConfigError, match=rf"batch_size=16: .* dataset\.lanes=16, so {fix}$"):
         BatchStream(source, SCHEMA, batch_size=16, world=world)
     BatchStream(source, SCHEMA, batch_size=3, lanes=3)
-
-
-def test_a_negative_number_of_workers_is_refused(source):
-    with pytest.raises(ConfigError, match=r"dataset\.num_workers=-1"):
-        make_loader(BatchStream(source, SCHEMA, **SETTINGS), -1)

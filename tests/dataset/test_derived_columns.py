@@ -188,7 +188,8 @@ def test_derived_columns_stand_behind_those_of_the_logs(logs):
         + [MISSING] * 3
         + [ids_of(batch, "x_x_y")[6]] * 2
     )
-    assert [made.rows_of(name) for name in made.features] == [4, None, 3, LOG_EDGES + 2, 3, 3, None]
+    columns = [made.id_column(name) for name in made.features]
+    assert [one and one.rows for one in columns] == [4, None, 3, LOG_EDGES + 2, 3, 3, None]
     none = Collate(made, frozenset({"many"}), "none").batch([])
     assert none.sparse.keys() == list(made.features) and none.dense_BI.shape == (0, 5)
 

@@ -1,23 +1,19 @@
-"""What looks odd about values is said before training: units of times, dates, texts of numbers."""
+"""What looks odd about values is said before training: dates, texts of numbers, separators."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
-from recapp.dataset.odd_values import remarks
 from recapp.dataset.schema import schema_of
+from recapp.dataset.sequential_rows import remarks
 from recapp.dataset.source import open_source
 from recapp.tables.table_settings import TablesOfDataset
 from recapp.trainer.datamodule import ClickData
 
-SECONDS = [1_760_000_000, 1_760_100_000]  # 9 and 10 October 2025
-WRONG = "dataset.times={{t: {}}}: the times of t are from {} to {}; with {{t: {}}} they are from "
-
 
 def said(tmp_path, id_rule="hash", **columns):
-    """Return the remarks on two rows with the columns given; `t` is of times in `unit`."""
-    unit = columns.pop("unit", None)
+    """Return the remarks on two rows with the columns given; `t` is a column of times."""
     separator = columns.pop("separator", None)
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"label": [0, 1], "x": [1, 2], **columns}), path)
@@ -25,40 +21,12 @@ def said(tmp_path, id_rule="hash", **columns):
     settings = DataSettings(
         path=str(path),
         sparse=sparse,
-        times={"t": unit} if unit else None,
+        times={"t": "s"} if "t" in columns else None,
         id_rule=id_rule,
         separator=separator,
     )
     schema = schema_of(settings, TablesOfDataset(source="from_dataset"))
     return list(remarks(open_source(str(path), schema), schema))
-
-
-@pytest.mark.parametrize("kind", [int, str], ids=["numbers", "texts"])
-@pytest.mark.parametrize(
-    ("factor", "unit", "right", "first", "last"),
-    [
-        (1, "ms", "s", "1970-01-21", "1970-01-21"),
-        (1000, "s", "ms", "57742-03-07", "57745-05-07"),
-        (10**9, "us", "ns", "57742-03-07", "57745-05-07"),
-    ],
-)
-def test_times_that_another_unit_makes_credible_are_named_with_it(
-    tmp_path, kind, factor, unit, right, first, last
-):
-    times = [kind(second * factor) for second in SECONDS]
-    found = said(tmp_path, t=times, unit=unit)
-    assert found == [WRONG.format(unit, first, last, right) + "2025-10-09 to 2025-10-10"]
-    assert said(tmp_path, t=times, unit=right) == []
-
-
-def test_times_that_no_unit_or_their_own_type_explains_are_not_odd(tmp_path):
-    assert said(tmp_path, t=[0, 2_500_000], unit="s") == []  # seconds since the log began
-    assert said(tmp_path, t=pa.array(SECONDS, pa.timestamp("s")), unit="ns") == []
-    wrong = pa.array([1_760_000, 1_760_100], pa.timestamp("ms"))  # no unit of ours changes them
-    assert said(tmp_path, t=wrong, unit="s") == []
-    assert said(tmp_path, t=pa.nulls(2, pa.int64()), unit="s") == []
-    assert said(tmp_path, t=["noon", "night"], unit="s") == []  # training refuses it
-    assert said(tmp_path, t=[0, SECONDS[0]], unit="s") == []  # 0 for a missing time
 
 
 def test_oddities_are_noted_before_training_and_before_predicting(tmp_path, capsys):
@@ -74,7 +42,7 @@ def test_oddities_are_noted_before_training_and_before_predicting(tmp_path, caps
 
 
 def test_dates_have_no_hour(tmp_path):
-    (found,) = said(tmp_path, t=pa.array([20_000, 20_001], pa.date32()), unit="s")
+    (found,) = said(tmp_path, t=pa.array([20_000, 20_001], pa.date32()))
     assert found == (
         "column t holds dates, which have no time of day: t_hour, t_day_sin, t_day_cos say "
         "nothing; leave them out, dataset.time_features=[weekday,week]"

@@ -22,10 +22,10 @@ from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError
-from recapp.serving.feature_columns import table_of as table_of_tensors
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
-from recapp.serving.tensors import BinaryData, read_tensor
+from recapp.serving.open_inference import read_tensor
+from recapp.serving.open_inference import table_of as table_of_tensors
 from recapp.sparse.batch import MISSING
 from recapp.stored.derived_values import read_values, written_values
 from recapp.tables.table_settings import TablesOfDataset
@@ -143,7 +143,8 @@ def test_times_periods_and_vectors_stand_behind_the_columns_of_the_logs(logs):
     assert made.features == ("x", "t_hour", "t_weekday")
     circles = ("t_day_sin", "t_day_cos", "t_week_sin", "t_week_cos")
     assert made.numbers == ("a", "a_missing", "a_sin", "a_cos", *circles, "v[0]", "v[1]")
-    assert [made.rows_of(name) for name in made.features] == [None, 3, 8]
+    columns = [made.id_column(name) for name in made.features]
+    assert [one and one.rows for one in columns] == [None, 3, 8]
     assert table_rows(open_source(logs, made), made, 100)[1:] == [3, 8]
     batch = RawRows(made, "none").batch(pq.read_table(logs + "/rows.parquet"))
     # 23:59:59 is there twice and 00:00:00 twice; a missing time has no place
@@ -273,11 +274,10 @@ def test_requests_with_other_values_are_refused(changed, said):
 
 def test_a_tensor_of_a_vector_has_its_columns():
     of = schema(**ASKED)
-    data = BinaryData(memoryview(b""))
 
     def sent(name, datatype, shape, data_):
         given = {"name": name, "datatype": datatype, "shape": shape, "data": data_}
-        return read_tensor(given, data, of.vectors)
+        return read_tensor(given, memoryview(b""), of.vectors)[0]
 
     usual = [sent("a", "FP32", [2], [1, 2]), sent("x", "INT64", [2, 1], [[1], [2]])]
     usual.append(sent("t", "INT64", [2], [MOMENT, None]))

@@ -318,11 +318,11 @@ def test_an_example_that_is_no_row_is_refused_in_one_line(checkpoint, tmp_path, 
     [
         ({"quantize": "int2"}, "quantize=int2: did you mean int8 or int4"),
         ({"quantize_tables": {"C99": "int8"}}, "quantize_tables.C99: the model has no such table"),
-        ({"quantize_tables": {"C1": "int3"}}, "quantize_tables.C1=int3: did you mean"),
+        ({"quantize_tables": {"C1": "int3"}}, "quantize_tables={C1: int3}: C1: int3: did you mean"),
         ({"budget_ne": -1.0}, "budget_ne=-1.0: must be a number of at least 0"),
         ({"budget_ne": 0.1, "quantize": "int8"}, "a budget is for quantize=auto"),
         ({"quantize": "auto", "report_rows": 0}, "quantize=auto report_rows=0"),
-        ({"report_rows": -1}, "report_rows=-1: must be at least 0"),
+        ({"report_rows": -1}, "report_rows=-1: must be a whole number of at least 0"),
     ],
 )
 def test_wrong_options_are_said(checkpoint, tmp_path, options, said):

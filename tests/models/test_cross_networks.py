@@ -3,7 +3,6 @@ losses, a hidden model, settings that are refused.
 """
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 from transcription import check_model, pooled, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.catalogue import MODELS
 from recapp.models.dcn import DCN
 from recapp.models.dcnv2 import DCNv2
 from recapp.models.dlrm_dcn import DLRM_DCN
@@ -530,60 +528,53 @@ def test_a_hidden_product_of_three_fields_is_not_found_by_models_of_lower_order(
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
+    ("model", "settings", "message"),
     [
-        ("dcn.DCN", {"cross_layers": 0}, "model.cross_layers=0: must be a whole number of at "),
-        ("dcn.DCN", {"layers": [8, 0]}, "model.layers=[8, 0]: 0 is no width"),
-        ("dcn.DCN", {"dropout": 1.0}, "model.dropout=1.0: must be at least 0 and less than 1"),
-        ("dcn.DCN", {"numbers": "vector"}, "model.numbers=vector: did you mean vectors?"),
-        ("dcnv2.DCNv2", {"cross": "low-rank"}, "model.cross=low-rank: did you mean low_rank?"),
-        ("dcnv2.DCNv2", {"rank": 1.5}, "model.rank=1.5: must be a whole number"),
-        ("dcnv2.DCNv2", {"experts": True}, "model.experts=True: must be a whole number"),
-        ("dcnv2.DCNv2", {"structure": "both"}, "model.structure=both: known: parallel, stacked"),
-        ("gdcn.GDCN", {"layers": 400}, "model.layers=400: must be a list"),
-        ("gdcn.GDCN", {"batch_norm": "no"}, "model.batch_norm=no: must be true or false"),
-        ("edcn.EDCN", {"bridge": "sum"}, "model.bridge=sum: known: attention_pooling"),
-        ("edcn.EDCN", {"temperature": 0}, "model.temperature=0: must be a number above 0"),
-        ("dlrm_dcn.DLRM_DCN", {"top_layers": [8, 2]}, "model.top_layers=[8, 2]: the last layer"),
-        ("dlrm_dcn.DLRM_DCN", {"bottom_layers": []}, "model.bottom_layers=[]: must be a list"),
-        ("fcn.FCN", {"heads": 0}, "model.heads=0: must be a whole number"),
+        (DCN, {"cross_layers": 0}, "model.cross_layers=0: must be a whole number of at "),
+        (DCN, {"layers": [8, 0]}, "model.layers=[8, 0]: 0 is no width"),
+        (DCN, {"dropout": 1.0}, "model.dropout=1.0: must be at least 0 and less than 1"),
+        (DCN, {"numbers": "vector"}, "model.numbers=vector: did you mean vectors?"),
+        (DCNv2, {"cross": "low-rank"}, "model.cross=low-rank: did you mean low_rank?"),
+        (DCNv2, {"rank": 1.5}, "model.rank=1.5: must be a whole number"),
+        (DCNv2, {"experts": True}, "model.experts=True: must be a whole number"),
+        (DCNv2, {"structure": "both"}, "model.structure=both: known: parallel, stacked"),
+        (GDCN, {"layers": 400}, "model.layers=400: must be a list"),
+        (GDCN, {"batch_norm": "no"}, "model.batch_norm=no: must be true or false"),
+        (EDCN, {"bridge": "sum"}, "model.bridge=sum: known: attention_pooling"),
+        (EDCN, {"temperature": 0}, "model.temperature=0: must be a number above 0"),
+        (DLRM_DCN, {"top_layers": [8, 2]}, "model.top_layers=[8, 2]: the last layer"),
+        (DLRM_DCN, {"bottom_layers": []}, "model.bottom_layers=[]: must be a list"),
+        (FCN, {"heads": 0}, "model.heads=0: must be a whole number"),
         (
-            "fcn.FCN",
+            FCN,
             {"heads": 4},
             "model.heads=4: FCN cuts each vector into 2 halves for each head, so tables.dim=4 must "
             "be a multiple of 8",
         ),
-        ("fcn.FCN", {"linear_dropout": -0.1}, "model.linear_dropout=-0.1: must be at least 0"),
-        ("qnn_alpha.QNNAlpha", {"rows": 0}, "model.rows=0: must be a whole number"),
-        ("qnn_alpha.QNNAlpha", {"heads": 3}, "model.heads=3: must divide tables.dim=4: 1, 2, 4 do"),
+        (FCN, {"linear_dropout": -0.1}, "model.linear_dropout=-0.1: must be at least 0"),
+        (QNNAlpha, {"rows": 0}, "model.rows=0: must be a whole number"),
+        (QNNAlpha, {"heads": 3}, "model.heads=3: must divide tables.dim=4: 1, 2, 4 do"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_the_command_and_the_constructor(
-    name, settings, message
-):
-    target = f"recapp.models.{name}"
+def test_a_setting_that_cannot_be_is_refused(model, settings, message):
+    bottom = {"bottom_layers": [4]} if model is DLRM_DCN else {}
     with pytest.raises(ConfigError) as error:
-        MODELS[target].check(settings, [DIM, DIM])
-    assert message in str(error.value)
-    bottom = {"bottom_layers": [4]} if name.startswith("dlrm") else {}
-    module, _, kind = target.rpartition(".")
-    with pytest.raises(ConfigError) as error:
-        getattr(import_module(module), kind)(tables(), DENSE, **{**bottom, **settings})
+        model(tables(), DENSE, **{**bottom, **settings})
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("model", "settings"),
     [
-        ("edcn.EDCN", {}),
-        ("fcn.FCN", {}),
-        ("qnn_alpha.QNNAlpha", {}),
-        ("gdcn.GDCN", {"numbers": "vectors"}),
+        (EDCN, {}),
+        (FCN, {}),
+        (QNNAlpha, {}),
+        (GDCN, {"numbers": "vectors"}),
     ],
 )
-def test_tables_of_several_dims_are_refused_where_fields_need_one(name, settings):
+def test_tables_of_several_dims_are_refused_where_fields_need_one(model, settings):
     with pytest.raises(ConfigError, match=r"takes vectors of one dim, and these have 4, 8"):
-        MODELS[f"recapp.models.{name}"].check(settings, [4, 8])
+        model(tables_of({"a": 4, "b": 8}), DENSE, **settings)
 
 
 def test_cross_networks_of_columns_take_tables_of_any_dims():

@@ -15,7 +15,8 @@ from recapp.models.crosses import (
     VectorCross,
     VectorCrosses,
 )
-from recapp.models.masked_crosses import MaskedCross, MaskedCrosses, QuadraticCross
+from recapp.models.fcn import MaskedCross, MaskedCrosses
+from recapp.models.qnn_alpha import QuadraticCross
 
 COLUMNS = 6
 SAMPLES = 5

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recapp.errors import ConfigError
-from recapp.models.dropout import FastDropout, FieldDropout
+from recapp.models.layers import FastDropout, FieldDropout
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

@@ -23,7 +23,7 @@ from stored import copy
 import recapp
 from recapp.errors import ConfigError
 from recapp.models.catalogue import MODELS
-from recapp.models.dropout import FieldDropout
+from recapp.models.layers import FieldDropout
 from recapp.run.model import build_model
 from recapp.run.run_checks import check_training
 from recapp.run.run_rows import rows_of
@@ -46,6 +46,7 @@ ROWS = 640
 BOUND = 1e-5
 TESTS = Path(__file__).resolve().parents[1]
 HERE = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+FIELD_AWARE = ("ffm", "onn")
 SEQUENCE = ("tables.sequences=[history]", "tables.shared={history: item}")
 
 
@@ -71,7 +72,7 @@ def settings(folder, name, *more):
     return (
         *(f"model={name}", "dataset=custom", f"dataset.path={folder}/logs.parquet"),
         *("dataset.label=clicked", "dataset.dense=[price,age]"),
-        f"tables.dim={24 if MODELS[TARGETS[name]].check_fields else 8}",
+        f"tables.dim={24 if name in FIELD_AWARE else 8}",
         *("dataset.sparse=[user,item,place,history]", "dataset.batch_size=64"),
         *("dataset.val_batch_size=64", "tables.max_rows=50", "trainer.max_steps=6"),
         *of_sequences,

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.models.dropout import FastDropout
 from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, BatchNorm
+from recapp.models.layers import MLP, BatchNorm, FastDropout
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

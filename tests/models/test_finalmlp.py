@@ -126,8 +126,8 @@ def test_a_gate_of_a_learnt_vector_costs_nothing_per_sample():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"heads": 4}, r"model.heads=4: must divide model.second_layers\[0\]=6: 1, 2, 3, 6 do"),
-        ({"first_layers": [4, 5]}, r"model.heads=2: must divide model.first_layers\[1\]=5: 1, 5"),
+        ({"heads": 4}, r"model.heads=4: must divide model.second_layers\[-1\]=6: 1, 2, 3, 6 do"),
+        ({"first_layers": [4, 5]}, r"model.heads=2: must divide model.first_layers\[-1\]=5: 1, 5"),
         ({"second_layers": []}, r"model.second_layers=\[\]: must be a list"),
         ({"gate_layers": [-1]}, "-1 is no width"),
         ({"first_dropout": 1}, "model.first_dropout=1: must be at least 0 and less than 1"),

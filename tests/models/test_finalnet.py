@@ -8,9 +8,8 @@ from formulas import fields_of, linear, relu
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.dropout import FastDropout
-from recapp.models.finalnet import FinalNet
-from recapp.models.gates import FieldGate
+from recapp.models.finalnet import FieldGate, FinalNet
+from recapp.models.layers import FastDropout
 
 FEATURES = ("a", "b")
 

@@ -295,58 +295,48 @@ def test_columns_that_are_no_multiple_of_the_fields_are_refused(model, given):
     )
 
 
-def settings(name):
-    """Return the settings of conf/model/NAME.yaml, and its line in the catalogue."""
-    found = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    return found, MODELS[found.pop("_target_")]
+def made(name, dims, rows=7, dense=NUMBERS, **more):
+    """Return a model of the settings of conf/model/NAME.yaml with tables of these dims."""
+    settings = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml")) | more
+    needs = MODELS[settings.pop("_target_")].needs
+    by_name = {
+        "embedding_bag_collection": tables_of(dims, rows=rows),
+        "wide": tables_of(dict.fromkeys(dims, 1), rows=rows),
+    }
+    collections = {each: by_name[each] for each in needs}
+    return CLASSES[name](**collections, dense_in_features=dense, **settings)
+
+
+SEVERAL_DIMS = dict(zip(FEATURES, [8, 4, 8], strict=True))
 
 
 @pytest.mark.parametrize("name", ["fm", "fwfm", "ffm", "onn", "deepfm", "xdeepfm"])
-def test_vectors_of_several_dims_are_refused_before_ranks_start(name):
-    arguments, known = settings(name)
+def test_vectors_of_several_dims_are_refused(name):
     with pytest.raises(ConfigError, match="tables of one embedding_dim"):
-        known.check(arguments, [8, 4])
+        made(name, SEVERAL_DIMS)
 
 
-@pytest.mark.parametrize("name", ["onn", "wide_and_deep", "deepfm", "xdeepfm"])
-def test_a_wrong_tower_is_refused_before_ranks_start(name):
-    arguments, known = settings(name)
-    with pytest.raises(ConfigError, match=r"model.layers=\[0\]: 0 is no width"):
-        known.check({**arguments, "layers": [0]}, [8, 8])
-    with pytest.raises(ConfigError, match=r"model.dropout=2: must be"):
-        known.check({**arguments, "dropout": 2}, [8, 8])
-    with pytest.raises(ConfigError, match=r"model.batch_norm=yes: must be true or false"):
-        known.check({**arguments, "batch_norm": "yes"}, [8, 8])
-
-
-@pytest.mark.parametrize("name", ["fm", "ffm", "deepfm"])
-def test_a_sum_is_normalised_or_not(name):
-    arguments, known = settings(name)
-    with pytest.raises(ConfigError, match=r"model.normalise=2: must be true or false"):
-        known.check({**arguments, "normalise": 2}, [8, 8])
-
-
-def test_wrong_layers_of_a_cin_are_refused_before_ranks_start():
-    arguments, known = settings("xdeepfm")
-    with pytest.raises(ConfigError, match=r"model.cin_layers=8: must be a list"):
-        known.check({**arguments, "cin_layers": 8}, [8, 8])
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("onn", {"layers": [0]}, r"model.layers=\[0\]: 0 is no width"),
+        ("wide_and_deep", {"dropout": 2}, r"model.dropout=2: must be"),
+        ("deepfm", {"batch_norm": "yes"}, r"model.batch_norm=yes: must be true or false"),
+        ("fm", {"normalise": 2}, r"model.normalise=2: must be true or false"),
+        ("ffm", {"normalise": 2}, r"model.normalise=2: must be true or false"),
+        ("xdeepfm", {"cin_layers": 8}, r"model.cin_layers=8: must be a list"),
+        ("wide_and_deep", {"numbers": "vector"}, r"model.numbers=vector: .*did you mean vectors"),
+    ],
+)
+def test_wrong_settings_are_refused(name, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        made(name, dict.fromkeys(FEATURES, 2 * FIELDS), **settings)
 
 
 def test_numbers_with_vectors_need_one_dim_in_wide_and_deep():
-    arguments, known = settings("wide_and_deep")
-    known.check(arguments, [8, 4])
+    made("wide_and_deep", SEVERAL_DIMS)
     with pytest.raises(ConfigError, match="tables of one embedding_dim"):
-        known.check({**arguments, "numbers": "vectors"}, [8, 4])
-    with pytest.raises(ConfigError, match=r"model.numbers=vector: .*did you mean vectors"):
-        known.check({**arguments, "numbers": "vector"}, [8, 8])
-
-
-def test_columns_per_field_are_checked_before_ranks_start():
-    for name in ("ffm", "onn"):
-        _, known = settings(name)
-        known.check_fields([15] * 3, NUMBERS)
-        with pytest.raises(ConfigError, match="must be a multiple of 5"):
-            known.check_fields([16] * 3, NUMBERS)
+        made("wide_and_deep", SEVERAL_DIMS, numbers="vectors")
 
 
 def test_logistic_regression_names_the_numbers_it_was_made_for():
@@ -359,18 +349,11 @@ CRITEO = [f"C{i}" for i in range(1, 27)]
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_fresh_criteo_model_has_small_logits_for_large_numbers(name):
-    arguments, known = settings(name)
     torch.manual_seed(0)
-    held = {
-        "embedding_bag_collection": tables_of(
-            dict.fromkeys(CRITEO, 156 if known.check_fields else 16), rows=100
-        ),
-        "wide": tables_of(dict.fromkeys(CRITEO, 1), rows=100),
-    }
-    found = samples_of(CRITEO, 13, samples=64, rows=100)
-    found.dense_BI.fill_(15.0)
+    dims = dict.fromkeys(CRITEO, 156 if name in ("ffm", "onn") else 16)
+    model = made(name, dims, rows=100, dense=13).double()
+    samples = samples_of(CRITEO, 13, samples=64, rows=100)
+    samples.dense_BI.fill_(15.0)
     with torch.no_grad():
-        logits_B = CLASSES[name](
-            **{each: held[each] for each in known.needs}, dense_in_features=13, **arguments
-        ).double()(found)
+        logits_B = model(samples)
     assert logits_B.abs().max() < 5

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.models.layer_table import PROBE_ROWS, layer_table
-from recapp.models.product_counter import ProductCounter
+from recapp.models.layer_table import PROBE_ROWS, ProductCounter, layer_table
 
 
 def operations(run):

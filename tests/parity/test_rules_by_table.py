@@ -9,7 +9,7 @@ from optim.dense_rules import CASES, rule_of_case
 from parity.cases import KINDS, train_and_compare
 from tiers import one_of
 
-from recapp.engine.fused_optimizer import FusedOptimizer
+from recapp.compat.torchrec.keyed import FusedOptimizer
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid

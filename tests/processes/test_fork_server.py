@@ -220,21 +220,26 @@ def processes_in(folder):
 @pytest.mark.parametrize(
     "lines",
     one_of(
-        3,
+        2,
         [
             "launch(settings, 2, module='standin_worker', preload='ends_itself')",
-            "launch(settings, 2, module='standin_worker', preload='raises')",
             "tempfile.tempdir = '/no/such/folder'\nlaunch(settings, 2, module='standin_worker')",
         ],
     ),
 )
-def test_a_server_that_cannot_be_used_is_noted_and_ranks_start_without_it(tmp_path, lines):
+def test_a_server_that_cannot_be_used_is_an_error_that_names_the_other_method(tmp_path, lines):
     (tmp_path / "ends_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
-    (tmp_path / "raises.py").write_text("raise MemoryError")
     code, out, err = ended(launched(tmp_path, lines))
-    assert (code, out) == (0, "rank 0 speaks\n"), err
-    (line,) = err.splitlines()
-    assert line.startswith("the fork server cannot be used (") and "loads torch for itself" in line
+    assert (code, out) == (1, ""), err
+    last = err.splitlines()[-1]
+    assert "ranks cannot be started (" in last and "set launch.start_method=spawn" in last
+
+
+@pytest.mark.full
+def test_a_module_that_the_server_cannot_import_is_imported_by_the_ranks(tmp_path):
+    (tmp_path / "raises.py").write_text("raise MemoryError")
+    lines = "launch(settings, 2, module='standin_worker', preload='raises')"
+    assert ended(launched(tmp_path, lines)) == (0, "rank 0 speaks\n", "")
     assert json.loads((tmp_path / "metrics.json").read_text())["ranks"] == 2
 
 

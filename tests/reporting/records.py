@@ -23,10 +23,10 @@ MEMORY = RankMemory(
 TIMES = {f"{phase}_ms": 1.0 for phase in PHASES}
 
 
-def performance(*, ranks=2, step_ms=10.0, phase_ms=None, dense_ms=None, spread=0.2, sent=6000):
+def performance(*, ranks=2, step_ms=10.0, phase_ms=None, spread=0.2, sent=6000):
     """Return what a training run measured; the middle half of a phase lies `spread` around it."""
     spent = dict.fromkeys(PHASES, step_ms / 10 if phase_ms is None else phase_ms)
-    spent["dense"] = phase_ms or (step_ms / 2 if dense_ms is None else dense_ms)
+    spent["dense"] = phase_ms or step_ms / 2
     quartiles = {p: [ms * (1 - spread), ms * (1 + spread)] for p, ms in spent.items()}
     return Performance(
         batch_per_rank=64,

@@ -48,7 +48,6 @@ def make_run(
     *,
     step_ms=10.0,
     spread=0.2,
-    dense_ms=None,
     auc=0.75,
     plan="automatic",
     seed=1,
@@ -67,7 +66,6 @@ def make_run(
         folder: The directory; it is made.
         overrides: The settings of the command line.
         step_ms: The median of its steps; their middle half lies `spread` around it.
-        dense_ms: The median of its dense phase; None: what the other phases leave of a step.
         auc: The validation AUC.
         error: Why it failed.
         performance, predicted, curves: Whether those files are there.
@@ -100,7 +98,7 @@ def make_run(
     metrics |= {"step_ms_quartiles": quartiles, **ABOUT, "batch_size": batch}
     (folder / "metrics.json").write_text(json.dumps(metrics | (more or {})))
     if performance:
-        measured = performance_of(ranks=ranks, step_ms=step_ms, dense_ms=dense_ms, spread=spread)
+        measured = performance_of(ranks=ranks, step_ms=step_ms, spread=spread)
         write_record(measured, folder / "performance.json")
     if predicted:
         report = plan_report(plan, ranks=ranks, step_ms=1.1 * step_ms)

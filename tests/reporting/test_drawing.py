@@ -137,8 +137,8 @@ LONG = (
 
 def test_a_long_name_is_folded_and_not_cut():
     with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
-        for positions in s.positions:
-            s.chart.barh(positions[0], 1, label=LONG)
+        for position in s.positions:
+            s.chart.barh(position, 1, label=LONG)
         drawing.legend_below(s.figure, s.chart)
         s.figure.draw_without_rendering()
         window = s.figure.bbox
@@ -150,7 +150,7 @@ def test_a_long_name_is_folded_and_not_cut():
             assert (
                 box.x0 >= window.x0 - 1 and box.x1 <= window.x1 + 1 and box.y0 >= window.y0 - 1
             ), text
-        assert len({tuple(round(bar, 3) for bar in bars) for bars in s.positions}) == 2
+        assert len({round(position, 3) for position in s.positions}) == 2
 
 
 def test_of_many_runs_the_best_have_colours_and_names_and_the_others_are_grey(

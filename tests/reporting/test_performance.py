@@ -15,8 +15,13 @@ from trainer.runs import compose, fit, make_logs
 from recapp.errors import ConfigError
 from recapp.reporting import phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
-from recapp.reporting.record import claim_directory
-from recapp.reporting.run_record import PlanReport, read_performance, read_record, write_record
+from recapp.reporting.run_record import (
+    PlanReport,
+    claim_directory,
+    read_performance,
+    read_record,
+    write_record,
+)
 from recapp.trainer.callbacks import RecordPerformance, StepClock
 
 

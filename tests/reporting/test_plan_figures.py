@@ -82,9 +82,10 @@ def test_the_page_holds_everything_and_needs_nothing(tmp_path):
     said = " ".join(found.said)
     assert len(found.images) == 3
     assert (
-        "26 tables (7 table_wise, 7 column_wise, 6 row_wise, 6 data_parallel) on 4 ranks of 2 hosts"
-    ) in said
-    assert "at most 25.0 % above the best possible" in said
+        "26 tables (7 table_wise, 7 column_wise, 6 row_wise, 6 data_parallel)" in said
+        and "on 4 ranks of 2 hosts" in said
+    )
+    assert "at most 25.0% above the least possible" in said
     assert (
         all(f"table_{i}" in found.said for i in range(26))
         and "it moves <fewer> bytes & waits less" in found.said
@@ -96,7 +97,7 @@ def test_the_page_says_what_reads_and_trains_tables_where_that_differs(tmp_path)
     said = plan_page(plan_report(tables=3, uses=uses), tmp_path / "uses.html").read_text()
     plain = plan_page(plan_report(tables=3), tmp_path / "plain.html").read_text()
     assert "Lookups and rules" not in plain
-    for words in ("Lookups and rules: all 1", "seen concat of 3", "ftrl", "dynamic"):
+    for words in ("Lookups and rules", "seen concat of 3", "ftrl", "dynamic"):
         assert words in said
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from recapp.reporting.record import read_measures, write_measures
+from recapp.reporting.run_record import read_measures, write_measures
 from recapp.reporting.runs import columns_of, compare, write_csv
 from recapp.reporting.variants import Objective
 from recapp.tasks.click import CLICK

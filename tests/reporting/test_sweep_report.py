@@ -158,7 +158,6 @@ def test_plans_learn_the_same_and_are_compared_by_speed(plans):
         == "Fastest: row_wise, 10.5 ms a step. Slowest: table_wise, 13.5 ms, 1.29 times as long."
     )
     assert parts(folder / "report.html").said.count(fastest) == 1
-    assert "★ fastest" in (folder / "report.html").read_text()
     assert shown(made) == [
         "the page",
         "Validation AUC by seed",

@@ -8,10 +8,13 @@ from recapp.reporting.variants import (
     Objective,
     changes_speed,
     learned_variants_of,
+    metric_verdict,
+    pace_of,
     speed_variants_of,
+    speed_verdict,
+    tied_with,
     without_effect,
 )
-from recapp.reporting.verdicts import metric_verdict, pace_of, speed_verdict, tied_with
 
 
 def by_plan(folder, **plans):
@@ -109,8 +112,8 @@ def test_a_metric_that_is_no_number_is_none(tmp_path):
 def test_a_clear_order_names_the_fastest_and_the_slowest(tmp_path):
     variants = by_plan(
         tmp_path,
-        mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},
-        row_wise={"step_ms": 16.0, "dense_ms": 4.1, "spread": 0.05},
+        mixed={"step_ms": 8.0, "spread": 0.05},
+        row_wise={"step_ms": 16.0, "spread": 0.05},
     )
     assert speed_verdict(variants) == [
         "Fastest: mixed, 8.0 ms a step. Slowest: row_wise, 16.0 ms, 2.00 times as long."
@@ -129,27 +132,12 @@ def test_steps_that_overlap_are_noise(tmp_path):
     ]
 
 
-def test_a_dense_phase_that_differs_as_much_as_steps_makes_their_order_noise(tmp_path):
+def test_what_ties_with_the_slowest_is_named(tmp_path):
     variants = by_plan(
         tmp_path,
-        mixed={"step_ms": 30.7, "dense_ms": 22.8, "spread": 0.1},
-        row_wise={"step_ms": 42.7, "dense_ms": 34.5, "spread": 0.1},
-        data_parallel={"step_ms": 38.0, "dense_ms": 28.0, "spread": 0.3},
-    )
-    assert speed_verdict(variants) == [
-        "The order by speed is noise: mixed is fastest (30.7 ms) and row_wise slowest (42.7 ms), "
-        "but the middle halves of their steps overlap, or differ by no more than the dense phase, "
-        "which no plan changes (11.7 ms)."
-    ]
-    assert len(tied_with(variants[0], variants)) == 2
-
-
-def test_what_ties_with_the_slowest_is_named_too(tmp_path):
-    variants = by_plan(
-        tmp_path,
-        mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},
-        row_wise={"step_ms": 16.0, "dense_ms": 4.1, "spread": 0.05},
-        table_wise={"step_ms": 15.5, "dense_ms": 4.0, "spread": 0.05},
+        mixed={"step_ms": 8.0, "spread": 0.05},
+        row_wise={"step_ms": 16.0, "spread": 0.05},
+        table_wise={"step_ms": 15.5, "spread": 0.05},
     )
     (answer,) = speed_verdict(variants)
     assert answer.endswith(
@@ -157,26 +145,12 @@ def test_what_ties_with_the_slowest_is_named_too(tmp_path):
     )
 
 
-def test_a_dense_phase_that_differs_less_than_the_plans_leaves_an_order(tmp_path):
-    variants = by_plan(
-        tmp_path,
-        mixed={"step_ms": 90.0, "dense_ms": 82.0, "spread": 0.02},
-        table_wise={"step_ms": 97.0, "dense_ms": 90.0, "spread": 0.02},
-        row_wise={"step_ms": 134.0, "dense_ms": 84.0, "spread": 0.02},
-    )
-    assert speed_verdict(variants) == [
-        "Fastest: mixed, 90.0 ms a step. Slowest: row_wise, 134.0 ms, 1.49 times as long. "
-        "table_wise cannot be told from the fastest: that difference is noise."
-    ]
-
-
-def test_dense_phases_of_other_batches_or_ranks_are_not_compared(tmp_path):
+def test_runs_of_other_batches_are_compared_by_their_samples(tmp_path):
     jobs = [
         {
             "overrides": [f"dataset.batch_size={batch}"],
             "batch": batch,
             "step_ms": ms,
-            "dense_ms": ms - 4,
             "spread": 0.02,
         }
         for batch, ms in ((64, 10.0), (640, 50.0))

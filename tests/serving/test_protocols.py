@@ -9,7 +9,7 @@ import pytest
 import torch
 from serving.small_models import ROWS, SCHEMA, asked, running, scorer, table
 
-from recapp.serving.tensors import binary_of
+from recapp.serving.open_inference import binary_of
 
 DIRECT = scorer().predict(table())
 

@@ -30,11 +30,13 @@ another batch. Buffers for reuse stay allocated after the first round, so they c
 B samples of a batch, K columns of the pooled output, N ids, M bags, L ids of the batch.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +48,7 @@ from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.console import progress
 from recapp.engine.row_store import FloatStore
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
-from recapp.kernels.row_memory import small_pages
+from recapp.kernels import row_memory
 from recapp.optim.rules import sgd
 from recapp.processes.process_memory import (
     forget_peak_resident,
@@ -249,7 +251,7 @@ def measure_kernels(session: Lab) -> None:
 def _measure(session: Lab, workload: Workload) -> None:
     batches = session.batches(workload)
     large_pages = session.whole(workload.tables(), batches, session.comm)
-    with small_pages():
+    with patch.object(row_memory, "HUGE_FROM_BYTES", sys.maxsize):
         on_small_pages = session.whole(workload.tables(), batches, session.comm)
     plain = PlainTorch(workload, True, torch.optim.Adagrad)
     gradient_BK = torch.randn(workload.batch_size, workload.width)

@@ -34,8 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.serving.open_inference import JSON_LENGTH
-from recapp.serving.tensors import BINARY_SIZE, binary_of
+from recapp.serving.open_inference import BINARY_SIZE, JSON_LENGTH, binary_of
 
 ROUTES = {
     "rows": "infer_rows",

@@ -243,7 +243,7 @@ def test_on_a_gpu_a_loss_is_known_a_step_later_or_when_it_is_asked_for():
 
 
 def test_metrics_are_json_and_a_run_whose_metrics_are_not_numbers_is_not_ok(tmp_path):
-    from recapp.reporting.record import read_metrics, write_metrics
+    from recapp.reporting.run_record import read_metrics, write_metrics
 
     written = write_metrics(
         {"val_auc": float("nan"), "val_log_loss": 0.4, "steps": 3, "status": "ok"}, tmp_path

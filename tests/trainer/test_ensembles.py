@@ -14,7 +14,7 @@ from recapp.errors import CheckpointError
 from recapp.inference.choose_storage import storage_by_hand
 from recapp.models.ensemble import Ensemble
 from recapp.optim.named_rules import pick
-from recapp.planner.planner_settings import Machines, PlanSettings
+from recapp.planner.planner_settings import Machines, PlanRule, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import topology_of
 from recapp.run.plan_of_run import build_plan
@@ -81,7 +81,7 @@ def test_every_setting_by_table_holds_for_all_members():
     stored = storage_by_hand(tables, {"C?": "int8"})
     assert list(stored) == ["C1", "C2", "C1__2", "C2__2"]
     problem = PlanningProblem(tables, topology_of(Machines(ranks=2), 2, "cpu"))
-    rules = ({"type": "row_wise", "tables": ["C?"]}, {"type": "table_wise"})
+    rules = (PlanRule("row_wise", tables=["C?"]), PlanRule("table_wise"))
     by_hand = build_plan(SimpleNamespace(plan=PlanSettings(rules=rules)), problem)
     assert {n for n, s in by_hand.tables.items() if s.sharding_type == "row_wise"} == set(stored)
 

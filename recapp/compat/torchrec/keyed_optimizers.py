@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
+from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.errors import ConfigError
 from recapp.optim.clipping import clip_norm, clip_value, gradient_norm
-from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import TableGradients, run_closure
 
 
@@ -51,14 +52,14 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self.optimizer = optim_factory(list(params.values()))
         super().__init__(params, self.optimizer.state, self.optimizer.param_groups)
 
+    @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Step the optimiser."""
         return self.optimizer.step(closure)
 
+    @override
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none)
 
 
@@ -121,32 +122,32 @@ class CombinedOptimizer(KeyedOptimizer):
         return {p: values for _, one in self.optimizers for p, values in one.state.items()}
 
     @property
+    @override
     def table_gradients(self) -> list[TableGradients]:
-        """Return the row gradients of the tables of all optimisers."""
         return [gradients for _, one in self.optimizers for gradients in one.table_gradients]
 
+    @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Run the closure once, then step every optimiser."""
         loss = run_closure(closure)
         for _, one in self.optimizers:
             one.step(closure=None)
         return loss
 
+    @override
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of every optimiser."""
         for _, one in self.optimizers:
             one.zero_grad(set_to_none)
 
+    @override
     def save_param_groups(self, save: bool) -> None:
-        """Set for every optimiser whether its state dict has param groups."""
         self.saves_groups = save
         for _, one in self.optimizers:
             one.save_param_groups(save)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all optimisers, with prefixes."""
         whole: dict[str, Any] = {"state": {}}
         for prefix, one in self.optimizers:
             held = one.state_dict()
@@ -157,12 +158,8 @@ class CombinedOptimizer(KeyedOptimizer):
                 whole.setdefault("param_groups", []).append({**group, "params": names})
         return whole
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a result of `state_dict`.
-
-        Raises:
-            ConfigError: The parameters, their state or the param groups differ.
-        """
         self.check_names(state_dict["state"])
         if self.saves_groups:
             _check_count(state_dict, len(self.param_groups))
@@ -183,8 +180,8 @@ class CombinedOptimizer(KeyedOptimizer):
                 ]
             one.load_state_dict(part)
 
+    @override
     def post_load_state_dict(self) -> None:
-        """Call `post_load_state_dict` of every optimiser."""
         for _, one in self.optimizers:
             one.post_load_state_dict()
 
@@ -221,27 +218,23 @@ class OptimizerWrapper(CombinedOptimizer):
         self.optimizer = optimizer
 
     @property
+    @override
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the live param groups of the wrapped optimiser."""
         return self.optimizer.param_groups
 
     @property
+    @override
     def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
-        """Return the live state of the wrapped optimiser."""
         return self.optimizer.state
 
+    @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Step the wrapped optimiser."""
         return self.optimizer.step(closure=closure)
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a result of `state_dict`.
-
-        Raises:
-            ConfigError: The parameters, their state or the param groups differ.
-        """
         self.optimizer.load_state_dict(state_dict)
         self.post_load_state_dict()
 

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
@@ -90,8 +91,8 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):
     keeps = (COUNTS,)
     eviction = Eviction.LFU
 
+    @override
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
-        """Return the counts."""
         return counts_N
 
 
@@ -119,8 +120,8 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
                 "because at 0 the time since the last use has no effect"
             )
 
+    @override
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
-        """Return the step of the last use of each id."""
         return last_used_N
 
 
@@ -154,8 +155,8 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
         self._decay_exponent = decay_exponent
         self.eviction = Eviction.LRU if decay_exponent else Eviction.LFU
 
+    @override
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
-        """Return counts that decay with the steps since the last use."""
         return counts_N / (now - last_used_N + 1).double().pow(self._decay_exponent)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from typing_extensions import override
 
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
@@ -285,8 +286,8 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
         """Return a reservation in GiB, which TorchRec calls GB."""
         return cls(int(hbm_reserved_gb * 2**30))
 
+    @override
     def dense_bytes(self, dense: Dense) -> int:
-        """Return the reserved bytes, which do not depend on the dense part of a model."""
         return self.reserved_bytes
 
 
@@ -310,8 +311,8 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         self.parameter_multiplier = parameter_multiplier
         self.dense_tensor_estimate = dense_tensor_estimate
 
+    @override
     def dense_bytes(self, dense: Dense) -> int:
-        """Return the bytes to reserve for the dense part of a model in addition to the share."""
         if self.dense_tensor_estimate is not None:
             return self.dense_tensor_estimate
         return int(self.parameter_multiplier * dense.bytes)
@@ -366,30 +367,24 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         self.storage_reservation = storage_reservation
         self.debug = debug
 
+    @override
     def collective_plan(
         self,
         module: nn.Module,
         sharders: Sequence[Any] | None = None,
         pg: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
-        """Plan on rank 0 and return that plan on every rank. Every rank calls this.
-
-        Args:
-            module: The model, or a collection.
-            sharders: The sharders, as for `DistributedModelParallel`.
-            pg: The process group of the ranks; None takes the default group, or this process alone.
-        """
         return super().collective_plan(module, sharders, pg)
 
+    @override
     def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
-        """Return the best plan for a planning problem, and print it if `debug` is set."""
         made = super().plan_problem(found)
         if self.debug:
             note(str(made))
         return made
 
+    @override
     def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
-        """Return the topology for a planning problem, with the bytes that tables leave free."""
         topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from recapp.compat.torchrec.wrapped_collections import twin_of
 from recapp.engine.gathered_state import gathered_state_dict
@@ -137,8 +138,8 @@ class QuantisedCollection:
 class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection):
     """A quantised collection of bags."""
 
+    @override
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pool every bag into a vector of the output type."""
         found = super().forward(features)
         if self.vector_dtype == found.values().dtype:
             return found
@@ -149,8 +150,8 @@ class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection)
 class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
     """A quantised collection of sequences."""
 
+    @override
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look up a vector of the output type for every id."""
         found = super().forward(features)
         return {
             name: jagged

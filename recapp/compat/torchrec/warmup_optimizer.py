@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
+from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.compat.torchrec.keyed_optimizers import OptimizerWrapper
 from recapp.errors import ConfigError
-from recapp.optim.keyed import KeyedOptimizer
 
 
 @unique
@@ -138,13 +139,8 @@ class WarmupOptimizer(OptimizerWrapper):
         own = {self.param_name: dict(self._count)} if self._count else {}
         return whole | {"state": whole["state"] | own}
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a result of `state_dict`.
-
-        Raises:
-            ConfigError: The wrapped optimiser refuses the state, the state has an unknown stage, or
-                it has no step and stage and this optimiser has made steps.
-        """
         state = dict(state_dict["state"])
         own = state.pop(self.param_name, None)
         if own is None and self._count:
@@ -160,8 +156,8 @@ class WarmupOptimizer(OptimizerWrapper):
         self._count = count
         super().load_state_dict({**state_dict, "state": state})
 
+    @override
     def post_load_state_dict(self) -> None:
-        """Set the learning rate of the next step."""
         super().post_load_state_dict()
         self._set_lr()
 

@@ -39,6 +39,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import override
 
 from recapp.compat.torchrec.managed_collisions import ManagedCollisionCollection
 from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingCollection
@@ -202,12 +203,8 @@ class PositionWeightedModule(FeatureProcessor):
         """Set all weights to 1."""
         nn.init.ones_(self.position_weight)
 
+    @override
     def forward(self, features: JaggedTensor) -> JaggedTensor:
-        """Return the same bags, weighted.
-
-        Raises:
-            DataError: A bag has more ids than there are weights.
-        """
         position_L = _positions(features.offsets(), None)
         _check_longest(features.lengths(), len(self.position_weight), "the feature")
         return JaggedTensor.unchecked(
@@ -253,12 +250,8 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         for weight in self.position_weights.values():
             nn.init.ones_(weight)
 
+    @override
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the same bags, weighted.
-
-        Raises:
-            DataError: A bag has more ids than its feature has weights.
-        """
         keys = features.keys()
         if not keys:
             return features
@@ -286,12 +279,8 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
         super().__init__()
         self._feature_processors = feature_processors
 
+    @override
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the bags with the weights that the processors compute.
-
-        Raises:
-            ConfigError: A processor returns bags without weights.
-        """
         made = {}
         for key, bags in features.to_dict().items():
             if key not in self._feature_processors:

@@ -1,18 +1,23 @@
-"""An optimiser whose state is keyed by the names of parameters.
+"""An optimiser whose state is keyed by the names of parameters, and that of sharded tables.
 
 A state dict with names can be loaded whatever the order of the parameters:
 
     {"state": {name: {...}}}                          and, after save_param_groups(True),
     {"param_groups": [{"params": [name, ...], "lr": ...}]}
 
-The optimiser of sharded tables is a keyed optimiser (`recapp/engine/fused_optimizer.py`). Names and
-argument order are those of `torchrec/optim/keyed.py`; the wrappers of that file are in
+Names and argument order are those of `torchrec/optim/keyed.py`; the wrappers of that file are in
 `recapp/compat/torchrec/keyed_optimizers.py`. Under Lightning `HybridOptimizer` replaces them
 (`recapp/optim/optimizer.py`).
 
 The state of a parameter is a dict whose values are numbers, tensors, sharded tensors, dicts of
 these, or objects that have a `state_dict` of their own. Loading copies values into the existing
 tensors, so every holder of such a tensor sees the loaded values.
+
+`FusedOptimizer` is the `fused_optimizer` of sharded models. Backward updates the tables, so its
+`step` and `zero_grad` do nothing, unless an optimiser that clips gradients defers the update
+(`recapp/optim/clipping.py`). The object serves everything else that a program does with an
+optimiser: read and set the learning rate, print it, save and load its state with that of the dense
+optimiser (`CombinedOptimizer`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
+from recapp.engine.sharded_state import load_strips
+from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
-from recapp.optim.optimizer import TableGradients
+from recapp.optim.optimizer import TableGradients, run_closure
+from recapp.sharding.layout import Block
+from recapp.tables.config import EmbeddingConfig
 
 
 class KeyedOptimizer(Optimizer):
@@ -49,9 +59,9 @@ class KeyedOptimizer(Optimizer):
         self.params = params
         self.state = state  # type: ignore[assignment]
         self.param_groups = param_groups  # type: ignore[assignment]
-        held = {id(parameter) for parameter in params.values()}
+        identities = {id(parameter) for parameter in params.values()}
         for key in state:
-            if id(key) not in held:
+            if id(key) not in identities:
                 shown = f"a tensor {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
                 raise ConfigError(
                     f"All state keys must be params, which {shown} is not: a keyed optimiser "
@@ -179,9 +189,9 @@ class KeyedOptimizer(Optimizer):
         for name in stored:
             if name not in self.params:
                 raise ConfigError(f"the state has the parameter {name}, which is not optimised")
-        held = {id(parameter) for parameter in self.state}
+        with_state = {id(parameter) for parameter in self.state}
         for name, parameter in self.params.items():
-            if name not in stored and id(parameter) in held:
+            if name not in stored and id(parameter) in with_state:
                 raise ConfigError(
                     f"the state has nothing of parameter {name}, which has state here"
                 )
@@ -206,17 +216,17 @@ class KeyedOptimizer(Optimizer):
                 f"the state has {len(groups)} param groups, this optimiser {len(self.param_groups)}"
             )
         of_names = {tuple(sorted(group["params"])): group for group in groups}
-        for own in self.param_groups:
-            names = self.names_of(own)
+        for target in self.param_groups:
+            names = self.names_of(target)
             group = of_names.get(tuple(names))
             if group is None:
                 raise ConfigError(f"the state has no param group of {', '.join(names)}")
-            for key in own:
+            for key in target:
                 if key not in group:
                     raise ConfigError(f"the state's param group of {', '.join(names)} has no {key}")
             # a rule's group keeps the name and tables of this run
             kept = ("params", "name", "tables")
-            own.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
+            target.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.params)} parameters)"
@@ -298,15 +308,16 @@ def _load_shards(held: Any, stored: Any, path: str) -> None:
     """Copy the shards of a sharded tensor that lie on this rank."""
     if not _has(stored, "local_shards"):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a sharded tensor")
-    own = held.local_shards()
-    given = stored.local_shards()
-    if len(own) != len(given):
+    shards = held.local_shards()
+    stored_shards = stored.local_shards()
+    if len(shards) != len(stored_shards):
         raise ConfigError(
-            f"state of {path} has {len(given)} shards on this rank, this optimiser {len(own)}: "
+            f"state of {path} has {len(stored_shards)} shards on this rank, this optimiser "
+            f"{len(shards)}: "
             "load it under the plan that it was saved under"
         )
-    for number, (mine, other) in enumerate(zip(own, given, strict=True)):
-        _copy(mine.tensor, other.tensor, f"{path}, shard {number}")
+    for number, (shard, other) in enumerate(zip(shards, stored_shards, strict=True)):
+        _copy(shard.tensor, other.tensor, f"{path}, shard {number}")
 
 
 def _copy(held: Tensor, stored: Any, path: str) -> None:
@@ -322,5 +333,152 @@ def _copy(held: Tensor, stored: Any, path: str) -> None:
 
 
 def _has(value: Any, method: str) -> bool:
-    found: Callable[..., Any] | None = getattr(value, method, None)
-    return callable(found)
+    return callable(getattr(value, method, None))
+
+
+class FusedOptimizer(KeyedOptimizer):
+    """The fused updates of some sharded collections.
+
+    `param_groups` are the live param groups: a learning rate that a user or a schedule sets there
+    applies from the next backward on. `params` has the config of each table by the name of its
+    weight in the unsharded model.
+
+    Args:
+        collections: Sharded collections by path. The path is empty where the model itself is the
+            collection.
+
+    Raises:
+        ConfigError: The tables are read-only.
+    """
+
+    def __init__(self, collections: Mapping[str, Any]) -> None:
+        self.collections = dict(collections)
+        params = {
+            _name(path, collection, table.name): table
+            for path, collection in self.collections.items()
+            for table in _updated_here(collection)
+        }
+        self.shared = list(dict.fromkeys(c.shared for c in self.collections.values()))
+        groups = [group for shared in self.shared for group in shared.param_groups]
+        super().__init__(params, {}, groups)
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once, and update the tables if their update was deferred. Else backward
+        has updated them. Every rank calls it.
+        """
+        loss = run_closure(closure)
+        for gradients in self.table_gradients:
+            gradients.end_step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of a deferred update. Without one, tables have no gradients."""
+        for gradients in self.table_gradients:
+            gradients.drop()
+
+    @property
+    @override
+    def table_gradients(self) -> list[TableGradients]:
+        return [shared.update for shared in self.shared]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's strips of the optimiser's state. Every rank calls it.
+
+        Each tensor consists of strips, as tables do in the state dict of the model. `updates` is
+        the number of updates of the table.
+        """
+        state: dict[str, dict[str, Any]] = {}
+        for path, collection in self.collections.items():
+            configs = {table.name: table for table in collection.tables()}
+            for table, tensors in _state_blocks(collection).items():
+                shared = collection.shared
+                held: dict[str, Any] = {
+                    part: TableStrips.of(
+                        blocks,
+                        configs[table],
+                        blocks[0].shape[1],
+                        shared.state.layout,
+                        shared.comm.rank,
+                    )
+                    for part, blocks in tensors.items()
+                }
+                held[_UPDATES] = torch.tensor(collection.shared.updates, device="cpu")
+                state[_name(path, collection, table)] = held
+        return {"state": state} | self._stored_groups()
+
+    @override
+    def names_of(self, group: Mapping[str, Any]) -> list[str]:
+        return sorted(
+            _name(path, collection, table)
+            for path, collection in self.collections.items()
+            if any(group is own for own in collection.shared.param_groups)
+            for table in (t.name for t in collection.tables())
+            if table in group["tables"]
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a result of `state_dict` on a rank that holds the same rectangles, or load whole
+        tensors. Every rank calls it.
+
+        Raises:
+            ConfigError: A table is missing, or its state does not fit.
+        """
+        self.check_names(state_dict["state"])
+        for path, collection in self.collections.items():
+            for table, tensors in _state_blocks(collection).items():
+                weight = _name(path, collection, table)
+                stored = state_dict["state"].get(weight, {})
+                for name, held in tensors.items():
+                    _load(f"{weight}, {name}", stored.get(name), held)
+                if _UPDATES not in stored:
+                    raise ConfigError(f"the state has no entry for {weight}, {_UPDATES}")
+                collection.shared.updates = int(stored[_UPDATES])
+        self.load_groups(state_dict)
+
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{g['name']}, lr {g['lr']:g}" for g in self.param_groups)
+        return f"FusedOptimizer({len(self.params)} tables: {groups})"
+
+
+_UPDATES = "updates"
+"""The entry of a table's state that counts its updates."""
+
+
+def _name(path: str, collection: Any, table: str) -> str:
+    return f"{path}.{collection.weight_name(table)}".removeprefix(".")
+
+
+def _updated_here(collection: Any) -> list[EmbeddingConfig]:
+    """Return the tables of a collection that backward updates, without those that are
+    parameters.
+    """
+    return [t for t in collection.tables() if t.name not in collection.parameters_of]
+
+
+def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
+    """Return this rank's blocks of the optimiser's state, by table and by tensor.
+
+    Raises:
+        ConfigError: A table is dynamic.
+    """
+    for table in _updated_here(collection):
+        if table.dynamic is not None:
+            raise ConfigError(
+                f"table {table.name} is dynamic: the state of its rows is in checkpoints and not "
+                "in state dicts: save it with recapp.stored.checkpoint.write_checkpoint"
+            )
+    held: dict[str, dict[str, list[Block]]] = {t.name: {} for t in _updated_here(collection)}
+    for block in collection.blocks():
+        if block.tensor != "weight":
+            held[block.table].setdefault(block.tensor, []).append(block)
+    return held
+
+
+def _load(name: str, value: Any, held: list[Block]) -> None:
+    if value is None:
+        raise ConfigError(f"the state has no entry for {name}")
+    fault = load_strips(value, held, held[0].shape, held[0].data.dtype)
+    if fault:
+        raise ConfigError(f"{name}: {fault}")

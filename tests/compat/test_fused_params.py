@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+from recapp.compat.torchrec.fused_params import (
+    EmbOptimType,
+    rule_of_fused_params,
+    rules_of_fused_params,
+)
 from recapp.compat.torchrec.keyed_optimizers import RowWiseAdagrad
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import EmbOptimType, rule_of_fused_params, rules_of_fused_params
 from recapp.optim.rules import (
     adagrad,
     adam,

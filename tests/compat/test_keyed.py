@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.compat.torchrec.keyed_optimizers import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
@@ -14,7 +15,6 @@ from recapp.compat.torchrec.keyed_optimizers import (
     in_backward_optimizer_filter,
 )
 from recapp.errors import ConfigError
-from recapp.optim.keyed import KeyedOptimizer
 
 
 def parameters(*names):

@@ -7,16 +7,14 @@ from recapp.settings.records import Constructor, Made
 
 DenseOptimizer = Annotated[
     Constructor,
-    Made(positional=1, tried=True, makes="torch.optim.Optimizer", such_as="torch.optim.Adam"),
+    Made(positional=1, makes="torch.optim.Optimizer", such_as="torch.optim.Adam"),
 ]
 RuleOfTables = Annotated[
     Constructor,
     Made(
-        tried=True,
         makes="recapp.optim.rules.RowRule",
         such_as="rowwise_adagrad, adam and the others of recapp.optim.rules",
         beside="tables",
-        checked_by="recapp.optim.named_rules.check_tables",
     ),
 ]
 Schedule = Annotated[

@@ -15,7 +15,6 @@ Mode = Literal["auto", "unique", "pooled"]
 OwnShardingType = Annotated[
     Constructor,
     Made(
-        tried=True,
         makes="recapp.sharding.sharding_types.ShardingTypeRecord",
         such_as="a function that returns one",
     ),

@@ -46,7 +46,6 @@ from recapp.run.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, constructor, to_plain
 from recapp.sparse.batch import Batch
-from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import goes_on_in
@@ -118,7 +117,7 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
     module = TaskModule(
         recipe.built_task,
         make_model,
-        partial(_dense_optimizer, recipe.optimizer.dense),
+        partial(dense_optimizer, recipe.optimizer.dense),
         (lambda optimizer: make_schedule(schedule, optimizer, total)) if schedule else None,
         recipe.seed,
         monitor=monitor,
@@ -172,16 +171,25 @@ def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     )
 
 
-def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Return the optimiser of the dense part.
+
+    Args:
+        settings: The settings `optimizer.dense`.
+        parameters: The parameters of the dense part.
+
+    Raises:
+        ConfigError: The settings make no optimiser.
+    """
     # a model of tables alone has no parameters, and torch's optimisers refuse an empty list
-    held: list[Any] = list(parameters) or [{"params": []}]
-    made = make(settings, "optimizer.dense", held)
-    if not isinstance(made, Optimizer):
+    groups: list[Any] = list(parameters) or [{"params": []}]
+    optimizer = make(settings, "optimizer.dense", groups)
+    if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"optimizer.dense._target_={settings.target}: must make a torch optimiser, e.g. "
             "torch.optim.Adam"
         )
-    return made
+    return optimizer
 
 
 # ---- the validation metrics that callbacks and schedules may monitor
@@ -463,7 +471,9 @@ def has_bar(callbacks: Iterable[Callback]) -> bool:
     return any(isinstance(callback, ProgressBar) for callback in callbacks)
 
 
-def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
+def build_loggers(
+    recipe: Train, folder: Path, resumed: CheckpointManifest | None = None
+) -> list[Logger]:
     """Return the loggers of `conf/logger`. They write below the directory of the run.
 
     Only rank 0 makes them, because a constructor may create a database or a run of a service. Other
@@ -473,6 +483,7 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
     Args:
         recipe: The recipe of the run.
         folder: The directory of the run.
+        resumed: The manifest of the checkpoint from which it resumes.
     """
     if not is_first():
         return [DummyLogger() for _ in recipe.logger]
@@ -480,9 +491,9 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
         _made(wanted, f"logger.{name}", Logger, save_dir=str(folder))
         for name, wanted in recipe.logger.items()
     ]
-    if recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
+    if resumed and recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
-            curves.kept_steps = read_manifest(recipe.ckpt_path).step
+            curves.kept_steps = resumed.step
     return made
 
 

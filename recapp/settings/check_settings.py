@@ -16,7 +16,7 @@ from importlib import import_module
 from traceback import extract_tb
 from typing import Any
 
-from recapp.errors import ConfigError, RecappError, alike, listed, meant, suggest
+from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.settings.records import (
     ABSENT,
     TARGET,
@@ -165,23 +165,17 @@ class _Checker:
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
         """Check a setting, which may be a group, and return its value."""
-        if value == MISSING:
+        parts = parts_of(annotation)
+        if value == MISSING or (value is None and type(None) in parts):
             return value
-        groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
+        groups = [part for part in parts if dataclasses.is_dataclass(part)]
         if groups and isinstance(value, dict):
             return self.group(value, closest(value, groups), name)
-        others = {*parts_of(annotation)} - {*groups, type(None)}
-        if groups and not others and not (value is None and type(None) in parts_of(annotation)):
+        if groups and not {*parts} - {*groups, type(None)}:
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
         if mark := made_of(annotation):
-            return (
-                value
-                if value is None and type(None) in parts_of(annotation)
-                else self.constructor(value, mark, name)
-            )
+            return self.constructor(value, mark, name)
         if inner := values_of(annotation):
-            if value is None and type(None) in parts_of(annotation):
-                return value
             if not isinstance(value, dict):
                 key = TARGET if made_of(inner) else next(iter(fields_of(inner)))
                 raise ConfigError(
@@ -190,12 +184,12 @@ class _Checker:
             return {
                 str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
             }
-        items = [i for i in map(item_of, parts_of(annotation)) if dataclasses.is_dataclass(i)]
+        items = [i for i in map(item_of, parts) if dataclasses.is_dataclass(i)]
         if items and isinstance(value, list):
             return [
                 self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
             ]
-        return None if groups and not others else read(value, annotation, name)
+        return read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
         """Check the settings of a dataclass and return them, with its defaults for missing ones."""
@@ -253,52 +247,19 @@ class _Checker:
             for key, kind in mark.own:
                 if isinstance(target, type) and issubclass(target, _named(kind)):
                     arguments.pop(key, None)
-            wrong = (
-                f"{name}.{TARGET}={value[TARGET]}: must make a {mark.makes}, as {mark.such_as} do"
-            )
             if isinstance(target, type) and not issubclass(target, _named(mark.makes)):
-                raise ConfigError(wrong)
+                raise ConfigError(
+                    f"{name}.{TARGET}={value[TARGET]}: must make a {mark.makes}, as {mark.such_as} "
+                    "do"
+                )
             passed = {**dict(mark.given), **self.given.get(name, {})}
             check_arguments(target, arguments, name, given=passed, positional=mark.positional)
-            if mark.tried:
-                parameters = [_parameter() for _ in range(mark.positional)]
-                instance = _try(target, parameters, arguments, f"{name} ({value[TARGET]})")
-                if not isinstance(instance, _named(mark.makes)):
-                    raise ConfigError(wrong)
-            if mark.beside:
-                self.beside(value, mark, name)
         return value
-
-    def beside(self, value: dict[str, Any], mark: Made, name: str) -> None:
-        """Check the mapping of names to constructors of the same kind among the arguments
-        (`Made.beside`).
-        """
-        _named(mark.checked_by)(value, name)
-        for key, item in (value.get(mark.beside) or {}).items():
-            if TARGET in item:
-                alone = dataclasses.replace(mark, beside="")
-                self.constructor(item, alone, f"{name}.{mark.beside}.{key}")
 
 
 def _named(dotted: str) -> Any:
     home, _, name = dotted.rpartition(".")
     return getattr(import_module(home), name)
-
-
-def _parameter() -> Any:
-    """Return a parameter list to construct an optimiser with, to try its arguments."""
-    import torch
-
-    return [torch.zeros(1, requires_grad=True)]
-
-
-def _try(target: Any, positional: list[Any], arguments: Mapping[str, Any], name: str) -> Any:
-    try:
-        return target(*positional, **arguments)
-    except RecappError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
 
 
 def find_constructor(target: str, name: str) -> Any:

@@ -65,25 +65,18 @@ class Made:
     Args:
         given: Arguments that recapp passes by name, and the meaning of each.
         positional: The number of arguments that recapp passes by position.
-        tried: Whether to call the constructor once before ranks start, to see whether it accepts
-            the values. Only for constructors without side effects. Each positional argument is then
-            a list of one parameter.
         makes: The dotted name of the class that the constructor makes.
         such_as: Examples of such constructors, for errors.
         beside: A key that is no argument, but maps names to settings of the same kind.
-        checked_by: The dotted name of the function that checks these settings. It takes the whole
-            mapping and its dotted name.
         own: Keys that recapp reads itself, each with the dotted name of the only class that has the
             key.
     """
 
     given: tuple[tuple[str, str], ...] = ()
     positional: int = 0
-    tried: bool = False
     makes: str = ""
     such_as: str = ""
     beside: str = ""
-    checked_by: str = ""
     own: tuple[tuple[str, str], ...] = ()
 
 

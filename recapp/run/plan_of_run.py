@@ -23,7 +23,7 @@ from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import Topology, topology_of
 from recapp.processes.launch import rank_count
-from recapp.run.commands import OnPaper, check_constructors
+from recapp.run.commands import OnPaper
 from recapp.run.model import build_model
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import sized_on_paper, statistics_of
@@ -46,7 +46,6 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
     model. Tables and lookups are those of the model, in the order of its collections, as ranks find
     them. Id statistics are read if the data exist and `statistics` is not `assumed`.
     """
-    check_constructors(recipe, ("model",))
     recipe = sized_on_paper(recipe)
     model = build_model(recipe, on_paper=True)
     tables = embedding_tables(model)

@@ -35,11 +35,10 @@ from recapp.models.catalogue import MODELS, KnownModel
 from recapp.optim.named_rules import check_types, rules_of, tables_that_restart
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import rank_info
-from recapp.run.commands import check_constructors
-from recapp.run.model import build_model
-from recapp.run.model_tables import check_collections
+from recapp.run.constructors import constructor_of
+from recapp.run.model import build_model, check_model
 from recapp.run.recipe import Train
-from recapp.run.training import dense_optimizer
+from recapp.run.training import dense_optimizer, make_schedule
 from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import Paths, shown
 from recapp.stored.block_files import by
@@ -53,6 +52,7 @@ from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_m
 from recapp.tables.table_settings import TablesOfDataset
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
+STEPS_ON_PAPER = 1_000_000  # of a schedule before the data are counted
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
 START_VALUES = (  # of rows and of optimiser state
     "init_range",
@@ -97,7 +97,7 @@ def check_scoring(recipe: Train, manifest: Manifest) -> None:
     Raises:
         RecappError: The first mistake.
     """
-    check_constructors(recipe, ("model", "task"))
+    check_model(recipe)
     check_tables(recipe, manifest)
 
 
@@ -262,14 +262,13 @@ def check_training(recipe: Train) -> None:
             do not fit the tables, the model does not take a collection of tables, or tables cannot
             begin anew or be joined.
     """
-    check_constructors(recipe)
-    dense_optimizer(recipe.optimizer.dense, [nn.Parameter(torch.zeros(1))])
-    known = MODELS.get(recipe.model.target)
-    if known is None or _dims_are_open(recipe):  # its constructor may not run on paper
-        check_collections(recipe.model, recipe.model_tables.collections)
-    else:
-        build_model(recipe, on_paper=True)
-    if known is not None:
+    optimizer = dense_optimizer(recipe.optimizer.dense, [nn.Parameter(torch.zeros(1))])
+    if schedule := recipe.optimizer.schedule:
+        make_schedule(schedule, optimizer, lambda: STEPS_ON_PAPER)
+    for name, logger in recipe.logger.items():  # only rank 0 makes them
+        constructor_of(logger, f"logger.{name}", ["save_dir"])
+    check_model(recipe)
+    if known := MODELS.get(recipe.model.target):
         _check_output(recipe, known)
     if recipe.metrics.bootstrap:
         raise ConfigError(
@@ -284,12 +283,6 @@ def check_training(recipe: Train) -> None:
     for member in recipe.members:
         for collection in member.collections.values():
             check_types(rules, collection.tables)
-
-
-def _dims_are_open(recipe: Train) -> bool:
-    """Return whether the dims of tables follow from ids that are counted later."""
-    tables = recipe.tables
-    return isinstance(tables, TablesOfDataset) and tables.dim_rule is not None and recipe.counts_ids
 
 
 def _check_output(recipe: Train, known: KnownModel) -> None:

@@ -30,7 +30,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.engine.row_store import RowStore, StoredGroup
@@ -38,7 +38,7 @@ from recapp.errors import ConfigError, alike, suggest
 from recapp.optim.rules import sgd
 from recapp.planner.topology import RESERVE_BYTES
 from recapp.processes.rank_environment import is_first, rank_info
-from recapp.run.constructors import construct, make
+from recapp.run.constructors import construct, make_a
 from recapp.run.model import check_outputs
 from recapp.run.plan_of_run import plan_of_run
 from recapp.run.recipe import Recipe, Train
@@ -139,12 +139,14 @@ def make_schedule(
     Raises:
         ConfigError: The schedule cannot be made.
     """
-    parameters = signature(find_constructor(settings.target, "optimizer.schedule")).parameters
-    wanted = settings.without("monitor")
-    open_total = TOTAL in parameters and wanted.arguments.get(TOTAL) is None
+    kind = find_constructor(settings.target, "optimizer.schedule")
+    parameters = signature(kind).parameters
+    if _is(kind, ReduceLROnPlateau):
+        settings = settings.without("monitor")
+    open_total = TOTAL in parameters and settings.arguments.get(TOTAL) is None
     more = {TOTAL: total()} if open_total else {}
     try:
-        made = make(wanted.without(*more), "optimizer.schedule", optimizer, **more)
+        return make_a(LRScheduler, settings.without(*more), "optimizer.schedule", optimizer, **more)
     except ConfigError as error:
         if CYCLES not in parameters or not isinstance(error.__cause__, LookupError):
             raise
@@ -152,8 +154,6 @@ def make_schedule(
             f"optimizer.schedule ({settings.target}): cycles the momentum of all param groups, and "
             f"those of tables have none: add {CYCLES}: false to optimizer.schedule"
         ) from error
-    assert isinstance(made, LRScheduler)
-    return made
 
 
 def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
@@ -183,13 +183,7 @@ def dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -
     """
     # a model of tables alone has no parameters, and torch's optimisers refuse an empty list
     groups: list[Any] = list(parameters) or [{"params": []}]
-    optimizer = make(settings, "optimizer.dense", groups)
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"optimizer.dense._target_={settings.target}: must make a torch optimiser, e.g. "
-            "torch.optim.Adam"
-        )
-    return optimizer
+    return make_a(Optimizer, settings, "optimizer.dense", groups)
 
 
 # ---- the validation metrics that callbacks and schedules may monitor
@@ -402,18 +396,7 @@ def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
         extra["dirpath"] = str(folder)
     if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
         extra |= _check_after_validation(wanted.arguments)
-    return _made(wanted, setting, Callback, **extra)
-
-
-def _made(wanted: Constructor, setting: str, kind: type, **extra: Any) -> Any:
-    """Call a constructor that must return a part of Lightning."""
-    made = make(wanted, setting, **extra)
-    if not isinstance(made, kind):
-        raise ConfigError(
-            f"{setting}._target_={wanted.target}: makes a {type(made).__name__}, and must make a "
-            f"{kind.__name__} of lightning.pytorch"
-        )
-    return made
+    return make_a(Callback, wanted, setting, **extra)
 
 
 def _is(kind: Any, base: type) -> bool:
@@ -488,7 +471,7 @@ def build_loggers(
     if not is_first():
         return [DummyLogger() for _ in recipe.logger]
     made = [
-        _made(wanted, f"logger.{name}", Logger, save_dir=str(folder))
+        make_a(Logger, wanted, f"logger.{name}", save_dir=str(folder))  # type: ignore[type-abstract]
         for name, wanted in recipe.logger.items()
     ]
     if resumed and recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):

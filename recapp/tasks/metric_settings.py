@@ -4,15 +4,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from recapp.errors import ConfigError
-from recapp.settings.records import Constructor, Made
+from recapp.settings.records import Constructor
 from recapp.settings.values import Within
 
 GAUC = "gauc"
 """The name of the mean AUC of groups."""
-ExtraMetric = Annotated[
-    Constructor,
-    Made(makes="torchmetrics.Metric", such_as="torchmetrics.classification.BinaryF1Score"),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +34,7 @@ class MetricSettings:
     names: tuple[str, ...] | None = None
     output: str | None = None
     group: str | None = None
-    extra: dict[str, ExtraMetric] = field(default_factory=dict)
+    extra: dict[str, Constructor] = field(default_factory=dict)
     by: tuple[str, ...] = ()
     buckets: Annotated[int, Within(2, 1000)] | None = None
     bootstrap: Annotated[int, Within(20, 10_000)] | None = None

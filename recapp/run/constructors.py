@@ -14,7 +14,7 @@ from recapp.settings.check_settings import find_constructor, told
 from recapp.settings.records import TARGET, Constructor, constructor
 from recapp.settings.values import check_arguments
 from recapp.tasks.metric_settings import GAUC, MetricSettings
-from recapp.tasks.task import Output, Task
+from recapp.tasks.task import Task
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
 MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
@@ -194,20 +194,15 @@ def build_task(
     task = make_a(Task, settings, "task", names=names)  # type: ignore[type-abstract]
     if fault := _fault_of_outputs(task) or _fault_of_metrics(task):
         raise ConfigError(f"task._target_={settings.target}: {fault}")
-    output = _output_of(task, metrics.output) if metrics else None
-    if metrics and output and metrics.adds:
+    outputs = {output.name: output for output in task.outputs}
+    name = metrics.output if metrics and metrics.output is not None else task.outputs[0].name
+    if name not in outputs:
+        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
+    if metrics and metrics.adds:
         from recapp.tasks.added_metrics import added_metrics  # imports torch
 
-        task.add(added_metrics(task, output, metrics, make))
+        task.add(added_metrics(task, outputs[name], metrics, make))
     return task
-
-
-def _output_of(task: Task, name: str | None) -> Output:
-    """Return the output that `metrics.output` names; None is the first."""
-    outputs = {output.name: output for output in task.outputs}
-    if name is not None and name not in outputs:
-        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
-    return task.outputs[0] if name is None else outputs[name]
 
 
 def _fault_of_outputs(task: Task) -> str | None:

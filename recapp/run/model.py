@@ -58,6 +58,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
         check_features(tables.tables, recipe.schema)
     check_collections(recipe.model, tables.collections)
     dense = len(recipe.schema.numbers)
+    output = recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
 
     def build() -> nn.Module:
         members = []
@@ -65,18 +66,13 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
             if number:  # the caller has set the seed of the first
                 torch.manual_seed(recipe.seed + number)
             members.append(_model(recipe.model, own, dense, recipe.seed + number))
-        return Ensemble(members, _output_of(recipe)) if len(members) > 1 else members[0]
+        return Ensemble(members, output) if len(members) > 1 else members[0]
 
     if on_paper:
         with torch.device("meta"):
             return build()
     check_room(build)
     return build()
-
-
-def _output_of(recipe: Recipe) -> str:
-    """Return the name of the task's first output; `logit` for a recipe without a task."""
-    return recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
 
 
 def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:

@@ -132,8 +132,7 @@ class Recipe(Command):
         or listed.
         """
         tables = self.tables
-        fixed = isinstance(tables, TablesOfDataset) and not tables.grow
-        return tables.max_rows if isinstance(tables, TablesOfDataset) and fixed else None
+        return tables.max_rows if isinstance(tables, TablesOfDataset) and not tables.grow else None
 
     @property
     def without_validation(self) -> str | None:

@@ -31,7 +31,7 @@ from recapp.dataset.source import (
 )
 from recapp.dataset.synthetic import check_directory
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.models.catalogue import MODELS, KnownModel
+from recapp.models.catalogue import MODELS
 from recapp.optim.named_rules import check_types, rules_of, tables_that_restart
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import rank_info
@@ -268,8 +268,14 @@ def check_training(recipe: Train) -> None:
     for name, logger in recipe.logger.items():  # only rank 0 makes them
         constructor_of(logger, f"logger.{name}", ["save_dir"])
     check_model(recipe)
-    if known := MODELS.get(recipe.model.target):
-        _check_output(recipe, known)
+    outputs = [output.name for output in recipe.built_task.outputs]
+    known = MODELS.get(recipe.model.target)
+    if known and known.of_clicks(recipe.model.arguments) and outputs != ["logit"]:
+        raise ConfigError(
+            f"model ({recipe.model.target}): trains with losses of clicks besides that of the task "
+            f"({type(recipe.built_task).__name__}), which predicts {', '.join(outputs)}: choose "
+            "another model, or task=click"
+        )
     if recipe.metrics.bootstrap:
         raise ConfigError(
             f"metrics.bootstrap={recipe.metrics.bootstrap}: intervals are of recapp.eval: "
@@ -283,17 +289,6 @@ def check_training(recipe: Train) -> None:
     for member in recipe.members:
         for collection in member.collections.values():
             check_types(rules, collection.tables)
-
-
-def _check_output(recipe: Train, known: KnownModel) -> None:
-    """Check that a model whose losses are those of clicks predicts a logit."""
-    outputs = [output.name for output in recipe.built_task.outputs]
-    if known.of_clicks(recipe.model.arguments) and outputs != ["logit"]:
-        raise ConfigError(
-            f"model ({recipe.model.target}): trains with losses of clicks besides that of the task "
-            f"({type(recipe.built_task).__name__}), which predicts {', '.join(outputs)}: choose "
-            "another model, or task=click"
-        )
 
 
 def _check_snapshots(recipe: Train) -> None:

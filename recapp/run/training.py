@@ -268,7 +268,9 @@ def schedule_of(recipe: Train) -> Constructor | None:
             f"{recipe.without_validation}: optimizer.schedule ({schedule.target}) follows a metric "
             "of validations; validate, or choose another schedule"
         )
-    monitor = given.get("monitor") or (best if best in measured else _usual(recipe))
+    usual = [name for name in (best, recipe.built_task.measures.objective) if name in measured]
+    usual += [name for name, better in measured.items() if better]
+    monitor = given.get("monitor") or next(iter([*usual, *measured]))
     mode = given.get("mode") or measured.get(monitor)
     check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
     if mode is None:
@@ -277,17 +279,6 @@ def schedule_of(recipe: Train) -> Constructor | None:
             f"better; {suggest(monitor, [name for name, better in measured.items() if better])}"
         )
     return Constructor(schedule.target, {**given, "monitor": monitor, "mode": mode})
-
-
-def _usual(recipe: Train) -> str:
-    """Return the metric that a schedule follows if the settings leave it open: the task's best one,
-    or the first one measured for which one direction is better.
-    """
-    measured = measured_by(recipe)
-    best = recipe.built_task.measures.objective
-    if best in measured:
-        return best
-    return next((name for name, better in measured.items() if better), next(iter(measured)))
 
 
 def with_monitor(settings: Mapping[str, Any]) -> Any:
@@ -394,22 +385,19 @@ def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
         if wanted.arguments.get("save_last"):
             raise ConfigError(f"{setting}.save_last: cannot be set: every run keeps last.ckpt")
         extra["dirpath"] = str(folder)
-    if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
-        extra |= _check_after_validation(wanted.arguments)
+    if (
+        _is(kind, EarlyStopping)
+        and AT_EPOCH_END in signature(kind).parameters
+        and AT_EPOCH_END not in wanted.arguments
+        and str(wanted.arguments.get("monitor")).startswith("val_")
+    ):
+        # its own default is the end of an epoch, and a run that resumes there has no metric yet
+        extra[AT_EPOCH_END] = False
     return make_a(Callback, wanted, setting, **extra)
 
 
 def _is(kind: Any, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
-
-
-def _check_after_validation(given: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the setting by which early stopping checks after a validation. Lightning's own default
-    is the end of an epoch, and a run that resumes there has no metric yet.
-    """
-    if AT_EPOCH_END in given or not str(given.get("monitor")).startswith("val_"):
-        return {}
-    return {AT_EPOCH_END: False}
 
 
 def _check_filename(

@@ -139,10 +139,8 @@ def make_schedule(
     Raises:
         ConfigError: The schedule cannot be made.
     """
-    kind = find_constructor(settings.target, "optimizer.schedule")
-    parameters = signature(kind).parameters
-    if _is(kind, ReduceLROnPlateau):
-        settings = settings.without("monitor")
+    settings = without_monitor(settings)
+    parameters = signature(find_constructor(settings.target, "optimizer.schedule")).parameters
     open_total = TOTAL in parameters and settings.arguments.get(TOTAL) is None
     more = {TOTAL: total()} if open_total else {}
     try:
@@ -154,6 +152,12 @@ def make_schedule(
             f"optimizer.schedule ({settings.target}): cycles the momentum of all param groups, and "
             f"those of tables have none: add {CYCLES}: false to optimizer.schedule"
         ) from error
+
+
+def without_monitor(schedule: Constructor) -> Constructor:
+    """Return a schedule without the metric that it follows, which Lightning reads."""
+    kind = find_constructor(schedule.target, "optimizer.schedule")
+    return schedule.without("monitor") if _is(kind, ReduceLROnPlateau) else schedule
 
 
 def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:

@@ -49,6 +49,7 @@ SETTINGS_FILE = "resolved.yaml"
 TASK_FILE = "task.json"
 # status of a run that has ended well, but with a metric that is not defined on its data
 UNDEFINED = "undefined"
+KINDS = ("weights", "state", "buffers")  # of the bytes of a rank's tables
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from jobs import command, recipe, validation
 from list_of_tables import listed
+from tiers import one_of
 
 from recapp import plan
 from recapp.dataset.data_settings import DataSettings
@@ -132,9 +133,7 @@ def last(job):
     return job / "checkpoints/last.ckpt"
 
 
-@pytest.mark.parametrize(
-    "plan", ["row_wise", pytest.param("table_wise", marks=pytest.mark.full), None]
-)
+@pytest.mark.parametrize("plan", one_of(3, ["row_wise", "table_wise", None]))
 def test_every_plan_trains_to_the_scores_of_the_unsharded_model(plan, logs, expected, jobs):
     job = logs / f"two_{plan}"
     more = [f"+plan={plan}"] if plan else []

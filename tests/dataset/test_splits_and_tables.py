@@ -6,9 +6,10 @@ import gzip
 import shlex
 
 import pytest
+from composing import compose
 from dataset_files import numbered_table, write_columns, write_numbered
 
-from recapp.cli.compose import compose, to_plain, without_hydra
+from recapp.cli.compose import to_plain, without_hydra
 from recapp.dataset.files import file_names
 from recapp.errors import DataError
 

@@ -59,9 +59,8 @@ EVERY = [
 
 # few of many rules that are compiled: tests/kernels/test_rules.py has all of them
 CHOSEN = [
-    *one_of(30, [case for case in EVERY if case[2] == "numba" and case[4] == "torchs"]),
     *one_of(49, [case for case in EVERY if case[2] == "torch"]),
-    *one_of(1000, [case for case in EVERY if case[2] == "numba" and case[4] != "torchs"]),
+    *one_of(1000, [case for case in EVERY if case[2] == "numba"]),
 ]
 
 

@@ -197,6 +197,7 @@ def artefacts(trained, shop):
     }
 
 
+@pytest.mark.full
 def test_an_artefact_scores_as_its_checkpoint_does(trained, shop, artefacts):
     _, job = trained
     rows = logs_of(shop)

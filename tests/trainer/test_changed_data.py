@@ -336,6 +336,7 @@ def test_a_checkpoint_that_knows_no_files_goes_on(logs, tmp_path, capsys, monkey
     assert rest.losses == whole.losses[STOP:]
 
 
+@pytest.mark.full
 def test_two_ranks_finish_the_epoch_without_the_files_that_were_added(logs, rows, tmp_path, jobs):
     own = on_logs(logs)
     old = jobs.train(tmp_path / "old", *own, "trainer.max_epochs=1")

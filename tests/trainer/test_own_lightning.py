@@ -387,7 +387,8 @@ def test_a_trainer_leaves_no_open_files(tmp_path):
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-@pytest.mark.parametrize("how", ["script", pytest.param("notebook", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["script", "notebook"])
 def test_a_script_and_a_notebook_start_their_own_ranks(how, tmp_path):
     ran = subprocess.run(
         [sys.executable, str(HERE.parent / "own_lightning.py"), str(tmp_path), how],

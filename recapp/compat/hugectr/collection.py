@@ -335,7 +335,6 @@ class _Lookups:
         self._read.append({**said, "combiner": combiner_of(said["combiner"], where)})
 
     def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
-        """Return the collection of the tables and lookups declared so far, under the given plan."""
         if not self._read:
             raise ConfigError("no lookup is declared: call embedding_lookup for each")
         features: dict[EmbeddingTableConfig, dict[str, None]] = {}
@@ -505,7 +504,6 @@ def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None
 
 
 def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a lookup under recapp's names."""
     for key in named:
         if key not in LOOKUP_WORDS:
             raise ConfigError(

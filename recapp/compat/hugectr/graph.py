@@ -101,7 +101,6 @@ def _names(names: Any, argument: str) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a parameter as a plain value for YAML."""
     if isinstance(value, NamedEnum):
         return value.name
     if isinstance(value, np.generic):
@@ -170,7 +169,6 @@ def _not_there(layer: Layer, name: str, known: Sequence[str], later: Sequence[La
 
 
 def _check_ends(layers: Sequence[Layer]) -> None:
-    """Check that the model has one loss, and that other layers read outputs of every layer."""
     losses = [layer for layer in layers if layer.type == LOSS]
     if len(losses) != 1:
         found = ", ".join(layer.tops[0] for layer in losses) or "none"

@@ -211,7 +211,6 @@ def _placements(
 
 
 def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
-    """Return the tables of every GPU."""
     if (
         not isinstance(matrix, list)
         or not matrix
@@ -235,7 +234,6 @@ def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
 
 
 def _name(table: Any, names: list[str], where: str) -> str:
-    """Return the name of a table for its name or number in the plan."""
     if isinstance(table, int) and 0 <= table < len(names):
         return names[table]
     if table not in names:
@@ -572,13 +570,11 @@ class _Lists:
         return home
 
     def _where(self, i: int) -> str:
-        """Return a text with the GPUs that hold a lookup."""
         gpus = [g for g, groups in enumerate(self.gpus) if any(i in k.local for k in groups)]
         return f"lookup {i} lies on GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
 def _twice(numbers: Iterable[int]) -> list[int]:
-    """Return the numbers that occur more than once, ascending."""
     return sorted(i for i, count in Counter(numbers).items() if count > 1)
 
 

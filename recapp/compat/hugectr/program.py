@@ -299,7 +299,6 @@ def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
 
 
 def _run_directory(prefix: str) -> Path:
-    """Create and return the directory into which the run writes."""
     if len(Path(prefix).parts) > 1:
         directory = Path(prefix).parent
         try:
@@ -605,7 +604,6 @@ class Model:
 def _rows(
     kind: str, inputs: Sequence[str], outputs: Sequence[str], shapes: Mapping[str, Shape], size: int
 ) -> list[tuple[str, ...]]:
-    """Return the lines of a layer in the summary: one for each input or output, side by side."""
     return [
         (
             "" if k else kind,

@@ -457,10 +457,10 @@ def compared(runs: Sequence[MeasuredRun]) -> list[Prediction]:
         weights = tuple(rank.weights for rank in report.ranks)
         key = report.name, weights, measured.batch_per_rank, report.hardware
         plans.setdefault(key, []).append(run)
-    return [row for repeats in plans.values() for row in _rows(repeats)]
+    return [row for repeats in plans.values() for row in _repeated(repeats)]
 
 
-def _rows(repeats: Sequence[MeasuredRun]) -> Iterator[Prediction]:
+def _repeated(repeats: Sequence[MeasuredRun]) -> Iterator[Prediction]:
     numbers = [dict(_numbers(report, measured)) for _, report, measured in repeats]
     for what in numbers[0]:
         predicted = median(of_run[what][0] for of_run in numbers)

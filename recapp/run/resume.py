@@ -13,9 +13,9 @@ from recapp.dataset.schema import Schema
 from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.processes.rank_environment import is_first, rank_info
-from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
 from recapp.reporting.run_record import PREDICTED_FILE, write_record
+from recapp.reporting.summary import about
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model

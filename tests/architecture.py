@@ -64,7 +64,6 @@ THIRD_PARTIES = {
         "parallel",
         "engine.table_strips",
         "trainer.strategy",
-        "trainer.run_plan",
         "planner.embedding_planner",
         "benchmarks.session",
         "benchmarks.link_costs",

@@ -113,7 +113,7 @@ def expected(logs):
         parts = [
             torch.stack([batch.dense_BI[:, 0], model(batch).sigmoid()])
             for source in (rows.train, rows.val)
-            for batch in rows.measuring_stream(source)
+            for batch in rows.stream(source)
         ]
     price_N, score_N = torch.cat(parts, 1)
     return score_N[price_N.argsort()].tolist()
@@ -349,7 +349,7 @@ def test_wide_weights_are_made_if_the_settings_ask_or_the_model_requires_them():
         ),
         ({"collections": {BAGS: FurtherTables()}}, "has the name of the columns' own tables"),
         (
-            {"shared": {"history": "item"}, "model": "recapp.models.logistic.LogisticRegression"},
+            {"shared": {"history": "item"}, "model": "recapp.models.fm.LogisticRegression"},
             r"the model has further collections alone \(wide\)",
         ),
         (

@@ -27,8 +27,7 @@ from recapp.reporting.run_record import (
 )
 from recapp.settings.records import record
 from recapp.tables.config import EmbeddingConfig
-from recapp.tasks.measures import Measures
-from recapp.tasks.metric_settings import GAUC
+from recapp.tasks.measures import GAUC, Measures
 from recapp.tasks.task import Output, Task
 
 SPLITS = {"val": "validation", "test": "test"}
@@ -158,8 +157,7 @@ def lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tup
 
 
 def _lines_of_prediction(run: RunRecord, columns: Sequence[str]) -> Iterator[tuple[str, str]]:
-    earlier = (run.rows or 0) - (run.rows_scored or 0)
-    yield "rows", f"{run.rows:,}" + (f", {earlier:,} of them earlier" if earlier else "")
+    yield "rows", f"{run.rows:,}"
     yield from _rows_read(run.rows_read, rows=False)
     yield "rows a second", f"{run.rows_per_second:,.0f}"
     yield "seconds", f"{run.seconds:,.1f}"

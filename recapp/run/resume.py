@@ -34,11 +34,19 @@ from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import folder_of
 from recapp.trainer.callbacks import (
     ClaimDirectory,
+    FillTables,
     KeepPosition,
+    LogDynamicRows,
     StartReport,
     StepClock,
 )
-from recapp.trainer.curves import LogSettings
+from recapp.trainer.curves import (
+    LogSettings,
+    NoteEarlyStop,
+    ProgressLines,
+    TerminalProgress,
+    steps_planned,
+)
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_checkpoints import (
@@ -49,15 +57,8 @@ from recapp.trainer.keep_checkpoints import (
     kept_before,
     validate_first,
 )
-from recapp.trainer.progress import (
-    NoteEarlyStop,
-    ProgressLines,
-    TerminalProgress,
-    steps_planned,
-)
 from recapp.trainer.restore import ChangedCallbacks, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.table_callbacks import FillTables, LogDynamicRows
 
 
 @dataclass(frozen=True)

@@ -184,11 +184,6 @@ class Manifest(ABC):
         """
         return None
 
-    @property
-    def version_entry(self) -> dict[str, str]:
-        """The kind and version of the model, which identify the source of scores."""
-        return {self.kind.name: f"{self.identity:08x}"}
-
     def entry(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an entry of the writer.
 

@@ -42,7 +42,6 @@ from recapp.stored.run_files import with_absolute_paths, with_paths
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
-    ProvidesExample,
     datamodule_of,
 )
 
@@ -100,7 +99,7 @@ def manifest_of(
         "step": trainer.global_step,
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
-        "example": data.example() if isinstance(data, ProvidesExample) else [],
+        "example": data.example() if hasattr(data, "example") else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),
@@ -156,8 +155,7 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
     on the CPU. It needs memory for all tables.
 
     Raises:
-        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows; or the
-            checkpoint does not name the weights of the module that its tables are.
+        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows.
     """
     manifest = read_manifest(path)
     if manifest.dynamic:
@@ -165,16 +163,10 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
             f"checkpoint {path}: table {next(iter(manifest.dynamic))} is dynamic, and an unsharded "
             "module has no such rows: use recapp.load_model(path, module=...)"
         )
-    names = manifest.weights
-    if not names:
-        raise CheckpointError(
-            f"checkpoint {path} does not say which weights of the module its tables are: it is "
-            "older than load_from_checkpoint; use recapp.load_model(path, module=...)"
-        )
     meta = read_meta(path)
     check_state(meta, path)
-    tables = {table: load_table(path, table) for table in set(names.values())}
-    named = {name: tables[table] for name, table in names.items()}
+    tables = {table: load_table(path, table) for table in set(manifest.weights.values())}
+    named = {name: tables[table] for name, table in manifest.weights.items()}
     meta = with_absolute_paths(meta, path)
     return WholeCheckpoint(meta | {"state_dict": {**meta["state_dict"], **named}})
 

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from recapp.errors import ConfigError
-from recapp.models.factorisation import fm_term
+from recapp.models.fm import fm_term
 from recapp.models.layers import DotInteraction
 from recapp.models.model_checks import check_widths
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -396,7 +396,8 @@ def _title(run: Run, split: str | None) -> str:
 def _lead(run: Run, split: str | None) -> str:
     """Return the sentence at the top: the best metric of the run."""
     objective = objective_of(run)
-    title, value = objective.title, run.value(objective.name)
+    title = objective.title
+    value = run.value(objective.name)
     if split:
         best = run.measures.get(run.measures.best)
         title = f"{SPLITS[split]} {best.title if best else run.measures.best}"

@@ -28,10 +28,9 @@ from recapp.run.training import (
     with_monitor,
 )
 from recapp.settings.records import constructor, to_plain
-from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import folder_of
+from recapp.stored.model_store import is_checkpoint
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     FillTables,

@@ -112,8 +112,7 @@ def measures_from(plain: Mapping[str, Any]) -> Measures:
         raise ValueError("no metrics of a task") from error
 
 
-GAUC = "gauc"
-"""The name of the mean AUC of groups."""
+GAUC = "gauc"  # the name of the mean AUC of groups
 ExtraMetric = Annotated[
     Constructor,
     Made(makes="torchmetrics.Metric", such_as="torchmetrics.classification.BinaryF1Score"),

@@ -46,7 +46,7 @@ THIRD_PARTIES = {
     "pyarrow": (
         "dataset",
         "inference.build_cpp",
-        "stored.artefact_files",
+        "inference_bench",
         "run.run_rows",
         "serving.batching",
         "serving.json_rows",

@@ -142,7 +142,7 @@ class SweepProgress:
             return
         if self.format == "text":
             _print_verdicts(self.directory)
-        from recapp.reporting.run_page import REPORT_FILE, write_report
+        from recapp.reporting.report_pages import REPORT_FILE, write_report
 
         try:
             write_report(self.directory)
@@ -161,7 +161,7 @@ class SweepProgress:
 
 def _print_verdicts(sweep: Path) -> None:
     """Print the first sentences of the sweep's report, if there are two runs to compare."""
-    from recapp.reporting.sweep_page import verdicts
+    from recapp.reporting.report_pages import verdicts
 
     good = [run for run in runs.read_runs(sweep) if run.ended_well]
     if len(good) > 1:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recapp.dataset.data_settings import Generate
-from recapp.dataset.order import Float64Array, normal, uniform
+from recapp.dataset.stream import Float64Array, normal, uniform
 from recapp.errors import ConfigError, DataError
 from recapp.settings.small_files import read_json
 
@@ -378,7 +378,6 @@ class Score:
 
 
 def _fit_bias(logits_N: Float64Array, positives: float) -> float:
-    """Find by bisection the bias for a mean click probability of `positives`."""
     low = -60.0
     high = 60.0
     for _ in range(60):

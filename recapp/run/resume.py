@@ -13,9 +13,9 @@ from recapp.dataset.schema import Schema
 from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.processes.rank_environment import is_first, rank_info
-from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
 from recapp.reporting.run_record import PREDICTED_FILE, write_record
+from recapp.reporting.summary import about
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model
@@ -28,17 +28,24 @@ from recapp.run.training import (
     with_monitor,
 )
 from recapp.settings.records import constructor, to_plain
-from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import folder_of
+from recapp.stored.model_store import is_checkpoint
 from recapp.trainer.callbacks import (
     ClaimDirectory,
+    FillTables,
     KeepPosition,
+    LogDynamicRows,
     StartReport,
     StepClock,
 )
-from recapp.trainer.curves import LogSettings
+from recapp.trainer.curves import (
+    LogSettings,
+    NoteEarlyStop,
+    ProgressLines,
+    TerminalProgress,
+    steps_planned,
+)
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_checkpoints import (
@@ -49,15 +56,8 @@ from recapp.trainer.keep_checkpoints import (
     kept_before,
     validate_first,
 )
-from recapp.trainer.progress import (
-    NoteEarlyStop,
-    ProgressLines,
-    TerminalProgress,
-    steps_planned,
-)
 from recapp.trainer.restore import ChangedCallbacks, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.table_callbacks import FillTables, LogDynamicRows
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from recapp import console
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.held_tables import mapped_tables
-from recapp.inference.placed_model import placed, together
+from recapp.inference.placed_model import mapped_tables, placed, together
 from recapp.processes.rank_environment import is_first
 from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
@@ -35,7 +34,7 @@ if TYPE_CHECKING:  # scoring without ranks does without Lightning
 from collections.abc import Iterable
 from dataclasses import replace
 
-from recapp.stored.derived_values import DERIVED_FILE
+from recapp.stored.artefact_files import DERIVED_FILE
 from recapp.stored.model_manifests import META, CheckpointManifest
 
 

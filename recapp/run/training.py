@@ -46,19 +46,18 @@ from recapp.run.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, constructor, to_plain
 from recapp.sparse.batch import Batch
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.checkpoint import goes_on_in, read_manifest
 from recapp.stored.manifest import Manifest
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
-from recapp.trainer.batch_callback import skip_idle_hooks
+from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
+from recapp.trainer.lightnings_parts import skip_idle_hooks
 from recapp.trainer.module import TaskModule
 from recapp.trainer.restore import TOTAL, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.table_callbacks import RestartTables
 from recapp.trainer.trainer_settings import refuse_class
 
 CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
@@ -66,7 +65,7 @@ CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
 
 def build_data(
     recipe: Train,
-    set_table_rows: Callable[[list[int]], object] | None = None,
+    set_table_rows: Callable[[list[int]], object] = list,
     scoring: ScoringSettings | None = None,
 ) -> ClickData:
     """Return the data module.
@@ -74,7 +73,7 @@ def build_data(
     Args:
         recipe: The recipe.
         set_table_rows: Called with the sizes of tables once the ids of the training rows are
-            counted; None if no caller needs them.
+            counted; `list` does nothing.
         scoring: The settings of the rows to score; None without prediction.
     """
     generated = recipe.dataset.generate is not None
@@ -83,7 +82,6 @@ def build_data(
         recipe.schema if scoring else recipe.labelled_schema,
         recipe.order_seed,
         partial(write_generated, recipe.dataset) if generated else None,
-        count_table_rows=recipe.counts_ids,
         set_table_rows=set_table_rows if recipe.counts_ids else None,
         max_table_rows=recipe.most_rows,
         scoring=scoring,

@@ -29,6 +29,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.console import note
 from recapp.engine.sharded_collection import sharded_collections, without_tables
@@ -37,7 +38,7 @@ from recapp.errors import ConfigError
 from recapp.settings.values import shown
 from recapp.sharding.layout import AVERAGE, RAW
 from recapp.stored.meta_file import state_must_fit
-from recapp.trainer.batch_callback import BatchCallback, ends_epoch
+from recapp.trainer.lightnings_parts import BatchCallback, ends_epoch
 from recapp.trainer.trainer_settings import AverageSettings
 
 
@@ -63,7 +64,7 @@ class AverageWeights(BatchCallback):
         self.restarts = restarts
         self.average = WeightAverage(settings.every or math.inf)
         self._epoch = 0  # of the last update
-        self._left = ""  # the kind of an average that a checkpoint has and this run does not go on
+        self._speaks = True  # whether this rank prints notes
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the strategy store the average, and plan for it, also where a validation comes before
@@ -71,6 +72,7 @@ class AverageWeights(BatchCallback):
         """
         strategy: Any = trainer.strategy  # recapp's, which imports this file
         strategy.weight_average = self.average
+        self._speaks = trainer.is_global_zero
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""
@@ -78,27 +80,23 @@ class AverageWeights(BatchCallback):
         strategy: Any = trainer.strategy
         self.average.keep(pl_module, strategy.sharded_tables())
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the kind of the average, the number of its updates and the epoch of the last."""
         kind = self.settings.kind
         return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the average of a checkpoint. An average of another kind begins anew."""
+        """Go on with the average of a checkpoint. An average of another kind begins anew, with a
+        note.
+        """
         if state_dict["kind"] == self.settings.kind:
             self.average.updates = int(state_dict["updates"])
             self._epoch = int(state_dict["epoch"])
-        elif state_dict["updates"]:
-            self._left = str(state_dict["kind"])
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say that the average of the checkpoint ends, if it is of another kind."""
-        if self._left and trainer.is_global_zero:
+        elif state_dict["updates"] and self._speaks:
             note(
                 f"trainer.average.kind={self.settings.kind}: the average begins anew, because that "
-                f"of the checkpoint is of kind {self._left}"
+                f"of the checkpoint is of kind {state_dict['kind']}"
             )
-        self._left = ""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say that there is no average, if no update has come."""
@@ -120,8 +118,8 @@ class AverageWeights(BatchCallback):
             self.average.updates = 0
         self._epoch = trainer.current_epoch
 
+    @override
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Update the average, if this step is one of those."""
         settings = self.settings
         every = settings.every
         now = ends_epoch(trainer, done) if every is None else trainer.global_step % every == 0
@@ -130,19 +128,19 @@ class AverageWeights(BatchCallback):
             count = self.average.updates
             self.average.update(1 - settings.decay if settings.kind == "ema" else 1 / (count + 1))
 
+    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the place of the weights."""
         if trainer.state.fn == TrainerFn.FITTING:
             self.average.show()
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the raw weights back."""
         self.average.hide()
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Put the raw weights back."""
         self.average.hide()
 
 

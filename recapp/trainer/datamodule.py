@@ -34,12 +34,12 @@ from recapp.dataset.fingerprint import (
     resumed_files,
 )
 from recapp.dataset.footers import place_of_bag, place_of_id
-from recapp.dataset.prediction_input import (
+from recapp.dataset.schema import Schema
+from recapp.dataset.scoring import (
     PredictionInput,
     RankInput,
     open_input,
 )
-from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import (
     example_rows,
     frequent_values,
@@ -51,8 +51,8 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
+from recapp.stored.artefact_files import values_in
 from recapp.stored.checkpoint import read_meta
-from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.statistics import TableStatistics
@@ -106,11 +106,9 @@ class ClickData(LightningDataModule):
         schema: The columns.
         seed: The seed of the order.
         prepare: Writes generated data; called once per host before any rank reads.
-        count_table_rows: Whether to count before training how many rows the hashed table of each
-            sparse feature should have (`recapp/dataset/sequential_rows.py`); False if the sizes are
-            known.
-        set_table_rows: Called with these numbers of rows after the count, with the same numbers on
-            all ranks.
+        set_table_rows: Called with the number of rows that the hashed table of each sparse feature
+            should have, the same on all ranks, once they are counted before training
+            (`recapp/dataset/sequential_rows.py`); None if the sizes are known.
         max_table_rows: The largest number of rows of such a table. None if tables grow; the counted
             number is then the number of rows expected.
         scoring: The rows that `Trainer.predict` scores; None for no prediction.
@@ -130,7 +128,6 @@ class ClickData(LightningDataModule):
         seed: int = 1,
         prepare: Callable[[], None] | None = None,
         *,
-        count_table_rows: bool = False,
         set_table_rows: Callable[[list[int]], object] | None = None,
         max_table_rows: int | None = None,
         scoring: ScoringSettings | None = None,
@@ -139,11 +136,11 @@ class ClickData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.batch_size = settings.batch_size  # over all ranks
         self.schema = schema
         self._given = schema
         self.seed = seed
         self._prepare = prepare
-        self._counts = count_table_rows or set_table_rows is not None
         self._take_table_rows = set_table_rows
         self.table_rows: list[int] | None = None
         """The number of rows that each table should have; None before the count."""
@@ -159,7 +156,6 @@ class ClickData(LightningDataModule):
         self._held_epoch = -1
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
-        self.find_finished: Callable[[], Sequence[int]] | None = None
         """Returns the score parts that are finished already; every rank calls it, after the model
         is loaded."""
 
@@ -174,7 +170,7 @@ class ClickData(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the footers of the files, split training from validation rows, and count table rows
-        if `count_table_rows` asks for it.
+        if `set_table_rows` asks for it.
 
         A prediction needs only the rows to score.
 
@@ -209,40 +205,13 @@ class ClickData(LightningDataModule):
                 source = self._opened.val if self._opened.val.rows else self._opened.train
                 rows = min(EXAMPLE_ROWS, source.rows)
                 self._example = plain_rows(example_rows(source, self.schema, rows)) if rows else []
-        if self._counts and stage == "fit":
+        if self._take_table_rows is not None and stage == "fit":
             self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
-            if self._take_table_rows is not None:
-                self._take_table_rows(self.table_rows)
+            self._take_table_rows(self.table_rows)
 
     def _open_input(self, scoring: ScoringSettings) -> None:
         transform = self.settings.dense_transform
         self._prediction_input = open_input(scoring, self.schema, transform)
-
-    def _take_stored(self, checkpoint: str | Path, ids: object) -> None:
-        """Read rows as a checkpoint's training did, where the given schema does not say how: take
-        over the features with bags and the fitted values of derived columns.
-
-        Lightning names a checkpoint after `setup`, so rows that are open are opened again.
-
-        Args:
-            checkpoint: The checkpoint.
-            ids: Its rules for ids.
-        """
-        schema = self._given
-        if schema.lists is None:
-            schema = schema.with_stored_lists(ids)
-        if schema.fits:
-            values = values_in(read_meta(checkpoint), schema.derived, checkpoint)
-            schema = schema.with_values(values)
-        if schema is self._given:
-            return
-        self.schema = schema
-        if self._opened is not None:
-            opened = open_rows(self.settings, schema, self.seed, trains=self._facts is not None)
-            self._opened = opened
-            self.schema = opened.schema
-        if self._prediction_input is not None and self._scoring is not None:
-            self._open_input(self._scoring)
 
     def _check_fitted(self) -> None:
         if self.schema.fits:
@@ -270,11 +239,6 @@ class ClickData(LightningDataModule):
         assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
 
-    @property
-    def batch_size(self) -> int:
-        """Return the number of rows of a training batch over all ranks."""
-        return self.settings.batch_size
-
     def example(self) -> list[dict[str, Any]]:
         """Return the first validation rows as plain values, or the first training rows if there is
         no validation. Return no rows on ranks other than 0, and before `setup("fit")`.
@@ -286,8 +250,11 @@ class ClickData(LightningDataModule):
         return self.schema.id_encoding()
 
     def check_ids(self, checkpoint: str | Path, info: Mapping[str, Any]) -> None:
-        """Check that a checkpoint was trained with the same rules from text to ids, and read rows
-        as its training did.
+        """Check that a checkpoint was trained with the same rules from text to ids. Read rows as
+        its training did, where the given schema does not say how: take over the features with bags
+        and the fitted values of derived columns.
+
+        Lightning names a checkpoint after `setup`, so rows that are open are opened again.
 
         Args:
             checkpoint: The checkpoint.
@@ -296,9 +263,24 @@ class ClickData(LightningDataModule):
         Raises:
             CheckpointError: The text of a column became other ids in the checkpoint.
         """
-        if info.get("ids") is not None:
-            self.schema.check_id_encoding(info["ids"], str(checkpoint))
-        self._take_stored(checkpoint, info.get("ids"))
+        ids = info.get("ids")
+        if ids is not None:
+            self.schema.check_id_encoding(ids, str(checkpoint))
+        schema = self._given
+        if schema.lists is None:
+            schema = schema.with_stored_lists(ids)
+        if schema.fits:
+            values = values_in(read_meta(checkpoint), schema.derived, checkpoint)
+            schema = schema.with_values(values)
+        if schema is self._given:
+            return
+        self.schema = schema
+        if self._opened is not None:
+            opened = open_rows(self.settings, schema, self.seed, trains=self._facts is not None)
+            self._opened = opened
+            self.schema = opened.schema
+        if self._prediction_input is not None and self._scoring is not None:
+            self._open_input(self._scoring)
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -417,7 +399,7 @@ class ClickData(LightningDataModule):
 
     def _measured(self, source: Source) -> BatchLoader:
         self._check_fitted()
-        stream = self._rows.measuring_stream(source, *self._rank, numbered=self._number_rows)
+        stream = self._rows.stream(source, *self._rank, numbered=self._number_rows)
         return make_loader(stream, self.settings.num_workers)
 
     @property
@@ -429,9 +411,7 @@ class ClickData(LightningDataModule):
     def predict_dataloader(self) -> RankInput:
         """Return the batches that this rank scores, in the order of the input."""
         self._check_fitted()
-        done = set(self.find_finished() if self.find_finished is not None else ())
-        unscored = [n for n in range(self.prediction_input.parts) if n not in done]
-        return RankInput(self.prediction_input, unscored, *self._rank)
+        return RankInput(self.prediction_input, *self._rank)
 
     def on_exception(self, exception: BaseException) -> None:
         """Name the row of an id that is outside of its table, or of a bag that is too long."""

@@ -21,11 +21,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.errors import TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
-from recapp.trainer.batch_callback import BatchCallback, ends_step
+from recapp.trainer.lightnings_parts import BatchCallback, ends_step
 from recapp.trainer.strategy import strategy_of
 
 # low bits of a rank's report: the signal; higher bits: the first step whose loss was not finite
@@ -140,8 +141,8 @@ class EndTogether(BatchCallback):
         if trainer.state.fn == TrainerFn.FITTING:
             self.save(trainer)
 
+    @override
     def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Stop a validation inside training after a signal."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop_after_signal(trainer, self._reports_of_ranks(trainer))
 
@@ -156,14 +157,14 @@ class EndTogether(BatchCallback):
             self._report |= self._losses.step << SIGNAL_BITS
             self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
     def _reports_of_ranks(self, trainer: Trainer) -> list[int]:
@@ -186,8 +187,16 @@ class EndTogether(BatchCallback):
         ]
         if steps:
             step, rank = min(steps)
+            groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
+            rates = dict.fromkeys(
+                f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now "
+                f"{group['lr']:g})"
+                for group in groups
+            )
             raise TrainingError(
-                f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}"
+                f"the loss of step {step} is not a finite number on rank {rank}: lower the "
+                f"learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
+                "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
             )
 
     def _stop_after_signal(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
@@ -203,16 +212,3 @@ class EndTogether(BatchCallback):
         whose = "" if len(ranks) == strategy.comm.world else f" to rank {', '.join(ranks)}"
         self.reason = f"step {trainer.global_step}: {stopped}{whose}"
         raise stopped
-
-
-def _advice(trainer: Trainer) -> str:
-    """Return advice: lower the learning rates, with the highest rate first, or check the data."""
-    groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
-    rates = dict.fromkeys(
-        f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"
-        for group in groups
-    )
-    return (
-        f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
-        "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
-    )

@@ -25,15 +25,23 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
 from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_checkpoint
+from recapp.stored.checkpoint import (
+    KEPT,
+    LAST,
+    find_named,
+    folder_of,
+    link_checkpoint,
+    read_manifest,
+    remove_checkpoint,
+)
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_store import clean_up, new_version
-from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
-from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of
 
 
@@ -84,7 +92,15 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
-        left = [key for key in states if key not in keys and _names_best(key, states[key])]
+        with state_must_fit("the list of best checkpoints", "callbacks"):
+            left = [
+                key
+                for key in states
+                if key not in keys
+                and key.startswith(ModelCheckpoint.__name__)
+                and states[key]["monitor"]
+                and states[key]["best_model_path"]
+            ]
         if left and trainer.is_global_zero:
             note(
                 f"no callback chooses the best checkpoint as {left[0]} has done: the best from "
@@ -167,13 +183,6 @@ def _key_of_other_times(key: str, stored: Iterable[str]) -> str | None:
     chooses, times, _ = key.partition(", 'every_n_train_steps'")
     alike = [other for other in stored if other.startswith(chooses + times)]
     return alike[0] if len(alike) == 1 else None
-
-
-def _names_best(key: str, state: Mapping[str, Any]) -> bool:
-    with state_must_fit("the list of best checkpoints", "callbacks"):
-        return key.startswith(ModelCheckpoint.__name__) and bool(
-            state["monitor"] and state["best_model_path"]
-        )
 
 
 def _just_saved(trainer: Trainer) -> Path | None:
@@ -272,14 +281,14 @@ class KeepSnapshots(Callback):
         self.count = count
         self.kept: list[Path] = []
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the checkpoints that are kept, and their greatest number."""
         return {KEPT: [str(path.absolute()) for path in self.kept], "count": self.count}
 
+    @override
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take over the checkpoints of an earlier run."""
         state = checkpoint["callbacks"].get(self.state_key)
         if state is not None:
             beside = folder_of(trainer.ckpt_path or "")

@@ -12,6 +12,10 @@
     ForkedRanks          ranks that a notebook forks, because a new interpreter cannot run its cells
                          again
 
+    BatchCallback        the base of callbacks that run after every training step (a batch, or
+                         several with `accumulate_grad_batches`), or after every other batch
+    skip_idle_hooks      spares the calls of hooks that do nothing
+
 `requires_grad_` of any module around tables is that of `shard_model`.
 
 Lightning's cluster environment tells Lightning the rank of this process. recapp's takes the rank
@@ -22,8 +26,6 @@ hand are ranks for Lightning only if LOCAL_RANK is set.
 """
 
 import os
-import re
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
@@ -32,12 +34,13 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _distributed_is_initialized, _InfiniteBarrier
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelSummary as SummaryCallback
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from typing_extensions import override
 
 from recapp.engine.sharded_collection import (
     modules_around_tables,
@@ -46,7 +49,7 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_weights import MethodOf
-from recapp.errors import ConfigError, LaunchError, RankError
+from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.processes.rank_environment import RankInfo, started_externally
 from recapp.processes.start_and_end import die_with_parent
@@ -57,8 +60,6 @@ THREADS = "OMP_NUM_THREADS"
 TABLES_LEFT = "tables_left_in_ranks"
 """The attribute of a module whose tables were trained in forked ranks and are not in this
 process."""
-LATE = re.compile(r"timed? ?out", re.IGNORECASE)
-"""The text of torch's error after some ranks have waited in vain for others."""
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -200,21 +201,6 @@ def _with_tables(summarize: Callable[..., None], trainer: Trainer, pl_module: An
             part._parameters.clear()
 
 
-def meeting_error(error: Exception, cluster: ClusterEnvironment) -> LaunchError | RankError:
-    """Return the error of ranks that cannot meet: a `RankError` if the other ranks did not come in
-    time, else a `LaunchError`.
-
-    Args:
-        error: The error that torch has raised.
-        cluster: The environment with the address of the meeting.
-    """
-    kind = RankError if LATE.search(str(error)) else LaunchError
-    return kind(
-        f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
-        f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(error).split())}"
-    )
-
-
 class RankEnvironment(ClusterEnvironment):
     """A cluster whose ranks were all started from outside.
 
@@ -226,27 +212,27 @@ class RankEnvironment(ClusterEnvironment):
         self.info = info
 
     @property
+    @override
     def creates_processes_externally(self) -> bool:
-        """Return True, because Lightning starts no ranks."""
         return True
 
     @property
+    @override
     def main_address(self) -> str:
-        """Return the address at which rank 0 listens."""
         return self.info.address
 
     @property
+    @override
     def main_port(self) -> int:
-        """Return the port at which rank 0 listens."""
         return self.info.port
 
     @staticmethod
+    @override
     def detect() -> bool:
-        """Return whether this process is a rank."""
         return started_externally()
 
+    @override
     def world_size(self) -> int:
-        """Return the number of ranks on all hosts."""
         return self.info.world
 
     def set_world_size(self, size: int) -> None:
@@ -254,8 +240,8 @@ class RankEnvironment(ClusterEnvironment):
         of ranks.
         """
 
+    @override
     def global_rank(self) -> int:
-        """Return the number of this rank among all ranks."""
         return self.info.rank
 
     def set_global_rank(self, rank: int) -> None:
@@ -267,14 +253,9 @@ class RankEnvironment(ClusterEnvironment):
         """
         return self.info.local_rank
 
+    @override
     def node_rank(self) -> int:
-        """Return the number of this host."""
         return self.info.node
-
-
-def in_a_notebook() -> bool:
-    """Return whether this process runs a notebook, whose cells no other process can run again."""
-    return hasattr(sys, "ps1")
 
 
 class ForkedRanks(_MultiProcessingLauncher):
@@ -302,19 +283,89 @@ class ForkedRanks(_MultiProcessingLauncher):
             return super()._collect_rank_zero_results(trainer, results)
 
 
-def check_tables_are_here(module: LightningModule) -> None:
-    """Check that the trained tables of a module are in this process.
+def ends_step(trainer: Trainer, done: int) -> bool:
+    """Return whether a training batch ends a step.
 
     Args:
-        module: The module that a trainer is about to run.
-
-    Raises:
-        ConfigError: Forked ranks have trained the module and ended with its tables, and no
-            checkpoint was loaded since.
+        trainer: The trainer of the run.
+        done: The number of batches of the epoch so far, this one included.
     """
-    if getattr(module, TABLES_LEFT, False):
-        name = type(module).__name__
-        raise ConfigError(
-            f"{name} was trained in forked ranks, which have taken its tables with them: give "
-            f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
-        )
+    return done % trainer.accumulate_grad_batches == 0 or ends_epoch(trainer, done)
+
+
+def ends_epoch(trainer: Trainer, done: int) -> bool:
+    """Return whether a training batch ends an epoch. Arguments as for `ends_step`."""
+    return bool(trainer.is_last_batch) or done >= trainer.num_training_batches
+
+
+BATCH_HOOKS = (
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_end",
+    *(f"on_{s}_batch_{end}" for s in ("validation", "test", "predict") for end in ("start", "end")),
+)
+"""The hooks that Lightning calls for each batch."""
+
+
+def skip_idle_hooks(callbacks: Iterable[Callback]) -> None:
+    """Make Lightning pass over the hooks of a batch that a callback leaves as `Callback` has them.
+
+    Lightning calls all hooks of all callbacks, each in a section of its profiler: 80 calls a step
+    that do nothing, .5 ms. It passes over a hook that is not callable.
+
+    Args:
+        callbacks: The callbacks of a trainer.
+    """
+    for callback in callbacks:
+        for name in BATCH_HOOKS:
+            if getattr(callback, name) == getattr(Callback, name).__get__(callback):
+                setattr(callback, name, None)
+
+
+class BatchCallback(Callback):
+    """Calls `on_step` after every training step, and `on_batch` after every other batch.
+
+    Lightning has one hook for each stage, with arguments that most callbacks do not need. Each
+    stage of recapp has one loader, so the methods get no index of the loader.
+    """
+
+    def on_step(self, trainer: Trainer, done: int) -> None:
+        """Act on the end of a training step.
+
+        Args:
+            trainer: The trainer of the run.
+            done: The number of batches of the epoch so far, this one included.
+        """
+
+    def on_batch(self, trainer: Trainer, done: int) -> None:
+        """Act on the end of a batch that was validated, tested or scored.
+
+        Args:
+            trainer: The trainer of the run.
+            done: The number of batches of the stage so far, this one included.
+        """
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if ends_step(trainer, batch_idx + 1):
+            self.on_step(trainer, batch_idx + 1)
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.on_batch(trainer, batch_idx + 1)
+
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end

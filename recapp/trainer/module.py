@@ -20,7 +20,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
+from typing_extensions import override
 
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, TrainingError
@@ -28,12 +29,12 @@ from recapp.optim.clipping import gradient_norm
 from recapp.optim.optimizer import hybrid
 from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
-from recapp.tasks.click import CLICK, ClickTask
+from recapp.tasks.click import CLICK
 from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Task, one_or_all
-from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import datamodule_of
+from recapp.trainer.lightnings_parts import ends_step
 
 
 @runtime_checkable
@@ -159,7 +160,7 @@ class TaskModule(LightningModule):
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
         self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
-        self._update(self.train_metrics, outputs, batch)
+        self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
         if self._has_task_loss:
             loss = model.task_loss(returned, batch, self._loss_of(batch))
         for name, extra in (
@@ -222,11 +223,6 @@ class TaskModule(LightningModule):
                 )
         return extra
 
-    def _update(
-        self, metrics: MetricCollection, outputs: Mapping[str, Tensor], batch: Batch
-    ) -> None:
-        self.task.update(dict(metrics.items(keep_base=True)), outputs, batch)
-
     def _mean_loss(self, loss: Tensor, begins: bool) -> Tensor:
         """Return the mean loss over the batches since the last write of the loggers, this batch
         included. Do not wait for the device.
@@ -283,8 +279,8 @@ class TaskModule(LightningModule):
         }
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """Reset the running training metrics."""
         self.train_metrics.reset()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -292,14 +288,14 @@ class TaskModule(LightningModule):
         exchange.
         """
         outputs = self.outputs(batch)
-        self._update(self.val_metrics, outputs, batch)
+        self.task.update(dict(self.val_metrics.items(keep_base=True)), outputs, batch)
         for label, weights_B in batch.weights.items():
             self._weights[label] = self._weights.get(label, 0) + weights_B.sum(dtype=torch.float64)
         if self._details:
             self.task.update(self._details, outputs, batch)
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Reset the validation metrics and details."""
         self.val_metrics.reset()
         self._weights = {}
         for detail in self._details.values():
@@ -318,12 +314,21 @@ class TaskModule(LightningModule):
         measured = {f"val_{name}": value for name, value in self._measured("validation").items()}
         for name, value in measured.items():
             self.log(name, value, prog_bar=name in self.task.measures.shown)
-        if self.trainer.state.fn == TrainerFn.FITTING and self._validation_is_due():
-            for config in self.trainer.lr_scheduler_configs:
-                if isinstance(config.scheduler, ReduceLROnPlateau):
-                    config.scheduler.step(float(measured[str(config.monitor)]))
-                if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
-                    self.trainer.should_stop = True
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        loop = self.trainer.fit_loop.epoch_loop
+        across_epochs = self.trainer.check_val_every_n_epoch is None
+        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
+        every: Any = self.trainer.val_check_batch
+        if self.trainer.should_stop and trained % every:
+            # a longer run would not validate here, and a run that resumes from the end of a shorter
+            # one must have stepped its schedule as often as one long run
+            return
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                config.scheduler.step(float(measured[str(config.monitor)]))
+            if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
+                self.trainer.should_stop = True
 
     def _measured(self, split: str) -> dict[str, Tensor]:
         """Return the metrics of a validation by name, with the same numbers on each rank.
@@ -345,27 +350,12 @@ class TaskModule(LightningModule):
                     )
         return metrics
 
-    def _validation_is_due(self) -> bool:
-        """Return whether a longer run would also validate at this step.
-
-        If not, the schedule must not be stepped: a run that resumes from the end of a shorter run
-        must have stepped its schedule as often as one long run.
-        """
-        if not self.trainer.should_stop:
-            return True
-        loop = self.trainer.fit_loop.epoch_loop
-        across_epochs = self.trainer.check_val_every_n_epoch is None
-        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
-        return trained % self.trainer.val_check_batch == 0  # type: ignore[operator]
-
+    @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add a batch to the metrics. An empty batch adds nothing, but takes part in the
-        exchange.
-        """
         self.validation_step(batch, batch_idx)
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """Reset the metrics."""
         self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
@@ -401,47 +391,3 @@ class TaskModule(LightningModule):
 def measures_of(module: LightningModule) -> Measures:
     """Return the metrics of a module's task; the click metrics for a user's own LightningModule."""
     return module.task.measures if isinstance(module, TaskModule) else CLICK
-
-
-class ClickModule(TaskModule):
-    """A click model that trains with binary cross entropy of its logits, and with metrics that the
-    caller makes.
-
-    Args:
-        make_model: Builds the model, as for `TaskModule`.
-        make_optimizer: Makes the dense part's optimiser from its parameters.
-        make_metrics: Makes new metrics by name; each is updated with (logits_B, labels_B). It
-            takes torchmetrics' `sync_on_compute`.
-        make_schedule: Makes a learning-rate schedule, as for `TaskModule`.
-        seed: The seed of the dense part's start values.
-        monitor: The metric, such as `val_auc`, with which a `ReduceLROnPlateau` is stepped.
-    """
-
-    def __init__(
-        self,
-        make_model: Callable[[], nn.Module],
-        make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-        make_metrics: Callable[..., Mapping[str, Metric]],
-        make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
-        seed: int = 1,
-        monitor: str | None = None,
-    ) -> None:
-        task = _ClickTask(make_metrics)
-        super().__init__(task, make_model, make_optimizer, make_schedule, seed, monitor)
-
-
-class _ClickTask(ClickTask):
-    """The task of click prediction, with metrics that the caller makes."""
-
-    def __init__(self, make_metrics: Callable[..., Mapping[str, Metric]]) -> None:
-        super().__init__([name for name in make_metrics() if name in _CLICK_METRICS])
-        self._make_metrics = make_metrics
-
-    def make_metrics(self, sync_on_compute: bool = True) -> dict[str, Metric]:
-        """Return new metrics of the caller by name."""
-        if sync_on_compute:
-            return dict(self._make_metrics())
-        return dict(self._make_metrics(sync_on_compute=False))
-
-
-_CLICK_METRICS = [measure.name for measure in ClickTask.known]

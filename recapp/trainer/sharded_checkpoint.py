@@ -2,7 +2,7 @@
 `load_from_checkpoint` and a plain Trainer, and the tensors of tables that a run loads from it.
 
     DIR/manifest.json, meta.pt    the run and its identity, by which its checkpoints know each other
-                                  (`recapp/stored/run_files.py`); the dense part, hyper-parameters
+                                  (`recapp/stored/checkpoint.py`); the dense part, hyper-parameters
     DIR/*.safetensors, manifest   whole tables, under their names in the module
 
 A plain Trainer validates, tests and predicts with such a checkpoint. It cannot go on training: the
@@ -33,16 +33,20 @@ from recapp.errors import CheckpointError
 from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.checkpoint import load_table, read_manifest, read_meta
-from recapp.stored.derived_values import DERIVED_VALUES, plain_values
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.artefact_files import DERIVED_VALUES, plain_values
+from recapp.stored.checkpoint import (
+    load_table,
+    read_manifest,
+    read_meta,
+    with_absolute_paths,
+    with_paths,
+)
 from recapp.stored.meta_file import check_state
 from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
-from recapp.stored.run_files import with_absolute_paths, with_paths
+from recapp.stored.model_store import is_checkpoint
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
-    ProvidesExample,
     datamodule_of,
 )
 
@@ -100,7 +104,7 @@ def manifest_of(
         "step": trainer.global_step,
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
-        "example": data.example() if isinstance(data, ProvidesExample) else [],
+        "example": data.example() if hasattr(data, "example") else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),
@@ -156,8 +160,7 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
     on the CPU. It needs memory for all tables.
 
     Raises:
-        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows; or the
-            checkpoint does not name the weights of the module that its tables are.
+        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows.
     """
     manifest = read_manifest(path)
     if manifest.dynamic:
@@ -165,16 +168,10 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
             f"checkpoint {path}: table {next(iter(manifest.dynamic))} is dynamic, and an unsharded "
             "module has no such rows: use recapp.load_model(path, module=...)"
         )
-    names = manifest.weights
-    if not names:
-        raise CheckpointError(
-            f"checkpoint {path} does not say which weights of the module its tables are: it is "
-            "older than load_from_checkpoint; use recapp.load_model(path, module=...)"
-        )
     meta = read_meta(path)
     check_state(meta, path)
-    tables = {table: load_table(path, table) for table in set(names.values())}
-    named = {name: tables[table] for name, table in names.items()}
+    tables = {table: load_table(path, table) for table in set(manifest.weights.values())}
+    named = {name: tables[table] for name, table in manifest.weights.items()}
     meta = with_absolute_paths(meta, path)
     return WholeCheckpoint(meta | {"state_dict": {**meta["state_dict"], **named}})
 

@@ -40,7 +40,7 @@ from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from recapp.trainer.table_callbacks import counted_rows
+from recapp.trainer.callbacks import counted_rows
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 

@@ -21,7 +21,7 @@ from recapp.run.run_checks import check_start_values, check_starts, check_traini
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.initial import fill_initial
-from recapp.trainer.table_callbacks import FillTables
+from recapp.trainer.callbacks import FillTables
 
 LAST = "checkpoints/last.ckpt"
 

@@ -294,13 +294,6 @@ def rewritten(checkpoint, **entries):
     path.write_text(sealed(json.dumps(kept)[:-1]))
 
 
-def test_a_checkpoint_that_does_not_name_weights_is_sent_elsewhere(tmp_path):
-    fitted(tmp_path)
-    rewritten(tmp_path / "end.ckpt", weights={})
-    with pytest.raises(CheckpointError, match="older than load_from_checkpoint"):
-        whole_checkpoint(tmp_path / "end.ckpt")
-
-
 @pytest.mark.parametrize("weights", [5, {"a": ["items"]}, {"a": 5}, {"a": "../../etc"}, ["items"]])
 def test_a_checkpoint_that_names_other_tables_is_damaged(tmp_path, weights):
     fitted(tmp_path)

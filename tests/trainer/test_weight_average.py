@@ -278,8 +278,6 @@ def test_a_run_says_that_the_average_of_a_checkpoint_is_of_another_kind(capfd):
     stored.average.updates = 3
     callback = AverageWeights(AverageSettings(kind="ema"))
     callback.load_state_dict(stored.state_dict())
-    for _ in range(2):
-        callback.on_train_start(SimpleNamespace(is_global_zero=True), None)
     said = "trainer.average.kind=ema: the average begins anew, because that of the checkpoint is of"
     assert capfd.readouterr().err.count(said) == 1 and not callback.average.begun
 

@@ -18,8 +18,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from recapp.sparse.batch import Batch
-from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.lightnings_parts import ends_step
 from recapp.trainer.module import measures_of
 from recapp.trainer.strategy import strategy_of
 

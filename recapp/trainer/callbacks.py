@@ -299,7 +299,6 @@ class StepClock(BatchCallback):
             return
         of_rank = {
             "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
-            "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
             "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
             "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
             "sent_bytes": measured["bytes_sent_per_step"],

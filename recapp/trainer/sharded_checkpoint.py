@@ -37,7 +37,7 @@ from recapp.stored.checkpoint import load_table, read_manifest, read_meta
 from recapp.stored.derived_values import DERIVED_VALUES, plain_values
 from recapp.stored.directories import is_checkpoint
 from recapp.stored.meta_file import check_state
-from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.run_files import with_absolute_paths, with_paths
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
@@ -61,10 +61,6 @@ class SavedRun:
         self.run = token_hex(8)
         self.newest: Path | None = None
         self._step = -1
-
-    def entries(self, path: Path) -> dict[str, str]:
-        """Return the entries by which a checkpoint tells whose it is."""
-        return {RUN: self.run, SAVED_AS: path.name}
 
     def in_step(self, step: int) -> Path | None:
         """Return the newest checkpoint if it is of this step."""

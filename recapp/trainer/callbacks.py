@@ -24,6 +24,7 @@ from recapp.errors import ConfigError, RecappError
 from recapp.models.layer_table import layer_table
 from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.topology import hosts_in_blocks
+from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
@@ -44,7 +45,6 @@ from recapp.tasks.measures import Measures
 from recapp.trainer.data_protocols import datamodule_of, resumable_data
 from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
-from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import strategy_of
 from recapp.transport.choose_transport import describe
@@ -185,6 +185,35 @@ def _counters(trainer: Trainer) -> dict[str, float]:
         "calls": strategy.comm.calls,
         "input_wait_ms": 1e3 * sum(each["counts"] + each.get("ids", 0.0) for each in waited),
         "exchange_wait_ms": 1e3 * sum(sum(each.values()) for each in waited),
+    }
+
+
+def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
+    """Return the bytes that this rank holds, by kind.
+
+    Args:
+        tables: The sharded tables of the model.
+        device: The device of the rank.
+
+    Returns:
+        `weights` and `state` (optimiser) of the rows on this rank. `buffers` of the exchange that
+        are kept between batches: messages, and scratch memory for batches in look-ahead and later
+        ones. They do not include the transport's own memory and memory within a call. `rss` and
+        `rss_peak` of the process, now and at the most; None where the system does not report them.
+        `allocated`, `reserved` and `allocated_peak` of the GPU; None on CPUs.
+    """
+    stores = [store.nbytes for shared in tables for store in shared.state.stores]
+    buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
+    gpu = device.type == "cuda"
+    return {
+        "weights": sum(size.rows for size in stores),
+        "state": sum(size.state for size in stores),
+        "buffers": sum(buffers.values()),
+        "rss": resident_bytes(),
+        "rss_peak": peak_resident_bytes(),
+        "allocated": torch.cuda.memory_allocated(device) if gpu else None,
+        "reserved": torch.cuda.memory_reserved(device) if gpu else None,
+        "allocated_peak": torch.cuda.max_memory_allocated(device) if gpu else None,
     }
 
 

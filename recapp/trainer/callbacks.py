@@ -42,7 +42,7 @@ from recapp.stored.run_files import remove_earlier
 from recapp.stored.start_values import fill_values
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
-from recapp.trainer.data_protocols import datamodule_of, resumable_data
+from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.module import TaskModule
@@ -142,7 +142,7 @@ class KeepPosition(BatchCallback):
                 "fall inside steps: set null for a validation at every epoch's end"
             )
         loop = trainer.fit_loop.epoch_loop
-        position = resumable_data(trainer).position
+        position = datamodule_of(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:
             return
         over = position.epoch > trainer.current_epoch  # the epoch is over, also if files were added
@@ -165,7 +165,7 @@ class KeepPosition(BatchCallback):
         """Count the trained batches. After the last batch of an epoch, set the position to the
         start of the next epoch.
         """
-        position = resumable_data(trainer).position
+        position = datamodule_of(trainer).position
         over = done >= trainer.num_training_batches
         position.epoch, position.batches = (
             (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
@@ -300,7 +300,7 @@ class StepClock(BatchCallback):
         now = _counters(trainer)
         self._steps.append({name: now[name] - before for name, before in self._last.items()})
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
-        self.rows.append(resumable_data(trainer).batch_size * batches)
+        self.rows.append(datamodule_of(trainer).batch_size * batches)
         self.phases.end(OUTSIDE)
         self._next_step(now)
         if done % RATE_STEPS:
@@ -320,8 +320,8 @@ class StepClock(BatchCallback):
         ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
 
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather the measurements of all ranks; rank 0 writes them."""
         strategy = strategy_of(trainer)
         measured = self.summary()
         if self.directory is None or not measured:

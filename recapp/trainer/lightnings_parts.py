@@ -56,7 +56,6 @@ from recapp.processes.start_and_end import die_with_parent
 from recapp.trainer.trainer_settings import refuse_class
 
 FORK: Literal["fork"] = "fork"
-THREADS = "OMP_NUM_THREADS"
 TABLES_LEFT = "tables_left_in_ranks"
 """The attribute of a module whose tables were trained in forked ranks and are not in this
 process."""
@@ -268,7 +267,7 @@ class ForkedRanks(_MultiProcessingLauncher):
 
     def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
         die_with_parent()
-        os.environ[THREADS] = "1"  # if it is not set, Lightning sets more threads
+        os.environ["OMP_NUM_THREADS"] = "1"  # if it is not set, Lightning sets more threads
         torch.set_num_threads(1)
         super()._wrapping_function(process_idx, *args, **kwargs)
 

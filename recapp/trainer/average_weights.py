@@ -82,8 +82,11 @@ class AverageWeights(BatchCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        kind = self.settings.kind
-        return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
+        return {
+            "kind": self.settings.kind,
+            "updates": self.average.updates,
+            "epoch": self._epoch,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the average of a checkpoint. An average of another kind begins anew, with a

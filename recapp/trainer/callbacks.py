@@ -97,8 +97,9 @@ class ClaimDirectory(BatchCallback):
         if isinstance(pl_module, TaskModule) and pl_module.details:
             self.claim(trainer)
             if trainer.is_global_zero:
-                step = trainer.global_step
-                write_details(pl_module.details, self.directory, step, step_of_best(trainer))
+                write_details(
+                    pl_module.details, self.directory, trainer.global_step, step_of_best(trainer)
+                )
 
     @override
     def on_save_checkpoint(

@@ -72,8 +72,8 @@ def check_trainer(trainer: Trainer) -> None:
             "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
             "would reach them; use bf16-mixed"
         )
-    fitting = trainer.state.fn == TrainerFn.FITTING
-    for callback in trainer.callbacks if fitting else ():  # type: ignore[attr-defined]
+    trains = trainer.state.fn == TrainerFn.FITTING
+    for callback in trainer.callbacks if trains else ():  # type: ignore[attr-defined]
         refuse_class(type(callback), "Trainer(callbacks=...)")
 
 

@@ -30,7 +30,7 @@ from recapp import console
 from recapp.benchmarks.session import Session, listed
 from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn
 from recapp.cli.stored_recipe import recipe_of_stored
-from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.collate import RawTable
 from recapp.dataset.sequential_rows import example_rows
 from recapp.errors import ConfigError, LaunchError
 from recapp.inference.build_cpp import build, missing_tools

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from recapp import console
 from recapp.cli.stored_recipe import recipe_of_stored
+from recapp.dataset.collate import RawTable
 from recapp.dataset.decode import padding_id
-from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import DERIVED
 from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.sharded_collection import (

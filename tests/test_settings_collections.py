@@ -113,7 +113,7 @@ def expected(logs):
         parts = [
             torch.stack([batch.dense_BI[:, 0], model(batch).sigmoid()])
             for source in (rows.train, rows.val)
-            for batch in rows.measuring_stream(source)
+            for batch in rows.stream(source)
         ]
     price_N, score_N = torch.cat(parts, 1)
     return score_N[price_N.argsort()].tolist()

@@ -30,8 +30,8 @@ from recapp.dataset.arrow_types import value_type, without_views
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile
 from recapp.dataset.data_settings import ScoringSettings, score_is_kept
+from recapp.dataset.decode import Rows
 from recapp.dataset.files import file_names
-from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import Source, open_files
@@ -128,7 +128,6 @@ class PredictionInput:
         )
 
     def _kept(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the kept columns of a chunk, in the types of the output."""
         arrays = [
             column if column.type == field.type else column.cast(field.type)
             for field in self.kept

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.console import note
-from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.collate import RawRows
 from recapp.engine.sharded_collection import (
     embedding_collections,
     sharded_collections,

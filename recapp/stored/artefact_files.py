@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from recapp.dataset.arrow_messages import sizes_of
-from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.collate import RawTable
 from recapp.errors import ArtefactError, ConfigError
 from recapp.stored.directories import is_artefact
 from recapp.stored.local_files import beside

@@ -39,7 +39,7 @@ from recapp.stored.model_store import Pinned, crc32_of, entry_of, files_at
 from recapp.transport.communicator import Comm, raise_together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow
-    from recapp.dataset.raw_rows import RawRows, RawTable
+    from recapp.dataset.collate import RawRows, RawTable
     from recapp.dataset.schema import Schema
 
 

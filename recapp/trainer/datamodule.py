@@ -399,7 +399,7 @@ class ClickData(LightningDataModule):
 
     def _measured(self, source: Source) -> BatchLoader:
         self._check_fitted()
-        stream = self._rows.measuring_stream(source, *self._rank, numbered=self._number_rows)
+        stream = self._rows.stream(source, *self._rank, numbered=self._number_rows)
         return make_loader(stream, self.settings.num_workers)
 
     @property

@@ -60,7 +60,7 @@ DISTRIBUTED = [
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """However many GPUs this machine has, programs list two."""
-    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 0)
+    monkeypatch.setattr("recapp.compat.hugectr.program_settings.gpu_count", lambda: 0)
 
 
 def program(plan=None, opt=None, sizes=SIZES, gpus=(0, 1), tables=(), **solved):

@@ -255,11 +255,10 @@ class TorchRecVisualizer:
         """
         times = _entries(results, TIME)
         spec = spec_of(times)
-        rates = [
-            f", {r['throughput']:,.0f} samples/s" for r in results.values() if "throughput" in r
+        labels = [
+            f"{ms:{spec}} ms" + (f", {r['throughput']:,.0f} samples/s" if "throughput" in r else "")
+            for ms, r in zip(times, results.values(), strict=True)
         ]
-        rates = rates if len(rates) == len(times) else [""] * len(times)
-        labels = [f"{ms:{spec}} ms{rate}" for ms, rate in zip(times, rates, strict=True)]
         known = all(key in result for result in results.values() for key in QUARTILES)
         whiskers = [(r[QUARTILES[0]], r[QUARTILES[1]]) for r in results.values() if known]
         with horizontal_bars(list(results), labels) as s:

@@ -38,7 +38,7 @@ from recapp.reporting.run_record import (
 )
 from recapp.reporting.summary import print_rows_read
 from recapp.sharding.layout import WEIGHT
-from recapp.stored.run_files import remove_earlier
+from recapp.stored.checkpoint import remove_earlier
 from recapp.stored.start_values import fill_values
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
@@ -68,7 +68,7 @@ SHOWN = {  # columns of the start report whose numbers have a unit
 class ClaimDirectory(BatchCallback):
     """Claims the run's directory just before the run writes its first file there: the first row of
     a curve, the details of a validation, or a checkpoint. Deletes the results of an earlier run
-    (`recapp/reporting/run_record.py`) and its checkpoints (`recapp/stored/run_files.py`). Writes
+    (`recapp/reporting/run_record.py`) and its checkpoints (`recapp/stored/checkpoint.py`). Writes
     the details of validations.
 
     Args:
@@ -329,7 +329,6 @@ class StepClock(BatchCallback):
             return
         of_rank = {
             "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
-            "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
             "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
             "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
             "sent_bytes": measured["bytes_sent_per_step"],

@@ -51,8 +51,8 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
+from recapp.stored.artefact_files import values_in
 from recapp.stored.checkpoint import read_meta
-from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.statistics import TableStatistics

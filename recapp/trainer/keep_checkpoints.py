@@ -30,10 +30,17 @@ from typing_extensions import override
 
 from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_checkpoint
+from recapp.stored.checkpoint import (
+    KEPT,
+    LAST,
+    find_named,
+    folder_of,
+    link_checkpoint,
+    read_manifest,
+    remove_checkpoint,
+)
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_store import clean_up, new_version
-from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of

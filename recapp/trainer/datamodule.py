@@ -417,8 +417,15 @@ class ClickData(LightningDataModule):
         """Name the row of an id that is outside of its table, or of a bag that is too long."""
         if isinstance(exception, OutsideTable | LongBag) and self.trainer is not None:
             trainer = self.trainer
-            evaluated = "test" if trainer.testing else "input" if trainer.predicting else "train"
-            split = "val" if trainer.validating or trainer.sanity_checking else evaluated
+            split = (
+                "val"
+                if trainer.validating or trainer.sanity_checking
+                else "test"
+                if trainer.testing
+                else "input"
+                if trainer.predicting
+                else "train"
+            )
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
             place = (
                 place_of_bag(source, self.schema, exception.feature, exception.length)

@@ -35,8 +35,7 @@ from recapp.errors import ConfigError, RankError
 from recapp.processes.launch import launch
 from recapp.processes.rank_environment import RankInfo, rank_info
 from recapp.processes.rank_process import as_rank, leave, write_error_file
-from recapp.processes.start_and_end import end_at_once, freeze_loaded_objects, loading
-from recapp.processes.stopping import Stopped, listen
+from recapp.processes.stopping import Stopped, end_at_once, freeze_loaded_objects, listen, loading
 from recapp.run.commands import Serve, recipe_of
 from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
@@ -166,7 +165,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     from recapp.inference.led_ranks import Leader, follow
     from recapp.model_loading import load_on
     from recapp.transport.communicator import leave_process_group
-    from recapp.transport.join_ranks import join_ranks
+    from recapp.transport.pulse import join_ranks
 
     recipe: Serve = recipe_of(settings, "serve")
     torch.set_num_threads(recipe.threads)

@@ -22,8 +22,7 @@ from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import LaunchSettings, launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank
-from recapp.processes.start_and_end import freeze_loaded_objects, loading
-from recapp.processes.stopping import Stopped, disregard_signals
+from recapp.processes.stopping import Stopped, disregard_signals, freeze_loaded_objects, loading
 from recapp.reporting import run_record
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain

@@ -21,8 +21,8 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.errors import ConfigError, LaunchError, RankError
-from recapp.processes.rank_environment import RankInfo, started_externally
-from recapp.processes.start_and_end import die_with_parent
+from recapp.processes.rank_environment import RankInfo, external_rank
+from recapp.processes.stopping import die_with_parent
 
 FORK: Literal["fork"] = "fork"
 THREADS = "OMP_NUM_THREADS"
@@ -76,7 +76,7 @@ class RankEnvironment(ClusterEnvironment):
     @staticmethod
     def detect() -> bool:
         """Return whether this process is a rank."""
-        return started_externally()
+        return external_rank() is not None
 
     def world_size(self) -> int:
         """Return the number of ranks on all hosts."""

@@ -48,8 +48,7 @@ from recapp.planner.hardware import Hardware
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.processes.rank_environment import rank_info
-from recapp.processes.start_and_end import die_with_parent
-from recapp.processes.stopping import saving
+from recapp.processes.stopping import die_with_parent, saving
 from recapp.sharding.layout import Block
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch

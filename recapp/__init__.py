@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import Output, Task
     from recapp.trainer.datamodule import ClickData
-    from recapp.trainer.module import ClickModule, TaskModule
+    from recapp.trainer.module import TaskModule
     from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
     from recapp.transport.run_ranks import run_ranks
@@ -96,7 +96,6 @@ _HOMES = {
     "Batch": "recapp.sparse.batch",
     "Calibration": "recapp.metrics",
     "ClickData": "recapp.trainer.datamodule",
-    "ClickModule": "recapp.trainer.module",
     "ClickTask": "recapp.tasks.click",
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
@@ -169,7 +168,6 @@ __all__ = [
     "Batch",
     "Calibration",
     "ClickData",
-    "ClickModule",
     "ClickTask",
     "DataSettings",
     "DataType",

@@ -107,7 +107,7 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     from recapp.run.run_checks import check_data, check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
-    from recapp.trainer.progress import TerminalProgress
+    from recapp.trainer.curves import TerminalProgress
 
     recipe, opened = open_trained(recipe)
     if is_first() and not step:

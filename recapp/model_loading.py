@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.cli.stored_recipe import recipe_of_stored
-from recapp.dataset.raw_rows import RawRows, RawTable
+from recapp.dataset.collate import RawRows, RawTable
 from recapp.errors import ConfigError
 from recapp.inference.placed_model import together
 from recapp.inference.scorer import Scorer

@@ -11,8 +11,7 @@ without data.
 | `check`     | predictions next to the measurements of runs: `path=RUN_OR_SWEEP`                  |
 | `calibrate` | timings of this machine, as a hardware file for `topology.hardware=FILE`           |
 | `devices`   | the fewest devices that hold the tables for serving, in 32, 16, 8 and 4 bits       |
-| `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` compares them with  |
-|             | runs on few ranks                                                                  |
+| `scale`     | step time, memory and bytes of the tables as ranks grow                            |
 
 Without `+plan`, recapp's planner chooses the plan.
 """

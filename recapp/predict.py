@@ -2,12 +2,12 @@
 number of ranks, under any plan.
 
     the command   DIR/manifest.json (settings), command line -> recipe, checked -> ranks
-    each rank     `run`: recipe -> data, model, strategy, trainer -> FILE.parquet.parts/*.parquet
+    each rank     `run`: recipe -> data, model, strategy, trainer -> FILE.parquet.parts/*.arrow
     rank 0        FILE.parquet, JOB/metrics.json
 
 Columns, transforms and id rules are those of training. They come from the checkpoint, so neither
 training data nor labels are needed. Scores are in the order of the input, and are the same on any
-number of ranks. If the command was ended, the same command continues its work.
+number of ranks. The file gets its name when it is whole; a command that was ended starts again.
 """
 
 if __name__ == "__main__":
@@ -21,12 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recapp import console
 from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_recipe
 from recapp.errors import ConfigError
-from recapp.processes.rank_environment import external_rank, is_first
+from recapp.processes.rank_environment import is_first
 from recapp.processes.rank_process import leave
-from recapp.processes.stopping import Stopped
 from recapp.run.commands import Predict, recipe_of
 
 MUST_BE_GIVEN = {
@@ -60,12 +58,7 @@ def predict(recipe: Predict, job: Job) -> float | None:
     for name, words in MUST_BE_GIVEN.items():
         if not getattr(recipe, name):
             raise ConfigError(f"{name} must be given: {words}")
-    try:
-        metrics = run_recipe(recipe, job, "recapp.predict")
-    except Stopped:
-        if not external_rank():
-            console.note("the finished parts are kept: the same command continues the work")
-        raise
+    metrics = run_recipe(recipe, job, "recapp.predict")
     emit_json(metrics, recipe)
     return metrics.get("mean_score")
 
@@ -101,7 +94,6 @@ def score(recipe: Predict) -> dict[str, Any]:
     from recapp.run.run_checks import check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
-    from recapp.trainer.progress import PredictProgress
     from recapp.trainer.score_writer import ScoreWriter
 
     recipe, opened = open_trained(recipe)
@@ -109,16 +101,14 @@ def score(recipe: Predict) -> dict[str, Any]:
     if is_first():
         check_scoring(recipe, manifest)
     assert recipe.output is not None
-    scores_of = {  # the facts that determine the scores: the model, the settings of arithmetic
-        **manifest.version_entry,
-        "precision": recipe.trainer.precision,
-        "payload": recipe.engine.payload,
-    }
     data = build_data(recipe, scoring=recipe)
     model = opened.on_ranks(recipe)
-    writer = ScoreWriter(recipe.output, overwrite=recipe.overwrite, model=scores_of)
-    progress = [PredictProgress()] if recipe.trainer.enable_progress_bar else []
-    trainer = model.trainer(recipe, [*progress, writer])
+    writer = ScoreWriter(
+        recipe.output,
+        overwrite=recipe.overwrite,
+        progress=recipe.trainer.enable_progress_bar,
+    )
+    trainer = model.trainer(recipe, [writer])
 
     with in_one_line():
         trainer.predict(
@@ -128,11 +118,12 @@ def score(recipe: Predict) -> dict[str, Any]:
     if not trainer.is_global_zero:
         return {}
     assert writer.joined is not None
+    rows = data.prediction_input.rows
     return {
         **writer.joined,
-        "rows_scored": writer.rows,
+        "rows_scored": rows,
         "seconds": writer.seconds,
-        "rows_per_second": writer.rows / writer.seconds,
+        "rows_per_second": rows / writer.seconds,
         "rows_read": data.rows_measured("input"),
         "output": recipe.output,
         "checkpoint": recipe.ckpt_path,

@@ -73,7 +73,7 @@ def report(settings: Report, job: Job) -> None:
     """
     if not settings.path:
         raise ConfigError("path must be given: path=...")
-    from recapp.reporting.run_page import write_report
+    from recapp.reporting.report_pages import write_report
 
     try:
         rows = write_report(Path(settings.path).expanduser(), default_settings)

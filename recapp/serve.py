@@ -294,7 +294,7 @@ def _say(settings: Serve, address: str, served: "Served") -> None:
     row = {
         "address": address,
         "model": served.name,
-        "version": served.version,
+        "version": served.scorer.version,
         "artefact": str(served.scorer.info.get("path", settings.artefact)),
         "ranks": settings.ranks,
         "threads": settings.threads,

@@ -142,7 +142,7 @@ class SweepProgress:
             return
         if self.format == "text":
             _print_verdicts(self.directory)
-        from recapp.reporting.run_page import REPORT_FILE, write_report
+        from recapp.reporting.report_pages import REPORT_FILE, write_report
 
         try:
             write_report(self.directory)
@@ -161,7 +161,7 @@ class SweepProgress:
 
 def _print_verdicts(sweep: Path) -> None:
     """Print the first sentences of the sweep's report, if there are two runs to compare."""
-    from recapp.reporting.sweep_page import verdicts
+    from recapp.reporting.report_pages import verdicts
 
     good = [run for run in runs.read_runs(sweep) if run.ended_well]
     if len(good) > 1:
@@ -281,13 +281,13 @@ def fit(
     except Stopped as stopped:
         if callbacks.end.reason is None:  # before the first step, or without the other ranks
             raise
-        callbacks.performance.on_train_end(trainer, module)
+        callbacks.clock.on_train_end(trainer, module)
         measured = metrics_of_run(sized(), trainer, callbacks, callbacks.end.reason)
         how = {"status": "stopped", "last_checkpoint": str(callbacks.last.path)}
         return measured and measured | how, stopped
 
-    write_prediction(sized(), strategy, data.val_rows, job_dir)
-    note_no_validation(trainer, data.val_rows)
+    write_prediction(sized(), strategy, data.rows[1], job_dir)
+    note_no_validation(trainer, data.rows[1])
     measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
     kept = callbacks.snapshots.kept if callbacks.snapshots else []
     return with_snapshots(sized(), kept, job_dir, measured), None

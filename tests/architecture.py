@@ -46,7 +46,7 @@ THIRD_PARTIES = {
     "pyarrow": (
         "dataset",
         "inference.build_cpp",
-        "stored.artefact_files",
+        "inference_bench",
         "run.run_rows",
         "serving.batching",
         "serving.json_rows",
@@ -64,7 +64,6 @@ THIRD_PARTIES = {
         "parallel",
         "engine.table_strips",
         "trainer.strategy",
-        "trainer.run_plan",
         "planner.embedding_planner",
         "benchmarks.session",
         "benchmarks.link_costs",

@@ -42,6 +42,11 @@ def pytest_configure(config):
             signal.signal(number, handler)
 
 
+def pytest_xdist_auto_num_workers():
+    """One worker more than cores: tests wait for processes that they start, and for their ends."""
+    return os.cpu_count() + 1
+
+
 def pytest_collection():
     """Looking for garbage in what is being imported takes a third of the time."""
     gc.disable()

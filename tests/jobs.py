@@ -211,11 +211,13 @@ def resolved(name, overrides, folders=()):
 
 def recipe(name, overrides, folders=()):
     """The recipe of the command `name`."""
+    from composing import compose as compose_settings
+
     from recapp.cli import compose
     from recapp.cli.recipe_of_job import recipe_of_job
 
     overrides = [str(override) for override in overrides]
-    composed = compose.compose(
+    composed = compose_settings(
         name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
     )
     choices = compose.choices(composed.hydra)

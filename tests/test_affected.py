@@ -181,7 +181,7 @@ REACHED = {
     "recapp/trainer/curves.py": {"trainer/test_curves", "test_end_to_end", "test_readme"},
     "recapp/inference/cpp/main.cpp": {"inference/test_cpp", "inference/test_every_path"},
     "recapp/models/published_dlrm.py": {"models/test_dlrm", "test_end_to_end", "test_sweep"},
-    "recapp/compat/torchrec/dlrm.py": {"compat/test_torchrec_dlrm", "test_documents"},
+    "recapp/compat/torchrec/models.py": {"compat/test_torchrec_dlrm", "test_documents"},
     "conf/train.yaml": {"test_settings", "test_end_to_end", "test_readme", "test_documents"},
     "docs/plans.md": {"test_documents"},
     "tests/jobs.py": {"test_predict", "kernels/test_disk_cache"},
@@ -210,6 +210,7 @@ def reached():
     return {test: checkout.reached_by(test) for test in checkout.tests}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changed", REACHED)
 def test_known_tests_are_reached_here_too(reached, changed):
     assert {f"tests/{name}.py" for name in REACHED[changed]} <= {

@@ -20,7 +20,6 @@ NAMES = [
     "Batch",
     "Calibration",
     "ClickData",
-    "ClickModule",
     "ClickTask",
     "DLRM",
     "DataSettings",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from jobs import command, recipe, validation
 from list_of_tables import listed
+from tiers import one_of
 
 from recapp import plan
 from recapp.dataset.data_settings import DataSettings
@@ -112,7 +113,7 @@ def expected(logs):
         parts = [
             torch.stack([batch.dense_BI[:, 0], model(batch).sigmoid()])
             for source in (rows.train, rows.val)
-            for batch in rows.measuring_stream(source)
+            for batch in rows.stream(source)
         ]
     price_N, score_N = torch.cat(parts, 1)
     return score_N[price_N.argsort()].tolist()
@@ -132,9 +133,7 @@ def last(job):
     return job / "checkpoints/last.ckpt"
 
 
-@pytest.mark.parametrize(
-    "plan", ["row_wise", pytest.param("table_wise", marks=pytest.mark.full), None]
-)
+@pytest.mark.parametrize("plan", one_of(3, ["row_wise", "table_wise", None]))
 def test_every_plan_trains_to_the_scores_of_the_unsharded_model(plan, logs, expected, jobs):
     job = logs / f"two_{plan}"
     more = [f"+plan={plan}"] if plan else []
@@ -350,7 +349,7 @@ def test_wide_weights_are_made_if_the_settings_ask_or_the_model_requires_them():
         ),
         ({"collections": {BAGS: FurtherTables()}}, "has the name of the columns' own tables"),
         (
-            {"shared": {"history": "item"}, "model": "recapp.models.logistic.LogisticRegression"},
+            {"shared": {"history": "item"}, "model": "recapp.models.fm.LogisticRegression"},
             r"the model has further collections alone \(wide\)",
         ),
         (

@@ -46,7 +46,7 @@ from recapp.processes.stopping import (
     raising_if_stopped,
     stoppable,
 )
-from recapp.reporting import about, run_record
+from recapp.reporting import run_record, summary
 from recapp.run.commands import COMMANDS
 from recapp.settings import option_files
 from recapp.settings.check_settings import override_names
@@ -308,7 +308,7 @@ class _Jobs:
 
 def versions() -> str:
     """Return the versions of recapp and of the packages that its results depend on, in a line."""
-    return ", ".join(f"{name} {text}" for name, text in about.versions().items())
+    return ", ".join(f"{name} {text}" for name, text in summary.versions().items())
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import TARGET, constructor
 from recapp.settings.small_files import read_yaml
 from recapp.settings.values import in_quotes, in_shell, literal, typed
-from recapp.stored.directories import read_manifest_text
+from recapp.stored.model_store import read_manifest_text
 from recapp.stored.trust import judged
 from recapp.trainer.trainer_settings import TrainerSettings
 

@@ -7,19 +7,19 @@ its modules, which are imported on first use.
 |----------------------------|--------------------------------------------------------------------|
 | module paths               | foreign_paths, torchrec_names, hugectr_names                       |
 | **torchrec**               |                                                                    |
-| models, small functions    | dlrm, deepfm, small_helpers                                        |
+| models                     | models                                                             |
+| jagged tensors, data       | batches                                                            |
 | training                   | train_pipeline                                                     |
 | modules around collections | wrapped_collections                                                |
-| optimisers                 | keyed, keyed_optimizers, fused_params, warmup_optimizer            |
+| optimisers                 | keyed, optimizers, fused_params                                    |
 | plans, sharding by hand    | planning, plans_by_hand                                            |
 | tables that take any ids   | managed_collisions                                                 |
 | quantised models           | quantised                                                          |
-| data                       | example_data                                                       |
 | notebooks about TorchRec   | notebook_helpers                                                   |
 | **hugectr**                |                                                                    |
 | words, also in settings    | words                                                              |
 | plan files                 | plans                                                              |
-| a program, from the top    | program, solver, reader, iteration_lines                           |
+| a program, from the top    | program, program_settings, iteration_lines                         |
 | its tables                 | collection                                                         |
 | its dense layers           | graph, layers                                                      |
 """

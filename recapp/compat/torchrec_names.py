@@ -5,7 +5,7 @@ module of recapp that defines each (`module:name` if the name differs).
 """
 
 _OF_EVERY_HOME = {
-    "recapp.compat.torchrec.dlrm": (
+    "recapp.compat.torchrec.models": (
         "modules.crossnet.CrossNet",
         "modules.crossnet.LowRankCrossNet",
         "modules.crossnet.LowRankMixtureCrossNet",
@@ -20,19 +20,17 @@ _OF_EVERY_HOME = {
         "models.dlrm.InteractionProjectionArch",
         "models.dlrm.OverArch",
         "models.dlrm.SparseArch",
+        "models.deepfm.FMInteractionArch",
+        "models.deepfm.SimpleDeepFMNN",
+        "modules.deepfm.DeepFM",
+        "modules.deepfm.FactorizationMachine",
         "modules.mlp.MLP",
         "modules.mlp.Perceptron",
     ),
-    "recapp.compat.torchrec.deepfm": (
-        "models.deepfm.DenseArch",
-        "models.deepfm.FMInteractionArch",
-        "models.deepfm.OverArch",
-        "models.deepfm.SimpleDeepFMNN",
-        "models.deepfm.SparseArch",
-        "modules.deepfm.DeepFM",
-        "modules.deepfm.FactorizationMachine",
-    ),
-    "recapp.compat.torchrec.example_data": (
+    "recapp.compat.torchrec.models:DeepFMDenseArch": ("models.deepfm.DenseArch",),
+    "recapp.compat.torchrec.models:DeepFMOverArch": ("models.deepfm.OverArch",),
+    "recapp.compat.torchrec.models:DeepFMSparseArch": ("models.deepfm.SparseArch",),
+    "recapp.compat.torchrec.batches": (
         "Multistreamable",
         "Pipelineable",
         "datasets.criteo.CAT_FEATURE_COUNT",
@@ -47,23 +45,32 @@ _OF_EVERY_HOME = {
         "datasets.movielens.RATINGS_FILENAME",
         "datasets.random.RandomRecDataset",
         "datasets.utils.Batch",
+        "sparse.jagged_tensor.ComputeJTDictToKJT",
+        "sparse.jagged_tensor.ComputeKJTToJTDict",
+        "sparse.jagged_tensor.jt_is_equal",
+        "sparse.jagged_tensor.kjt_is_equal",
+        "sparse.jagged_tensor.regroup_kts",
+        "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor",
         "streamable.Multistreamable",
         "streamable.Pipelineable",
     ),
-    "recapp.compat.torchrec.example_data:MOVIELENS_COLUMN_NAMES": (
+    "recapp.compat.torchrec.batches:MOVIELENS_COLUMN_NAMES": (
         "datasets.movielens.DEFAULT_COLUMN_NAMES",
     ),
-    "recapp.compat.torchrec.example_data:movielens": (
+    "recapp.compat.torchrec.batches:MovieLens": (
         "datasets.movielens.movielens_20m",
         "datasets.movielens.movielens_25m",
     ),
-    "recapp.compat.torchrec.keyed_optimizers": (
+    "recapp.compat.torchrec.optimizers": (
         "optim.CombinedOptimizer",
         "optim.GradientClipping",
         "optim.GradientClippingOptimizer",
         "optim.KeyedOptimizerWrapper",
         "optim.OptimizerWrapper",
         "optim.RowWiseAdagrad",
+        "optim.WarmupOptimizer",
+        "optim.WarmupPolicy",
+        "optim.WarmupStage",
         "optim.clipping.GradientClipping",
         "optim.clipping.GradientClippingOptimizer",
         "optim.keyed.CombinedOptimizer",
@@ -71,6 +78,9 @@ _OF_EVERY_HOME = {
         "optim.keyed.OptimizerWrapper",
         "optim.optimizers.in_backward_optimizer_filter",
         "optim.rowwise_adagrad.RowWiseAdagrad",
+        "optim.warmup.WarmupOptimizer",
+        "optim.warmup.WarmupPolicy",
+        "optim.warmup.WarmupStage",
     ),
     "recapp.compat.torchrec.managed_collisions": (
         "modules.mc_embedding_modules.ManagedCollisionCollection",
@@ -123,6 +133,7 @@ _OF_EVERY_HOME = {
         "distributed.sharding_plan.column_wise",
         "distributed.sharding_plan.construct_module_sharding_plan",
         "distributed.sharding_plan.data_parallel",
+        "distributed.sharding_plan.get_module_to_default_sharders",
         "distributed.sharding_plan.grid_shard",
         "distributed.sharding_plan.placement",
         "distributed.sharding_plan.row_wise",
@@ -136,12 +147,8 @@ _OF_EVERY_HOME = {
     ),
     "recapp.compat.torchrec.quantised": (
         "distributed.quant_embeddingbag.shard_quant_model",
-        "inference.modules.BatchingMetadata",
         "inference.modules.DEFAULT_QUANTIZATION_DTYPE",
         "inference.modules.DEFAULT_QUANT_MAPPING",
-        "inference.modules.PredictFactory",
-        "inference.modules.PredictModule",
-        "inference.modules.QualNameMetadata",
         "inference.modules.quantize_embeddings",
         "inference.modules.quantize_inference_model",
         "inference.modules.shard_quant_model",
@@ -158,17 +165,6 @@ _OF_EVERY_HOME = {
     "recapp.compat.torchrec.quantised:EmbeddingCollection": (
         "distributed.quant_embedding.QuantEmbeddingCollection",
     ),
-    "recapp.compat.torchrec.small_helpers": (
-        "distributed.sharding_plan.get_module_to_default_sharders",
-        "inference.state_dict_transform.state_dict_gather",
-        "inference.state_dict_transform.state_dict_to_device",
-        "sparse.jagged_tensor.ComputeJTDictToKJT",
-        "sparse.jagged_tensor.ComputeKJTToJTDict",
-        "sparse.jagged_tensor.jt_is_equal",
-        "sparse.jagged_tensor.kjt_is_equal",
-        "sparse.jagged_tensor.regroup_kts",
-        "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor",
-    ),
     "recapp.compat.torchrec.train_pipeline": (
         "distributed.Awaitable",
         "distributed.NoWait",
@@ -184,14 +180,6 @@ _OF_EVERY_HOME = {
         "distributed.types.LazyGetItemMixin",
         "distributed.types.LazyNoWait",
         "distributed.types.NoWait",
-    ),
-    "recapp.compat.torchrec.warmup_optimizer": (
-        "optim.WarmupOptimizer",
-        "optim.WarmupPolicy",
-        "optim.WarmupStage",
-        "optim.warmup.WarmupOptimizer",
-        "optim.warmup.WarmupPolicy",
-        "optim.warmup.WarmupStage",
     ),
     "recapp.compat.torchrec.wrapped_collections": (
         "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
@@ -327,6 +315,14 @@ _ABSENT_PARTS = {
         "inference.model_packager.PredictFactoryPackager",
         "inference.model_packager.load_config_text",
         "inference.model_packager.load_pickle_config",
+        "inference.modules.BatchingMetadata",
+        "inference.modules.PredictFactory",
+        "inference.modules.PredictModule",
+        "inference.modules.QualNameMetadata",
+    ),
+    "recapp.gathered_state_dict(model) returns whole tables, on the CPU of rank 0": (
+        "inference.state_dict_transform.state_dict_gather",
+        "inference.state_dict_transform.state_dict_to_device",
     ),
     "shard_quant_model(model) of recapp.inference.modules shards a quantised model; what is only "
     "read needs no sharder": (

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from recapp.dataset.data_file import DataFile
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_finite, decode_labels
 from recapp.dataset.files import left_out
 from recapp.dataset.footers import time_range
 from recapp.dataset.schema import NO_LABEL, Schema
-from recapp.dataset.sequential_rows import arrow_chunks, table_rows
+from recapp.dataset.sequential_rows import arrow_chunks, fitted, table_rows
 from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
@@ -73,19 +74,44 @@ class ClickRows:
         """
         return self.test() if split == "test" else {"train": self.train, "val": self.val}[split]
 
+    def stream(
+        self,
+        source: Source,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        training: bool = False,
+        numbered: bool = False,
+    ) -> BatchStream:
+        """Return the stream of a rank's part of each global batch: of training batches, which are
+        shuffled; or of a source whose rows are measured, each row once, in file order.
+
+        Args:
+            source: The rows.
+            rank: The number of the rank.
+            world: The number of ranks.
+            training: Whether a model trains on the batches.
+            numbered: Whether batches have the numbers of their rows.
+        """
+        settings = self.settings
+        size = settings.batch_size
+        return BatchStream(
+            source,
+            self.schema,
+            batch_size=size if training else settings.val_batch_size or size,
+            lanes=settings.lanes,
+            shuffle_rows=settings.shuffle_rows if training else 0,
+            seed=self.seed,
+            rank=rank,
+            world=world,
+            training=training,
+            dense_transform=settings.dense_transform,
+            numbered=numbered,
+        )
+
     def training_stream(self, rank: int = 0, world: int = 1) -> BatchStream:
         """Return the stream of a rank's part of each global training batch."""
-        settings = self.settings
-        return self._stream(self.train, settings.batch_size, settings.shuffle_rows, rank, world)
-
-    def measuring_stream(
-        self, source: Source, rank: int = 0, world: int = 1, *, numbered: bool = False
-    ) -> BatchStream:
-        """Return the stream of a rank's part of a source, each row once, in file order; with
-        `numbered`, its batches have the numbers of their rows.
-        """
-        size = self.settings.val_batch_size or self.settings.batch_size
-        return self._stream(source, size, 0, rank, world, training=False, numbered=numbered)
+        return self.stream(self.train, rank, world, training=True)
 
     def table_rows(self, most: int | None) -> list[int]:
         """Return the table size of each feature (`sequential_rows.table_rows`).
@@ -97,8 +123,6 @@ class ClickRows:
 
     def fitted(self) -> "ClickRows":
         """Return the same rows with derived columns that are fitted on the training rows."""
-        from recapp.dataset.fit_columns import fitted
-
         return replace(self, schema=fitted(self.schema, self.train))
 
     def statistics(
@@ -129,31 +153,6 @@ class ClickRows:
             return {}  # training will raise the error, with its rank
         write_cached(files, tables, found, sum(b.rows for b in batches), lookups, rules)
         return found
-
-    def _stream(
-        self,
-        source: Source,
-        batch_size: int,
-        shuffle_rows: int,
-        rank: int,
-        world: int,
-        *,
-        training: bool = True,
-        numbered: bool = False,
-    ) -> BatchStream:
-        return BatchStream(
-            source,
-            self.schema,
-            batch_size=batch_size,
-            lanes=self.settings.lanes,
-            shuffle_rows=shuffle_rows,
-            seed=self.seed,
-            rank=rank,
-            world=world,
-            training=training,
-            dense_transform=self.settings.dense_transform,
-            numbered=numbered,
-        )
 
 
 def open_rows(
@@ -201,9 +200,9 @@ def rows_read(
         schema: The columns.
         paths: The values of the settings that name them, by setting.
     """
-    used = {name: _used(source) for name, source in sources.items() if source.rows}
-    found = {name: _split_read(source, schema) for name, source in used.items()}
-    files = list({file.path: file for source in used.values() for file in source.files}.values())
+    used = {name: _files_with_rows(source) for name, source in sources.items() if source.rows}
+    splits = {name: _split_read(sources[name], own, schema) for name, own in used.items()}
+    files = list({file.path: file for own in used.values() for file in own}.values())
     ends = {name: time_range(files, name, unit) for name, unit in schema.times.items()}
     times = {name: end and [moment(end[0]), moment(end[1])] for name, end in ends.items()}
     rest: dict[str, list[str]] = {}
@@ -211,7 +210,7 @@ def rows_read(
         for why, names in left_out(given, setting=setting).items() if given else ():
             rest.setdefault(why, []).extend(names)
     out = [{"why": w, "count": len(names), "names": names[:NAMED]} for w, names in rest.items()]
-    return {"splits": found, "times": times, "left_out": out}
+    return {"splits": splits, "times": times, "left_out": out}
 
 
 def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> dict[str, Any]:
@@ -233,22 +232,18 @@ def moment(seconds: int) -> str:
     return str(np.datetime64(seconds, "s")).replace("T", " ")
 
 
-def _used(source: Source) -> Source:
-    """Return a source without the files of which it has no rows."""
-    numbers = sorted({segment.file for segment in source.segments})
-    place = {number: new for new, number in enumerate(numbers)}
-    segments = tuple(each._replace(file=place[each.file]) for each in source.segments)
-    return Source(tuple(source.files[number] for number in numbers), segments, source.bags)
+def _files_with_rows(source: Source) -> list[DataFile]:
+    return [source.files[number] for number in sorted({each.file for each in source.segments})]
 
 
-def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
+def _split_read(source: Source, files: Sequence[DataFile], schema: Schema) -> dict[str, Any]:
     some = _spread(source)
     positives: dict[str, float] = {}
     with suppress(DataError, BadValue):
         positives = _positives(some, schema)
-    first, last = (os.path.abspath(source.files[end].path) for end in (0, -1))
+    first, last = (os.path.abspath(files[end].path) for end in (0, -1))
     return {
-        "files": len(source.files),
+        "files": len(files),
         "first": first,
         "last": last,
         "rows": source.rows,

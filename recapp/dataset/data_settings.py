@@ -231,33 +231,22 @@ def _fraction(value: object, name: str, examples: str) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringSettings:
-    """The rows to score, and the sizes of batches and parts.
+    """The rows to score.
 
     Args:
         input: A directory, a glob, a file, or a list of these.
         columns: The columns of the input to keep beside the scores.
         rows_per_batch: The rows of a batch of one rank.
-        rows_per_part: The rows of a score part, a multiple of `rows_per_batch`; None takes a 64th
-            of the input, in whole batches, at most 262,144 rows.
 
     Raises:
-        ConfigError: The numbers do not fit together, or a column cannot be kept.
+        ConfigError: A column cannot be kept.
     """
 
     input: Paths | None = None
     columns: tuple[str, ...] = ()
     rows_per_batch: Positive = ROWS_PER_BATCH
-    rows_per_part: Positive | None = None
 
     def __post_init__(self) -> None:
-        size = self.rows_per_batch
-        part = self.rows_per_part
-        if part is not None and (part < size or part % size):
-            near = max(1, round(part / size)) * size
-            raise ConfigError(
-                f"rows_per_part={part}: a part is whole batches, so a multiple of "
-                f"rows_per_batch={size} is allowed; set {near}"
-            )
         for name in self.columns:
             if name == SCORE:
                 raise ConfigError(score_is_kept(name))

@@ -14,10 +14,22 @@ the data set declares as hexadecimal (Criteo's) are read differently:
 Functions decode whole columns. For a dictionary-encoded column they decode the dictionary if it is
 shorter than the column. An unreadable value raises `BadValue` with its index in the column;
 `collate` adds the file and the row. `recapp/dataset/text.py` reads text.
+
+The columns of a chunk are `Rows`: numpy arrays, which can be sliced, permuted and joined.
+
+    dense_NI    [N, I]  numbers, transformed
+    targets_NT  [N, T]  labels, then weights
+    ids_NS      [N, S]  the single id of each row and single-valued feature
+    bags                values_L, offsets_N1 of each multi-valued feature
+    row_numbers_N  [N]  the place of each row in the data set, where it is wanted
+
+Shapes: N rows of a chunk, I dense columns, T columns of labels and weights, S single-valued
+features, L ids of a bag feature. Arrays are row-major, because lanes gather rows.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +40,6 @@ import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.derived_columns import DAY_SECONDS
-from recapp.dataset.rows import Float32Array, Int64Array
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text import (
     BadValue,
@@ -54,6 +65,106 @@ _ID = ": write a whole number, or use the column as a dense feature"
 _NO_ENTRY = (
     "is damaged: its page's dictionary has no such entry; write the file again or leave it out"
 )
+
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """The bags of one feature.
+
+    Args:
+        values_L: The ids of all rows, one bag after the other, [L].
+        offsets_N1: The offset of each row's bag, and L at the end, [N + 1].
+    """
+
+    values_L: Int64Array
+    offsets_N1: Int64Array
+
+    @staticmethod
+    def of(values_L: Int64Array, lengths_N: Int64Array) -> "Bags":
+        """Make bags from the number of ids of each row, [N]."""
+        return Bags(
+            values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
+        )
+
+    def slice(self, first: int, last: int) -> "Bags":
+        """Return rows [first, last), without a copy of the ids."""
+        offsets = self.offsets_N1[first : last + 1]
+        return Bags(self.values_L[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+    def take(self, rows_M: Int64Array) -> "Bags":
+        """Return the given rows, in the given order."""
+        starts = self.offsets_N1[rows_M]
+        lengths = np.diff(self.offsets_N1)[rows_M]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        position_L = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Bags(self.values_L[position_L], offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some decoded rows; the module docstring explains the arrays.
+
+    Args:
+        dense_NI: Transformed numbers, [N, I].
+        targets_NT: Labels and weights, [N, T].
+        ids_NS: Ids of single-valued features, [N, S].
+        bags: The bags of each multi-valued feature, in schema order.
+        row_numbers_N: The place of each row in the data set, [N]; None where nobody wants it.
+    """
+
+    dense_NI: Float32Array
+    targets_NT: Float32Array
+    ids_NS: Int64Array
+    bags: tuple[Bags, ...]
+    row_numbers_N: Int64Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets_NT)
+
+    def slice(self, first: int, last: int) -> "Rows":
+        """Return rows [first, last) without a copy; `last` may exceed the number of rows."""
+        last = min(last, len(self))
+        bags = tuple(bag.slice(first, last) for bag in self.bags)
+        return Rows(
+            self.dense_NI[first:last],
+            self.targets_NT[first:last],
+            self.ids_NS[first:last],
+            bags,
+            None if self.row_numbers_N is None else self.row_numbers_N[first:last],
+        )
+
+    def take(self, rows_M: Int64Array) -> "Rows":
+        """Return the given rows, in the given order."""
+        bags = tuple(bag.take(rows_M) for bag in self.bags)
+        numbers = None if self.row_numbers_N is None else self.row_numbers_N[rows_M]
+        return Rows(
+            self.dense_NI[rows_M], self.targets_NT[rows_M], self.ids_NS[rows_M], bags, numbers
+        )
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """Concatenate the rows of several chunks (at least one)."""
+    if len(parts) == 1:
+        return parts[0]
+    bags = tuple(
+        Bags.of(
+            np.concatenate([bag.values_L for bag in same]),
+            np.concatenate([np.diff(bag.offsets_N1) for bag in same]),
+        )
+        for same in zip(*(part.bags for part in parts), strict=True)
+    )
+    numbers = [part.row_numbers_N for part in parts if part.row_numbers_N is not None]
+    return Rows(
+        np.concatenate([part.dense_NI for part in parts]),
+        np.concatenate([part.targets_NT for part in parts]),
+        np.concatenate([part.ids_NS for part in parts]),
+        bags,
+        np.concatenate(numbers) if numbers else None,
+    )
 
 
 def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
@@ -344,7 +455,6 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
 
 
 def _numbers_and_gaps(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray]:
-    """Return numbers [N], and a mask of missing numbers [N]."""
     numbers, missing = _numbers(column)
     return numbers, np.zeros(len(numbers), dtype=np.bool_) if missing is None else missing
 
@@ -383,11 +493,6 @@ def _through_dictionary(
 
 
 def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
-    """Return the column without its dictionary.
-
-    Raises:
-        BadValue: An index lies beyond the dictionary.
-    """
     _codes(column)
     return column.dictionary_decode()
 

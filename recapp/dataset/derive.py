@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.polynomial.polynomial import polyval
 
+from recapp.dataset.decode import Bags, Float32Array, Int64Array
 from recapp.dataset.derived_columns import (
     DAY_SECONDS,
     LARGEST_LEVEL,
@@ -32,7 +33,6 @@ from recapp.dataset.derived_columns import (
     DerivedColumn,
     Kind,
 )
-from recapp.dataset.rows import Bags, Float32Array, Int64Array
 from recapp.sparse.batch import MISSING
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -83,7 +83,7 @@ class Columns:
             elif column.kind is Kind.CROSS:
                 self.ids[column.name] = crossed([self.ids[name] for name in column.reads])
             elif column.kind in (Kind.HOUR, Kind.WEEKDAY):
-                self.ids[column.name] = _DATES[column.kind](self.times[column.reads[0]])
+                self.ids[column.name] = date_ids(self.times[column.reads[0]], column.kind)
             elif column.kind in (Kind.SINE, Kind.COSINE):
                 self.numbers[column.name] = self._on_circle(column)
             else:
@@ -95,7 +95,6 @@ class Columns:
                     self.ids[column.name] = places(self.ids[column.name], known)
 
     def _on_circle(self, column: DerivedColumn) -> Float32Array:
-        """Return the sine or cosine of the part of a period, [N]."""
         name = column.reads[0]
         period = _edges(column)[0]
         times_N = self.times.get(name)
@@ -165,27 +164,17 @@ def way_gone(numbers_N: Float32Array, ends: Float32Array) -> Float32Array:
     return way_N
 
 
-def hours(times_N: Int64Array) -> Int64Array:
-    """Return the ids of the hours of the day, 1 to 24, [N]; MISSING for a missing time.
-
-    Args:
-        times_N: Seconds since 1970 (UTC).
-    """
-    made: Int64Array = times_N % DAY_SECONDS // 3600 + 1
-    return np.where(times_N == MISSING, MISSING, made)
-
-
-def weekdays(times_N: Int64Array) -> Int64Array:
-    """Return the ids of the weekdays, 1 (Monday) to 7, [N]; MISSING for a missing time.
+def date_ids(times_N: Int64Array, kind: Kind) -> Int64Array:
+    """Return the ids of the hours of the day, 1 to 24, or of the weekdays, 1 (Monday) to 7, [N];
+    MISSING for a missing time.
 
     Args:
         times_N: Seconds since 1970 (UTC), which began on a Thursday.
+        kind: `Kind.HOUR` or `Kind.WEEKDAY`.
     """
-    made: Int64Array = (times_N // DAY_SECONDS + 3) % 7 + 1
-    return np.where(times_N == MISSING, MISSING, made)
-
-
-_DATES = {Kind.HOUR: hours, Kind.WEEKDAY: weekdays}
+    days_N = (times_N // DAY_SECONDS + 3) % 7
+    parts_N = times_N % DAY_SECONDS // 3600 if kind is Kind.HOUR else days_N
+    return np.where(times_N == MISSING, MISSING, parts_N + 1)
 
 
 def turns_of_numbers(numbers_N: Float32Array, period: np.float32) -> Float64Array:

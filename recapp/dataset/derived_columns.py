@@ -12,7 +12,7 @@
 
 Training, validation, prediction and servers compute them from decoded columns, in one place
 (`recapp/dataset/derive.py`). Values that are fitted on the training rows
-(`recapp/dataset/fit_columns.py`) are stored with the model.
+(`recapp/dataset/sequential_rows.py`) are stored with the model.
 
 A vocabulary replaces the ids of a feature, also of a derived one. So it comes last.
 """
@@ -317,7 +317,6 @@ def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what:
 
 
 def _check_names(made: Sequence[DerivedColumn], of_logs: Sequence[str]) -> None:
-    """Check that each derived column has a name of its own."""
     names = [column.name for column in made]
     crosses = [column.name for column in made if column.kind is Kind.CROSS]
     for name in names:

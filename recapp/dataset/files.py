@@ -16,9 +16,7 @@ which files are alive. This opens only files whose names tell no format, to read
 import os
 import re
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from glob import escape, glob, has_magic
-from itertools import takewhile
 from pathlib import Path
 
 from recapp.dataset.formats import (
@@ -31,12 +29,9 @@ from recapp.dataset.formats import (
 )
 from recapp.errors import DataError, alike, meant
 from recapp.settings.small_files import read_text
-from recapp.settings.values import PLAIN_VALUE, in_quotes, in_shell
 
 FILE_LIST = "_file_list.txt"
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_MOUNTED = re.compile(r"([a-z][a-z0-9]+):/+")
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _PARTITION = re.compile(r"[^=]+=")
 _COUNT = re.compile(r"[0-9]{1,9}")  # the first line of a list: its number of paths
 _LIVE_FILES = {
@@ -125,7 +120,7 @@ class _Listing:
         if not named.exists():
             there = os.listdir(named.parent) if named.parent.is_dir() else []
             near = alike(named.name, sorted(there))
-            hint = f"; {meant(near)}" if near else _elsewhere(self.path)
+            hint = f"; {meant(near)}" if near else ""
             raise self._error(f"no such file or directory{hint}")
         if not named.is_file():
             raise self._error("is neither a file nor a directory")
@@ -153,9 +148,6 @@ class _Listing:
         return files
 
     def _matching(self, pattern: str) -> list[str]:
-        """List the files that a glob matches, or else the data of the directories that it
-        matches.
-        """
         matches = _naturally(Path(name) for name in glob(pattern) if not _hidden(Path(name)))
         files = [match for match in matches if match.is_file()]
         if files:
@@ -167,7 +159,6 @@ class _Listing:
         return [name for directory in directories for name in self._in_directory(directory)]
 
     def _in_directory(self, directory: Path) -> list[str]:
-        """List the data of a directory or of its partitions; there must be some."""
         self._refuse_tables([directory])
         if files := self._walk(directory, directory):
             return files
@@ -217,7 +208,6 @@ class _Listing:
         return names
 
     def _entries(self, here: Path, top: Path) -> tuple[list[Path], list[Path], list[Path]]:
-        """Return the data files, the partitions and the other directories of a directory."""
         kinds: dict[str, list[Path]] = {"file": [], "partition": [], "directory": [], "other": []}
         for entry in _naturally(here.iterdir()):
             if entry.is_dir():
@@ -259,7 +249,6 @@ class _Listing:
         )
 
     def _refuse_tables(self, directories: Iterable[Path]) -> None:
-        """Refuse directories of a table, or inside of one."""
         inside = [directory.absolute() for directory in directories]
         for folder in dict.fromkeys(one for each in inside for one in (each, *each.parents)):
             if (folder / "_delta_log").is_dir():
@@ -327,20 +316,7 @@ def _literal(path: str) -> tuple[str, str]:
     return "", path
 
 
-def _elsewhere(path: str) -> str:
-    """Return what to do for a path that looks as if its files were on another system."""
-    if mounted := _MOUNTED.match(path):
-        return f"; a path of this machine is meant, such as /{mounted[1]}/{path[mounted.end() :]}"
-    if _REPOSITORY.fullmatch(path) and not Path(path).parent.exists():
-        return (
-            "; a path of this machine is meant: where it is a repository of Hugging Face, `hf "
-            f"download {path} --repo-type dataset --local-dir DIR` copies it"
-        )
-    return ""
-
-
 def _holds_data(directory: Path) -> bool:
-    """Return whether a directory or a directory below it has data."""
     for here, directories, names in os.walk(directory):
         directories[:] = [name for name in directories if not _hidden(Path(name))]
         files = [Path(here, name) for name in names if not _hidden(Path(name))]
@@ -354,7 +330,6 @@ def _hidden(path: Path) -> bool:
 
 
 def _naturally(paths: Iterable[Path]) -> list[Path]:
-    """Sort paths as people count: day_2 before day_10."""
     return sorted(
         paths,
         key=lambda path: [
@@ -363,10 +338,8 @@ def _naturally(paths: Iterable[Path]) -> list[Path]:
     )
 
 
-TRAINING = "path"
-LISTED = 16  # the most files of a list that a message spells out
 _KEYS = {
-    TRAINING: "train training",
+    "path": "train training",
     "val_path": "valid val validation dev eval",
     "test_path": "test",
 }
@@ -386,43 +359,24 @@ def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> 
     Raises:
         DataError: Some names are of validation or test data, and some are not.
     """
-    by_key: dict[str | None, dict[str, None]] = {}
+    first: dict[str, str] = {}
     for name in names:
-        key, told = _split(name, top)
-        by_key.setdefault(key, {})[told] = None
-    if len(by_key) < 2 or not {*by_key} & ({*_KEYS} - {TRAINING}):
+        first.setdefault(_split(name, top), name)
+    if len(first) < 2:
         return
-    if rest := by_key.pop(None, {}):
-        by_key[TRAINING] = rest | by_key.get(TRAINING, {})
-    values = {key: _value([*by_key[key]], names) for key in _KEYS if key in by_key}
-    if setting.startswith("dataset."):
-        settings = " ".join(_set(f"dataset.{key}", value) for key, value in values.items())
-    else:
-        settings = " or ".join(_set(setting, value) for value in values.values())
-    first = {_split(name, top)[0]: name for name in reversed(names)}
-    shown = ", ".join(os.path.relpath(name, top) for name in sorted(first.values()))
+    shown = ", ".join(sorted(os.path.relpath(name, top) for name in first.values()))
+    keys = [f"dataset.{key}" for key in _KEYS if key in first]
+    fix = f"set {' and '.join(keys)} each to files of its own, by a glob or a list"
     raise DataError(
-        f"{setting}={given}: {shown} are of several splits, and would be read as one: set "
-        f"{settings}; a list, {setting}=[...], reads all that it names"
+        f"{setting}={given}: {shown} are of several splits, and would be read as one: "
+        f"{fix if setting in keys else 'name the files of one by a glob'}; "
+        f"a list, {setting}=[...], reads all that it names"
     )
 
 
-def _glob_of(names: Sequence[str]) -> str | None:
-    """Return a glob that matches some files, and maybe others; None if their names begin unlike."""
-    ends = zip(min(names), max(names), strict=False)
-    begin = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
-    begin = begin.rstrip("0123456789")
-    same = len({Path(name).suffix for name in names}) == 1
-    end = Path(names[0]).suffix if same else ""
-    return f"{escape(begin)}*{end}" if not begin.endswith("/") and begin else None
-
-
-def _split(name: str, top: Path) -> tuple[str | None, str]:
-    """Return the setting for the split of a file, and the file or the directory whose name tells
-    it; None for no split.
-    """
-    parts = Path(os.path.relpath(name, top)).parts
-    for count, part in enumerate(parts, 1):
+def _split(name: str, top: Path) -> str:
+    """Return the setting for the split of a file, that for training where no name tells one."""
+    for part in Path(os.path.relpath(name, top)).parts:
         words = [
             word.rstrip("0123456789")
             for word in re.split(r"[-_.\s]+", part.rpartition("=")[2].lower())
@@ -430,27 +384,5 @@ def _split(name: str, top: Path) -> tuple[str | None, str]:
         words = [word for word in words if word and word not in _SUFFIXES]
         for word in (words[:1] + words[-1:]) if "=" not in part or len(words) == 1 else ():
             if key := _KEY_OF_WORD.get(word):
-                above = Path(name).parts
-                return key, str(Path(*above[: len(above) - len(parts) + count]))
-    return None, name
-
-
-def _value(told: Sequence[str], names: Iterable[str]) -> str:
-    """Return the value of a setting that names some files: a path, a glob or a list."""
-    if len(told) == 1:
-        return _quoted(told[0])
-    pattern = _glob_of(told)
-    if pattern and {name for name in names if fnmatchcase(name, pattern)} == {*told}:
-        return _quoted(pattern)
-    more = ",.." if len(told) > LISTED else ""
-    return f"[{','.join(map(_quoted, told[: 1 if more else None]))}{more}]"
-
-
-def _quoted(text: str) -> str:
-    return text if PLAIN_VALUE.fullmatch(text.replace("*", "")) else in_quotes(text)
-
-
-def _set(setting: str, value: str) -> str:
-    """Return a setting and its value as a word of a shell."""
-    word = f"{setting}={value}"
-    return word if PLAIN_VALUE.fullmatch(value) else in_shell(word)
+                return key
+    return "path"

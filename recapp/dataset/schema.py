@@ -471,7 +471,6 @@ class Schema:
 
 
 def _are_names(found: object) -> TypeGuard[list[str]]:
-    """Return whether a stored value is a list of names."""
     return isinstance(found, list) and all(isinstance(name, str) for name in found)
 
 
@@ -546,7 +545,6 @@ def check_sizes(dataset: DataSettings, schema: Schema) -> None:
 
 
 def _shared(tables: TableSettings) -> list[list[str]]:
-    """Return the features of each table that several may read."""
     if isinstance(tables, TablesOfDataset):
         return [[column, owner] for column, owner in (tables.shared or {}).items()]
     return features_by_table(tables)

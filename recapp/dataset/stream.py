@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recapp.dataset.collate import Collate, join_batches
 from recapp.dataset.data_file import chunks
+from recapp.dataset.decode import Rows, join
 from recapp.dataset.order import (
     Deal,
     IntArray,
@@ -42,7 +43,6 @@ from recapp.dataset.order import (
     permutation,
     rank_lanes,
 )
-from recapp.dataset.rows import Rows, join
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.errors import ConfigError, DataError
@@ -123,17 +123,11 @@ class Reader:
         keys = cursors[starts].tolist()
         return {(key[0], key[1]): part for key, part in zip(keys, stretches, strict=True)}
 
-    def _key(self, lane: int, segment: int) -> tuple[int, int]:
-        """Return the key of the cursor that reads a segment for a lane: the lane's own or a shared
-        cursor.
-        """
-        return segment, _EVERY_LANE if self._shared[segment] else lane
-
     def _next_part(self, lane: int, segment: int, count: int) -> Rows:
         """Return up to `count` rows of a lane from one segment, but at least one row."""
         inbox = self._inboxes.get((lane, segment))
         while not inbox:
-            self._advance(self._key(lane, segment))
+            self._advance((segment, _EVERY_LANE if self._shared[segment] else lane))
             inbox = self._inboxes.get((lane, segment))
         rows = inbox.popleft()
         if len(rows) > count:
@@ -284,7 +278,6 @@ class BatchStream(IterableDataset[Any]):
         return _with_failures(self._batches(self.lanes[own.start : own.stop]))
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
-        """Yield the parts of batches from some lanes, from the position on."""
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(self.source, self._deal, lanes, begin, self._collate)
         shares = [self._shares(reader, lane) for lane in lanes]
@@ -321,7 +314,6 @@ class BatchStream(IterableDataset[Any]):
             yield parts
 
     def _blocks(self, reader: Reader, lane: int, total: int) -> Iterator[Rows]:
-        """Yield a lane's shuffled blocks, from the block that contains the position."""
         block = self.first_batch * self._share // self._block
         for first in range(block * self._block, total, self._block):
             rows = reader.take(lane, min(self._block, total - first))

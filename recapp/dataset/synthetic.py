@@ -378,7 +378,6 @@ class Score:
 
 
 def _fit_bias(logits_N: Float64Array, positives: float) -> float:
-    """Find by bisection the bias for a mean click probability of `positives`."""
     low = -60.0
     high = 60.0
     for _ in range(60):

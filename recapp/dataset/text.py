@@ -184,7 +184,6 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
 
 
 def _text_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """Return the characters of a text column, one value after the other, without a copy."""
     data, bounds = _bytes_and_bounds(column)
     return data[int(bounds[0]) : int(bounds[-1])]
 

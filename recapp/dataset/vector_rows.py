@@ -19,10 +19,9 @@ import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import is_id, is_list, value_type, without_views
 from recapp.dataset.data_file import DataFile, UnreadableFileError, chunks, facts_of, stamp_of
-from recapp.dataset.decode import decode_ids
+from recapp.dataset.decode import Int64Array, decode_ids
 from recapp.dataset.files import file_names
 from recapp.dataset.formats import format_of
-from recapp.dataset.rows import Int64Array
 from recapp.dataset.schema import TextIds
 from recapp.dataset.text import BadValue, refuse
 from recapp.errors import DataError
@@ -86,7 +85,6 @@ class VectorRows:
                         ) from None
 
     def _vectors(self, column: pa.Array) -> Vectors:
-        """Return a column of lists as a matrix."""
         column = without_views(column)
         if pt.is_fixed_size_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
@@ -104,7 +102,6 @@ class VectorRows:
 
 
 def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile:
-    """Open a file, and find its columns of ids and of vectors."""
     reader = format_of(name)
     try:
         stamp = stamp_of(name)

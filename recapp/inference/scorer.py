@@ -3,7 +3,7 @@
     raw rows (Arrow) --batch--> Batch --model--> outputs by name --task--> scores by column
 
 A scorer is an ordinary `nn.Module` on one device, without a process group. It decodes rows as
-training did (`recapp/dataset/raw_rows.py`) and looks them up with the same engine, so its scores
+training did (`recapp/dataset/collate.py`) and looks them up with the same engine, so its scores
 are those of the sharded model. Threads may share it. A task of one output gives tensors; a task of
 several gives mappings of names to tensors.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.dataset.raw_rows import RawRows, RawTable, as_table
+from recapp.dataset.collate import RawRows, RawTable, as_table
 from recapp.dataset.schema import Schema
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, DataError

@@ -42,14 +42,14 @@ class Ensemble(nn.Module):
         """Return the mean of each output over the members, [B], by name, and under `MEMBERS` what
         each member returned.
         """
-        found = [member(batch) for member in self.members]
-        named = [each if isinstance(each, Mapping) else {self.output: each} for each in found]
+        results = [member(batch) for member in self.members]
+        named = [each if isinstance(each, Mapping) else {self.output: each} for each in results]
         means = {
             name: torch.stack([each[name] for each in named]).mean(0)
             for name, value in named[0].items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
-        return {**means, MEMBERS: found}
+        return {**means, MEMBERS: results}
 
     def task_loss(
         self, outputs: Mapping[str, Any], batch: Batch, loss: Callable[[Any], Tensor]
@@ -58,9 +58,9 @@ class Ensemble(nn.Module):
         each member. A member that trains with a loss of its own has it here, too.
         """
         losses = []
-        for member, found in zip(self.members, outputs[MEMBERS], strict=True):
-            own = getattr(member, "task_loss", None)
-            losses.append(own(found, batch, loss) if own else loss(found))
+        for member, result in zip(self.members, outputs[MEMBERS], strict=True):
+            task_loss = getattr(member, "task_loss", None)
+            losses.append(task_loss(result, batch, loss) if task_loss else loss(result))
         return torch.stack(losses).sum()
 
     def extra_losses(
@@ -68,8 +68,8 @@ class Ensemble(nn.Module):
     ) -> dict[str, Tensor]:
         """Return the sums over the members of the losses that the models add."""
         sums: dict[str, Tensor] = {}
-        for member, found in zip(self.members, outputs[MEMBERS], strict=True):
+        for member, result in zip(self.members, outputs[MEMBERS], strict=True):
             extra = getattr(member, "extra_losses", None)
-            for name, own in extra(found, batch, loss).items() if extra else ():
-                sums[name] = sums[name] + own if name in sums else own
+            for name, term in extra(result, batch, loss).items() if extra else ():
+                sums[name] = sums[name] + term if name in sums else term
         return sums

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.models.layers import FieldDropout, learnt_vectors
+from recapp.models.layers import FieldDropout, Layer, learnt_vectors
 from recapp.models.model_checks import check_same_dim, check_settings
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -25,7 +25,7 @@ from recapp.tables.collections import BagCollection
 Numbers = Literal["vectors", "concat"]
 
 
-class FieldVectors(nn.Module):
+class FieldVectors(Layer):
     """The inputs of a model: a vector for each field, or all inputs as columns.
 
     Args:

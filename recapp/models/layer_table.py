@@ -10,9 +10,9 @@ products of linear, recurrent and convolutional layers, interactions and attenti
 calls functions of another package has no number.
 
 torch has such a counter (`torch.utils.flop_counter`), but its import takes seconds, because it
-brings Triton. This one also counts the functions by which torch computes a whole layer at once: a
-transformer's layer and its attention in evaluation, an LSTM on a CPU or a GPU, a bilinear layer.
-Under `torch.inference_mode` a function that consists of others is taken apart first.
+brings Triton. This one also counts the functions by which torch computes a whole layer at once: an
+LSTM on a CPU or a GPU, a bilinear layer. Under `torch.inference_mode` a function that consists of
+others is taken apart first.
 
 Shapes: B batches, M rows, K inner columns, N columns; T queries, S keys, E their columns, V columns
 of values.
@@ -58,26 +58,6 @@ def _attention_backward(arguments: Arguments, _: Any) -> int:
     return int(5 * 2 * query_TE.numel() * key_SE.shape[-2])
 
 
-def _whole_attention(query_BTE: Tensor, key_BSE: Tensor, projection_EE: Tensor) -> int:
-    """Return the operations of attention with its projections: of queries, keys, values, result."""
-    columns = query_BTE.shape[-1]
-    queries = query_BTE.numel() // columns
-    keys = key_BSE.numel() // columns
-    projections = 4 * (queries + keys) * projection_EE.numel()
-    return projections + 4 * queries * key_BSE.shape[1] * columns
-
-
-def _heads(arguments: Arguments, _: Any) -> int:
-    return _whole_attention(arguments[0], arguments[1], arguments[7])
-
-
-def _transformer_layer(arguments: Arguments, _: Any) -> int:
-    source_BTE = arguments[0]
-    towers = arguments[14].numel() + arguments[16].numel()
-    tower = 2 * source_BTE.shape[:-1].numel() * towers
-    return _whole_attention(source_BTE, source_BTE, arguments[5]) + int(tower)
-
-
 def _recurrent(input_TBK: Tensor, weights: Sequence[Tensor]) -> int:
     """Return the operations of layers that multiply each weight matrix once for each step."""
     steps = input_TBK.shape[:-1].numel()
@@ -119,8 +99,6 @@ COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_cudnn_attention": _attention,
-    "aten::_native_multi_head_attention": _heads,
-    "aten::_transformer_encoder_layer_fwd": _transformer_layer,
     "aten::mkldnn_rnn_layer": lambda given, _: _recurrent(given[0], given[1:3]),
     "aten::_cudnn_rnn": lambda given, _: _recurrent(given[0], given[1]),
     "aten::convolution": _convolution,
@@ -229,6 +207,10 @@ def layer_table(
                 first = module.register_forward_pre_hook(lambda m, inputs, name=name: begin(name))
                 stack.callback(first.remove)
         stack.enter_context(_left_as_it_was(model, inside, like.device))
+        # torch would compute a transformer's layer by one function, whose parts cannot be counted.
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        torch.backends.mha.set_fastpath_enabled(False)
         # The probe's shape must not cause a compilation.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:

@@ -17,13 +17,18 @@ from torch.nn import functional
 
 from recapp.errors import ConfigError
 from recapp.models.linear_stack import Linear, may_run_layers, run_layers
-from recapp.models.model_checks import check_share, check_tower, check_widths
+from recapp.models.model_checks import check_settings, check_tower, check_widths
 
-STEPS = 2**16
-"""The number of shares: a mask compares 16 random bits with a threshold."""
+STEPS = 2**16  # the number of shares: a mask compares 16 random bits with a threshold
 
 
-class FastDropout(nn.Module):
+class Layer(nn.Module):
+    """A module that returns a tensor."""
+
+    __call__: Callable[..., Tensor]
+
+
+class FastDropout(Layer):
     """Sets a share of entries to 0 in training, and scales the others to keep the mean. Its masks
     are drawn four entries at a time.
 
@@ -44,8 +49,7 @@ class FastDropout(nn.Module):
         """Return the entries, some of them 0 in training."""
         if not self.training or not self.dropped:
             return entries
-        kept: Tensor = _Dropped.apply(entries, self.dropped)  # type: ignore[no-untyped-call]
-        return kept
+        return _Dropped.apply(entries, self.dropped)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class FieldDropout(nn.Module):
@@ -68,7 +72,7 @@ class FieldDropout(nn.Module):
 
     def __init__(self, share: float, dims: Sequence[int]) -> None:
         super().__init__()
-        check_share("model.field_dropout", share)
+        check_settings(field_dropout=share)
         self.dims = list(dims)
         self.mask = FastDropout(share)
         # numpy, because torch could not count the columns on the meta device
@@ -79,7 +83,7 @@ class FieldDropout(nn.Module):
         """Return the vectors side by side, some of them 0 in training."""
         if not self.training or not self.mask.dropped:
             return vectors_BK
-        kept_BF: Tensor = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
+        kept_BF = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
         if len(set(self.dims)) == 1:
             parts_BFD = vectors_BK.view(len(vectors_BK), len(self.dims), -1)
             return (parts_BFD * kept_BF.unsqueeze(2)).flatten(1)
@@ -127,12 +131,10 @@ class BatchNorm(nn.BatchNorm1d):
         )
 
 
-ADDED = 1e-8
-"""The number added to a variance, as published."""
+ADDED = 1e-8  # to a variance, as published
 
 
-MOMENTUM = 0.1
-"""The weight of a batch in the running statistics, that of torch's batch normalisation."""
+MOMENTUM = 0.1  # of the running statistics, as in torch's batch normalisation
 
 
 class Dice(nn.Module):
@@ -206,7 +208,7 @@ def learnt_vectors(count: int, dim: int) -> nn.Parameter:
     return vectors
 
 
-def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> Linear:
     """Return a linear layer with Xavier-normal weights and a bias of zero."""
     layer = Linear(inputs, outputs, bias)
     xavier(layer.weight, inputs, outputs)
@@ -215,7 +217,7 @@ def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def published_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+def published_linear(in_features: int, out_features: int, bias: bool = True) -> Linear:
     """Return a linear layer with the start values of the published DLRM.
 
     Weights are Xavier normal, biases normal with standard deviation sqrt(1 / out)
@@ -263,6 +265,8 @@ class MLP(nn.Sequential):
             `dropout` is no share, or `batch_norm` no truth value.
     """
 
+    __call__: Callable[..., Tensor]
+
     def __init__(
         self,
         in_features: int,
@@ -292,8 +296,7 @@ class MLP(nn.Sequential):
         """Return the output of the last layer, [B, layers[-1]]."""
         if self.training and may_run_layers(input):
             return run_layers(self, input)
-        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
-        return output
+        return super().forward(input)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def logit_mlp(
@@ -321,21 +324,7 @@ def logit_mlp(
     )
 
 
-def indices_of_pairs(count: int) -> tuple[Tensor, Tensor]:
-    """Return the places of the pairs of F vectors in the flat [F, F] matrix of all products, and
-    the pair of each entry of this matrix, int64 [P] and [F * F].
-
-    The pairs are the lower triangle without the diagonal. The entries of the diagonal have the
-    number P, one after the last pair.
-    """
-    # numpy, because torch would import its compiler for indices on the meta device
-    row_P, col_P = np.tril_indices(count, -1)
-    entry_FF = np.full((count, count), len(row_P))
-    entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(len(row_P))
-    return torch.tensor(row_P * count + col_P), torch.tensor(entry_FF.flatten())
-
-
-class DotInteraction(nn.Module):
+class DotInteraction(Layer):
     """The dot product of every pair of F vectors: [B, F, D] -> [B, F (F - 1) / 2].
 
     The pairs are the lower triangle without the diagonal, row by row, as published (arXiv
@@ -348,6 +337,12 @@ class DotInteraction(nn.Module):
 
     Args:
         vectors: The number of vectors, F.
+
+    Attributes:
+        pairs: The number of pairs, P.
+        pair_P: The place of each pair in the flat [F, F] matrix of all products.
+        entry_FF: The pair of each entry of this matrix, flat; the entries of the diagonal have the
+            number P, one after the last pair.
     """
 
     pair_P: Tensor
@@ -356,14 +351,14 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int) -> None:
         super().__init__()
         self.vectors = vectors
-        pair_P, entry_FF = indices_of_pairs(vectors)
+        # numpy, because torch would import its compiler for indices on the meta device
+        row_P, col_P = np.tril_indices(vectors, -1)
+        self.pairs = len(row_P)
+        entry_FF = np.full((vectors, vectors), self.pairs)
+        entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = np.arange(self.pairs)
+        pair_P = torch.tensor(row_P * vectors + col_P)
         self.register_buffer("pair_P", pair_P, persistent=False)
-        self.register_buffer("entry_FF", entry_FF, persistent=False)
-
-    @property
-    def pairs(self) -> int:
-        """The number of pairs, equal to the number of output columns."""
-        return self.vectors * (self.vectors - 1) // 2
+        self.register_buffer("entry_FF", torch.tensor(entry_FF.flatten()), persistent=False)
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return the dot products of all pairs, [B, F (F - 1) / 2].
@@ -376,11 +371,9 @@ class DotInteraction(nn.Module):
                 f"the interaction got vectors of shape {list(vectors_BFD.shape)}: it takes "
                 f"[samples, {self.vectors}, columns]"
             )
-        dots_BP = _PairDots.apply(  # type: ignore[no-untyped-call]
+        return _PairDots.apply(  # type: ignore[no-any-return, no-untyped-call]
             vectors_BFD, self.pair_P, self.entry_FF
         )
-        assert isinstance(dots_BP, Tensor)
-        return dots_BP
 
 
 class _PairDots(torch.autograd.Function):

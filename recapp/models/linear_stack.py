@@ -14,23 +14,19 @@ once (`is_grads_batched`, `vectorize=True`), backward uses functions that return
 Shapes: B batch, K columns of the input, O columns of the output.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-LINE = 16
-"""The numbers of a cache line, in fp32."""
-VECTOR = 8
-"""The numbers of a vector register. Gaps between rows of whole registers gain nothing."""
+LINE = 16  # the numbers of a cache line, in fp32
+VECTOR = 8  # those of a vector register; gaps between rows of whole registers gain nothing
+# the columns above which gaps are small beside the rows; a logit for each sample would take 16
+# times the memory
 WIDE = 4 * LINE
-"""The columns above which gaps are small beside the rows. A logit for each sample would take 16
-times the memory.
-"""
-LARGE = 2**18
-"""The numbers from which a result is larger than the cache of a core, so that gaps are worth it."""
+LARGE = 2**18  # the numbers from which a result is larger than the cache of a core
 
 
 def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
@@ -102,8 +98,7 @@ def _stacked(x_BK: Tensor, run: Sequence[nn.Linear], with_relu: Sequence[bool]) 
     if not run:
         return x_BK
     inputs = [x_BK, tuple(with_relu), *(p for layer in run for p in (layer.weight, layer.bias))]
-    found: Tensor = _Stack.apply(*inputs)  # type: ignore[no-untyped-call]
-    return found
+    return _Stack.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _gains_by_gaps(rows: int, columns: int) -> bool:
@@ -136,6 +131,8 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int 
 
 class Linear(nn.Linear):
     """torch's linear layer. Training on CPUs is faster where rows are not whole registers."""
+
+    __call__: Callable[..., Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x W^T + b."""
@@ -208,10 +205,9 @@ def _results(
 
 def _masked(grad: Tensor, result: Tensor, in_place: bool) -> Tensor:
     """Return the gradient of a ReLU's input."""
-    masked: Tensor
     if torch.is_grad_enabled() or are_several(grad):
-        masked = torch.ops.aten.threshold_backward(grad, result, 0)
-    else:
-        room = grad if in_place else torch.empty_like(grad)
-        masked = torch.ops.aten.threshold_backward.grad_input(grad, result, 0, grad_input=room)
-    return masked
+        return torch.ops.aten.threshold_backward(grad, result, 0)  # type: ignore[no-any-return]
+    room = grad if in_place else torch.empty_like(grad)
+    return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
+        grad, result, 0, grad_input=room
+    )

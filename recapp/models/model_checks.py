@@ -59,18 +59,33 @@ def check_tower(
     if activation not in ACTIVATION_NAMES:
         known = suggest(str(activation), ACTIVATION_NAMES)
         raise ConfigError(f"model.activation={activation}: {known}")
-    check_share("model.dropout", dropout)
+    check_number("model.dropout", dropout, "share")
     check_truth("model.batch_norm", batch_norm)
 
 
-def check_share(setting: str, share: float) -> None:
-    """Check a share of at least 0 and less than 1, such as a dropout.
+NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "count": (lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1"),
+    "share": (lambda value: 0 <= value < 1, "at least 0 and less than 1, such as 0.1"),
+    "factor": (lambda value: 0 < value < 1e30, "a number above 0, such as 1"),
+    "amount": (lambda value: value >= 0, "a number of at least 0"),
+}
+"""The kinds of numbers: what holds for one, and the same in words."""
+
+
+def check_number(setting: str, value: Any, kind: str) -> None:
+    """Check that a setting is a number of a kind.
+
+    Args:
+        setting: The setting's full name, for the message.
+        value: Its value.
+        kind: A kind of `NUMBERS`.
 
     Raises:
-        ConfigError: The value is not a number of at least 0 and less than 1.
+        ConfigError: The value is no such number.
     """
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise ConfigError(f"{setting}={share}: must be at least 0 and less than 1, such as 0.1")
+    fits, allowed = NUMBERS[kind]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise ConfigError(f"{setting}={value}: must be {allowed}")
 
 
 def check_same_dim(model: str, dims: Sequence[int]) -> None:
@@ -116,16 +131,6 @@ def check_divides(setting: str, parts: int, width_of: str, width: int) -> None:
         )
 
 
-def check_count(setting: str, value: Any) -> None:
-    """Check that a setting is a whole number of at least 1.
-
-    Raises:
-        ConfigError: The value is not a whole number of at least 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
-
-
 def check_choice(setting: str, value: Any, choices: Sequence[str]) -> None:
     """Check that a setting is one of some words.
 
@@ -144,16 +149,6 @@ def check_hidden(setting: str, layers: Sequence[int]) -> None:
     """
     if not isinstance(layers, list | tuple) or layers:
         check_widths(setting, layers)
-
-
-def check_factor(setting: str, value: Any) -> None:
-    """Check that a setting is a number above 0.
-
-    Raises:
-        ConfigError: The value is not a number above 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise ConfigError(f"{setting}={value}: must be a number above 0, such as 1")
 
 
 def check_truth(setting: str, value: Any) -> None:
@@ -194,8 +189,9 @@ CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "form": partial(check_choice, choices=("serial", "parallel")),
     "residual": partial(check_choice, choices=("sum", "concat")),
     "top_layers": check_logit_layers,
-    "ratio": check_factor,
-    "temperature": check_factor,
+    "ratio": partial(check_number, kind="factor"),
+    "temperature": partial(check_number, kind="factor"),
+    "sparsity": partial(check_number, kind="amount"),
     **dict.fromkeys(
         (
             "cross_layers",
@@ -217,7 +213,7 @@ CHECKS: Mapping[str, Callable[[str, Any], object]] = {
             "position_dim",
             "feed_forward",
         ),
-        check_count,
+        partial(check_number, kind="count"),
     ),
     **dict.fromkeys(
         (
@@ -228,7 +224,7 @@ CHECKS: Mapping[str, Callable[[str, Any], object]] = {
             "linear_dropout",
             "field_dropout",
         ),
-        check_share,
+        partial(check_number, kind="share"),
     ),
     **dict.fromkeys(("batch_norm", "layer_norm", "normalise"), check_truth),
 }

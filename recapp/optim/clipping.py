@@ -12,7 +12,7 @@ without clipping.
 
 The factor is that of `torch.nn.utils.clip_grad_norm_`. `engine.clip_tables` clips in Lightning's
 step (`recapp/trainer/step_of_ranks.py`), TorchRec's optimiser in its own
-(`recapp/compat/torchrec/keyed_optimizers.py`).
+(`recapp/compat/torchrec/optimizers.py`).
 """
 
 import math

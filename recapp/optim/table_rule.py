@@ -312,7 +312,7 @@ _ALLOWED_OF_PARAMETERS = (
 
 def _of_rowwise_adagrad(kind: type[Optimizer]) -> _Kind | None:
     """Return the rule's function and arguments for `RowWiseAdagrad` of TorchRec or of
-    `recapp/compat/torchrec/keyed_optimizers.py`; None for any other optimiser.
+    `recapp/compat/torchrec/optimizers.py`; None for any other optimiser.
 
     TorchRec's sharded tables compute it as FBGEMM does. The class is recognised by name, because
     neither module is imported here.

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from torch import nn
 
@@ -46,16 +45,15 @@ def dense_of(module: nn.Module) -> Dense:
     """Return the costs of the dense part of any model: two operations for each weight and sample
     forward and four backward, as in linear layers.
 
-    A module with further products returns their operations from `flops_per_sample()`, like a DLRM
-    for its interaction.
+    A module with further products has their operations in `flops_per_sample`, with backward, like a
+    DLRM for its interaction.
     """
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     dense = [p for p in module.parameters() if p.requires_grad and id(p) not in inside]
     weights = sum(p.numel() for p in dense)
     # a layer keeps its input, which backward reads, its output and the output's gradient
     kept = sum(p.shape[1] + 2 * p.shape[0] for p in dense if p.ndim == 2)
-    modules: list[Any] = [m for m in module.modules() if hasattr(m, "flops_per_sample")]
-    more = sum(m.flops_per_sample() for m in modules)
+    more = sum(getattr(m, "flops_per_sample", 0.0) for m in module.modules())
     width = sum(x.columns for x in embedding_lookups(module))
     return Dense(
         6.0 * weights + more,

@@ -13,7 +13,7 @@ from recapp.planner.planner_settings import PlanSettings
 from recapp.settings.check_settings import find_constructor, told
 from recapp.settings.records import TARGET, Constructor, constructor
 from recapp.settings.values import check_arguments
-from recapp.tasks.metric_settings import GAUC, MetricSettings
+from recapp.tasks.measures import GAUC, MetricSettings
 from recapp.tasks.task import Task
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed

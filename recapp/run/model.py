@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.collate import RawRows
 from recapp.engine.sharded_collection import (
     embedding_collections,
     sharded_collections,
@@ -141,9 +141,9 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
         with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
             missing, unknown = model.load_state_dict(state, strict=False)
     except RecappError as error:
-        raise artefact.damaged(str(error)) from error
+        raise artefact.manifest.damaged(str(error)) from error
     if odd := [*(set(missing) - tables), *unknown]:
-        raise artefact.damaged(f"the dense part differs from its settings in {odd[0]}")
+        raise artefact.manifest.damaged(f"the dense part differs from its settings in {odd[0]}")
 
 
 def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:

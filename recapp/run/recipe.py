@@ -25,7 +25,7 @@ from recapp.settings.records import Constructor, absent, composed, in_hand, not_
 from recapp.settings.values import Within, shown
 from recapp.tables.named_collections import MOST_MEMBERS
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
-from recapp.tasks.metric_settings import MetricSettings
+from recapp.tasks.measures import MetricSettings
 from recapp.trainer.trainer_settings import TrainerSettings
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from recapp.dataset.schema import Schema
 from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.processes.rank_environment import is_first, rank_info
-from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
 from recapp.reporting.run_record import PREDICTED_FILE, write_record
+from recapp.reporting.summary import about
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model
@@ -30,20 +30,25 @@ from recapp.run.training import (
     with_monitor,
 )
 from recapp.settings.records import constructor, to_plain
-from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import folder_of
+from recapp.stored.model_store import is_checkpoint
 from recapp.stored.stored_model import Checkpoint, open_stored
 from recapp.trainer.callbacks import (
     ClaimDirectory,
+    FillTables,
     KeepPosition,
-    RecordPerformance,
+    LogDynamicRows,
     StartReport,
     StepClock,
 )
-from recapp.trainer.changed_settings import ChangedCallbacks, ChangedOptimizer
-from recapp.trainer.curves import LogSettings
+from recapp.trainer.curves import (
+    LogSettings,
+    NoteEarlyStop,
+    ProgressLines,
+    TerminalProgress,
+    steps_planned,
+)
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_checkpoints import (
@@ -54,14 +59,8 @@ from recapp.trainer.keep_checkpoints import (
     kept_before,
     validate_first,
 )
-from recapp.trainer.progress import (
-    NoteEarlyStop,
-    ProgressLines,
-    TerminalProgress,
-    steps_planned,
-)
+from recapp.trainer.restore import ChangedCallbacks, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.table_callbacks import FillTables, LogDynamicRows
 
 
 @dataclass(frozen=True)
@@ -253,8 +252,7 @@ class RunCallbacks:
     ) -> None:
         checkpoints = job_dir / "checkpoints"
         chosen = build_callbacks(recipe, checkpoints, logging=logging)
-        self.clock = StepClock()
-        self.performance = RecordPerformance(job_dir, self.clock)
+        self.clock = StepClock(job_dir)
         self.early_stop = NoteEarlyStop()
         self.last = KeepLast(checkpoints)
         self.end = EndTogether(self.last.keep_unvalidated, recipe.launch.grace)
@@ -273,7 +271,6 @@ class RunCallbacks:
                 else [FillTables(recipe.tables.values or {})]
             ),
             self.clock,
-            self.performance,
             LogDynamicRows(),
             LogSettings(settings),
             *average_of(recipe),
@@ -364,7 +361,7 @@ def metrics_of_run(
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         f"hidden_model_{best_metric}": score_of_click_model(
-            recipe.dataset, recipe.trainer.limit_val_batches, data.val_rows, best_metric
+            recipe.dataset, recipe.trainer.limit_val_batches, data.rows[1], best_metric
         ),
         **description,
         "dense_parameters": dense_weights(strategy.problem.dense) if strategy.problem else None,

@@ -38,7 +38,7 @@ from recapp.processes.rank_environment import rank_info
 from recapp.run.constructors import constructor_of
 from recapp.run.model import build_model, check_model
 from recapp.run.recipe import Train
-from recapp.run.training import dense_optimizer, make_schedule
+from recapp.run.training import dense_optimizer, without_monitor
 from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import Paths, shown
 from recapp.stored.block_files import by
@@ -52,7 +52,6 @@ from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_m
 from recapp.tables.table_settings import TablesOfDataset
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
-STEPS_ON_PAPER = 1_000_000  # of a schedule before the data are counted
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
 START_VALUES = (  # of rows and of optimiser state
     "init_range",
@@ -262,9 +261,9 @@ def check_training(recipe: Train) -> None:
             do not fit the tables, the model does not take a collection of tables, or tables cannot
             begin anew or be joined.
     """
-    optimizer = dense_optimizer(recipe.optimizer.dense, [nn.Parameter(torch.zeros(1))])
-    if schedule := recipe.optimizer.schedule:
-        make_schedule(schedule, optimizer, lambda: STEPS_ON_PAPER)
+    dense_optimizer(recipe.optimizer.dense, [nn.Parameter(torch.zeros(1))])
+    if schedule := recipe.optimizer.schedule:  # made for param groups that ranks make
+        constructor_of(without_monitor(schedule), "optimizer.schedule", positional=1)
     for name, logger in recipe.logger.items():  # only rank 0 makes them
         constructor_of(logger, f"logger.{name}", ["save_dir"])
     check_model(recipe)

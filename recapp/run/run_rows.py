@@ -9,9 +9,8 @@ import pyarrow as pa
 
 from recapp import console
 from recapp.dataset.click_rows import ClickRows, open_rows
-from recapp.dataset.collate import Collate
+from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.raw_rows import RawTable
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import COUNTED_ROWS, decoded_chunks
 from recapp.dataset.source import Source

@@ -19,18 +19,17 @@ from recapp import console
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.held_tables import mapped_tables
-from recapp.inference.placed_model import placed, together
+from recapp.inference.placed_model import mapped_tables, placed, together
 from recapp.processes.rank_environment import is_first
 from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Recipe, Train
+from recapp.stored.artefact_files import DERIVED_FILE
 from recapp.stored.checkpoint import load_together
-from recapp.stored.derived_values import DERIVED_FILE
 from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
 from recapp.stored.model_manifests import META, CheckpointManifest
 from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
-from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.sharded_checkpoint import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning

@@ -46,18 +46,18 @@ from recapp.run.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, constructor, to_plain
 from recapp.sparse.batch import Batch
+from recapp.stored.checkpoint import goes_on_in
 from recapp.stored.manifest import Manifest
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
-from recapp.trainer.batch_callback import skip_idle_hooks
-from recapp.trainer.changed_settings import TOTAL, ChangedOptimizer
+from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
+from recapp.trainer.lightnings_parts import skip_idle_hooks
 from recapp.trainer.module import TaskModule
+from recapp.trainer.restore import TOTAL, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
-from recapp.trainer.table_callbacks import RestartTables
 from recapp.trainer.trainer_settings import refuse_class
 
 CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
@@ -65,7 +65,7 @@ CYCLES = "cycle_momentum"  # of OneCycleLR and CyclicLR
 
 def build_data(
     recipe: Train,
-    set_table_rows: Callable[[list[int]], object] | None = None,
+    set_table_rows: Callable[[list[int]], object] = list,
     scoring: ScoringSettings | None = None,
 ) -> ClickData:
     """Return the data module.
@@ -73,7 +73,7 @@ def build_data(
     Args:
         recipe: The recipe.
         set_table_rows: Called with the sizes of tables once the ids of the training rows are
-            counted; None if no caller needs them.
+            counted; `list` does nothing.
         scoring: The settings of the rows to score; None without prediction.
     """
     generated = recipe.dataset.generate is not None
@@ -82,7 +82,6 @@ def build_data(
         recipe.schema if scoring else recipe.labelled_schema,
         recipe.order_seed,
         partial(write_generated, recipe.dataset) if generated else None,
-        count_table_rows=recipe.counts_ids,
         set_table_rows=set_table_rows if recipe.counts_ids else None,
         max_table_rows=recipe.most_rows,
         scoring=scoring,
@@ -139,10 +138,8 @@ def make_schedule(
     Raises:
         ConfigError: The schedule cannot be made.
     """
-    kind = find_constructor(settings.target, "optimizer.schedule")
-    parameters = signature(kind).parameters
-    if _is(kind, ReduceLROnPlateau):
-        settings = settings.without("monitor")
+    settings = without_monitor(settings)
+    parameters = signature(find_constructor(settings.target, "optimizer.schedule")).parameters
     open_total = TOTAL in parameters and settings.arguments.get(TOTAL) is None
     more = {TOTAL: total()} if open_total else {}
     try:
@@ -156,12 +153,17 @@ def make_schedule(
         ) from error
 
 
+def without_monitor(schedule: Constructor) -> Constructor:
+    """Return a schedule without the metric that it follows, which Lightning reads."""
+    kind = find_constructor(schedule.target, "optimizer.schedule")
+    return schedule.without("monitor") if _is(kind, ReduceLROnPlateau) else schedule
+
+
 def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     """Return the callback that applies changed settings of the optimiser.
 
     Args:
-        before: The group `optimizer` of the checkpoint's settings; a damaged file may hold any
-            value there.
+        before: The group `optimizer` of the checkpoint's settings; None if it has none.
         now: That of this run's settings.
     """
     return ChangedOptimizer(

@@ -27,8 +27,7 @@ import torch
 from starlette.responses import Response
 from torch import Tensor
 
-from recapp.dataset.collate import join_batches
-from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.collate import RawTable, join_batches
 from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer, not_finite
 from recapp.serving.limits import Refused, bad, busy

@@ -61,13 +61,15 @@ def read_rows(
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise bad('rows: must be a list of objects, {"rows": [{"FEATURE": VALUE}]}')
     check_rows(len(rows), limits)
-    features = served.features
+    features = served.scorer.schema.inputs
     _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
     check_ids(table, served.scorer.schema, limits)
 
     def write(outputs: Mapping[str, Tensor]) -> Response:
-        scores = {name: column.tolist() for name, column in served.task.scores(outputs).items()}
+        scores = {
+            name: column.tolist() for name, column in served.scorer.task.scores(outputs).items()
+        }
         return json_answer({**served.named, "scores": one_or_all(scores)})
 
     return Question(table, write)

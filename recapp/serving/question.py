@@ -19,7 +19,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from recapp.dataset.arrow_types import is_list, is_text
-from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.collate import RawTable
 from recapp.dataset.schema import Schema
 from recapp.serving.limits import Limits, bad, check_most
 

@@ -8,12 +8,9 @@ than the file, storages are parts of it, and a tensor has no more values than it
 
 `weights_only=True` also refuses numpy scalars, paths, enums, OmegaConf's containers, ranges and
 dataclasses, and training states are full of them: `plain` turns these into built-in types of equal
-value. Any other type is an error at the save, not at the later load. The state of an object of the
-run, such as a callback or a schedule, has the form of its state at the start: this is compared
-before Lightning restores it, because its own errors are tracebacks.
+value. Any other type is an error at the save, not at the later load.
 """
 
-import math
 import pickletools
 import re
 import zipfile
@@ -22,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args, get_origin
 
 import numpy as np
 import torch
@@ -30,8 +27,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import shown
-from recapp.stored.kinds import CHECKPOINT
-from recapp.stored.model_store import Pinned, bytes_of, crc32_of, files_at, path_of
+from recapp.stored.model_store import CHECKPOINT, Pinned, bytes_of, crc32_of, files_at, path_of
 
 LEVELS = 64  # of containers inside of one another
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
@@ -180,7 +176,9 @@ def plain(value: Any, where: str = "meta") -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, Tensor):
-        return _own(value)
+        here = value.detach().cpu()
+        is_part = here.untyped_storage().nbytes() > here.numel() * here.element_size()
+        return here.clone() if is_part else here
     if isinstance(value, Enum):
         return plain(value.value, where)
     if isinstance(value, np.generic | np.ndarray):
@@ -210,27 +208,17 @@ def _container(value: Any, where: str) -> Any:
     raise CheckpointError(f"{where} is a {kind}: a checkpoint keeps plain types and tensors only")
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """Return the tensor on the CPU, with a storage that holds only its own values."""
-    here = tensor.detach().cpu()
-    return (
-        here.clone()
-        if here.untyped_storage().nbytes() > here.numel() * here.element_size()
-        else here
-    )
-
-
-STATE: dict[str, Any] = {
-    "state_dict": {},
-    "loops": {},
-    "callbacks": {},
-    "optimizer_states": [],
-    "lr_schedulers": [],
-    "epoch": 0,
-    "global_step": 0,
-    "pytorch-lightning_version": "",
+STATE = {
+    "state_dict": dict,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "epoch": int,
+    "global_step": int,
+    "pytorch-lightning_version": str,
 }
-"""The form of Lightning's state."""
+"""The types of Lightning's state."""
 OF_MODEL = "model."  # the prefix of dense parameters' names in Lightning's state
 NEEDED = ("state_dict", "pytorch-lightning_version")
 WRONG_STATE = (
@@ -243,7 +231,6 @@ WRONG_STATE = (
     OSError,
 )
 """The exceptions of a reader that gets another state than it wrote."""
-MOST = 2**48  # steps and the like; no run counts so far
 VERSION = re.compile(r"\d+\.\d+(\.\w+)*(\+[\w.]+)?")
 
 
@@ -258,13 +245,12 @@ def check_state(meta: Mapping[str, Any], path: object, *, trains: bool = False) 
     Raises:
         CheckpointError: An entry is missing or of another type.
     """
-    for name, form in STATE.items():
+    for name, kind in STATE.items():
         if name not in meta and name not in NEEDED and not trains:
             continue
-        if name not in meta:
-            fault = f"it has no {name}"
-        else:
-            fault = _fault(meta[name], form, name)
+        fault = "" if name in meta else f"it has no {name}"
+        if name in meta and not is_a(meta[name], kind):
+            fault = f"{name}={shown(meta[name])} is no {kind.__name__}"
         if fault:
             raise CheckpointError(
                 f"checkpoint {path} holds no state of a training run: {fault}; use another "
@@ -276,68 +262,17 @@ def check_state(meta: Mapping[str, Any], path: object, *, trains: bool = False) 
         )
 
 
-def check_form(state: Any, form: Any, where: str, *, whole: bool = False) -> None:
-    """Check that a stored state has the form of the state that an object of this run has.
-
-    Args:
-        state: The stored state.
-        form: The state of the object at its start.
-        where: The name of the state, for the error.
-        whole: Whether it must have all entries; if not, its reader knows which ones it needs.
-
-    Raises:
-        ValueError: A part of the state has another type, is no finite number, or is a negative
-            count.
+def is_a(value: Any, kind: Any) -> bool:
+    """Return whether a value of JSON has a type, such as `dict[str, list[int]]`. Whole numbers are
+    counts; True is none.
     """
-    if fault := _fault(state, form, where, whole):
-        raise ValueError(fault)
-
-
-def numbers_in(form: Any) -> Any:
-    """Return a form in which whole numbers are numbers, such as a learning rate of 1."""
-    if isinstance(form, Mapping):
-        return {key: numbers_in(value) for key, value in form.items()}
-    if isinstance(form, list | tuple):
-        return [numbers_in(value) for value in form]
-    return float(form) if type(form) is int else form
-
-
-def _fault(state: Any, form: Any, where: str, whole: bool = False) -> str:
-    """Return the first part of a state that has not its form; an empty text if all have."""
-    pairs: Iterator[tuple[Any, Any, str]] = iter(())
-    if isinstance(form, Mapping):
-        fits = isinstance(state, Mapping)
-        if fits and whole and (missing := form.keys() - state.keys()):
-            return f"{where} has no {min(missing)}"
-        shared = state.keys() & form.keys() if fits else ()
-        pairs = ((state[key], form[key], f"{where}.{key}") for key in sorted(shared, key=str))
-    elif isinstance(form, list | tuple):
-        fits = isinstance(state, list | tuple) and len(state) == (len(form) or len(state))
-        if fits and form:
-            names = (f"{where}[{number}]" for number in range(len(form)))
-            pairs = zip(state, form, names, strict=True)
-    else:
-        fits = _is_alike(state, form)
-    if not fits:
-        return f"{where}={shown(state)} is a {type(state).__name__}, such as {shown(form)} is right"
-    return next((fault for pair in pairs if (fault := _fault(*pair, whole))), "")
-
-
-def _is_alike(state: Any, form: Any) -> bool:
-    """Return whether a single value may stand where another one does at the start."""
-    if type(form) is int:
-        return type(state) is int and min(form, 0) <= state < MOST
-    if isinstance(form, float):
-        is_number = isinstance(state, int | float) and not isinstance(state, bool)
-        return is_number and (math.isfinite(state) or (not math.isfinite(form) and state == state))
-    if isinstance(form, Tensor):
-        return isinstance(state, Tensor) and (state.shape, state.dtype.is_floating_point) == (
-            form.shape,
-            form.dtype.is_floating_point,
-        )
-    if form is None:  # nothing yet
-        return not isinstance(state, Mapping | list | tuple | set)
-    return type(state) is type(form)
+    if kind is int:
+        return type(value) is int and 0 <= value < 2**63
+    inner = get_args(kind)
+    if kind is Any or not isinstance(value, get_origin(kind) or kind) or isinstance(value, bool):
+        return kind is Any
+    parts = value.values() if isinstance(value, dict) else value
+    return not inner or all(is_a(part, inner[-1]) for part in parts)
 
 
 @contextmanager

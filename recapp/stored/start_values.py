@@ -31,8 +31,7 @@ from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
-from recapp.stored.directories import is_checkpoint
-from recapp.stored.model_store import entry_of, size_of
+from recapp.stored.model_store import entry_of, is_checkpoint, size_of
 from recapp.tables.config import EmbeddingConfig, IdRule, lookups_of
 from recapp.tables.ids import IdRules
 

@@ -1,7 +1,7 @@
 """Start values of any rectangle of a table, with the same bits on every rank.
 
 A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, and of the epoch
-where a table begins anew (`recapp/trainer/table_callbacks.py`). So each rank fills its own shards
+where a table begins anew (`recapp/trainer/callbacks.py`). So each rank fills its own shards
 without numbers from another, and one process, two ranks and a hundred ranks hold the same model.
 The mixing step is the two-multiply integer hash found by Chris Wellon's
 prospector search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with

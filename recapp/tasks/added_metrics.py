@@ -16,10 +16,8 @@ from torchmetrics.utilities import dim_zero_cat
 from recapp.errors import ConfigError
 from recapp.metrics import MAE, RMSE, click_metrics
 from recapp.settings.records import Constructor
-from recapp.tasks.detail_metrics import Bootstrap, Buckets, Sample, Slices
-from recapp.tasks.group_auc import GroupAUC
-from recapp.tasks.measures import Measure
-from recapp.tasks.metric_settings import GAUC, MetricSettings
+from recapp.tasks.detail_metrics import Bootstrap, Buckets, GroupAUC, Sample, Slices
+from recapp.tasks.measures import GAUC, Measure, MetricSettings
 from recapp.tasks.task import Added, Output, Task
 
 REPLICATED = (
@@ -57,41 +55,20 @@ def added_metrics(task: Task, output: Output, settings: MetricSettings, make: Ma
                 f"leave metrics.{name}=null"
             )
     added = []
-    if settings.group:
-        measure = Measure(GAUC, f"gAUC by {settings.group}", "max", output.name)
-        make_gauc = partial(_metric, GroupAUC, soft_labels=output.soft)
-        added.append(
-            Added(GAUC, output, make_gauc, partial(_add_groups, column=settings.group), measure)
-        )
+    if group := settings.group:
+        measure = Measure(GAUC, f"gAUC by {group}", "max", output.name)
+        make_gauc = partial(GroupAUC, group, soft_labels=output.soft)
+        added.append(Added(GAUC, output, make_gauc, measure=measure))
     for name, constructor in settings.extra.items():
-        added.append(_extra(task, output, name, constructor, settings.group, make))
+        added.append(_extra(task, output, name, constructor, group, make))
     for column in settings.by:
-        make_slices = partial(_metric, Slices, column, clicks=clicks, soft_labels=output.soft)
-        added.append(Added(f"by {column}", output, make_slices, _add_sample))
+        make_slices = partial(Slices, column, clicks=clicks, soft_labels=output.soft)
+        added.append(Added(f"by {column}", output, make_slices))
     if settings.buckets:
-        added.append(
-            Added("buckets", output, partial(_metric, Buckets, settings.buckets), _add_sample)
-        )
+        added.append(Added("buckets", output, partial(Buckets, settings.buckets)))
     if settings.bootstrap:
-        added.append(
-            Added("bootstrap", output, _bootstrap(task, output, settings.bootstrap), _add_sample)
-        )
+        added.append(Added("bootstrap", output, _bootstrap(task, output, settings.bootstrap)))
     return added
-
-
-def _metric(kind: Any, /, *args: Any, **settings: Any) -> Metric:
-    """Return a metric; the last positional argument is `sync_on_compute`."""
-    *first, sync_on_compute = args
-    metric: Metric = kind(*first, sync_on_compute=sync_on_compute, **settings)
-    return metric
-
-
-def _add_sample(metric: Any, sample: Sample) -> None:
-    metric.update(sample)
-
-
-def _add_groups(metric: Any, sample: Sample, column: str) -> None:
-    metric.update(sample.output_B, sample.label_B, sample.ids(column), sample.weight_B)
 
 
 def _bootstrap(task: Task, output: Output, replicates: int) -> Any:
@@ -181,7 +158,7 @@ def _extra(
                 synced._reductions[state] = dim_zero_cat  # one exchange whatever a rank's batches
         return synced
 
-    return Added(name, output, make_synced, update, measure)
+    return Added(name, output, make_synced, measure, update)
 
 
 def _add_extra(

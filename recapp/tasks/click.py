@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from recapp.errors import ConfigError
 from recapp.tasks.measures import Measure, Measures
 from recapp.tasks.task import Output, Task
@@ -27,7 +29,7 @@ class ClickTask(Task):
     """Predict whether a row was clicked.
 
     The model returns the logit of a click for each sample. The loss is the binary cross entropy,
-    changed by the arguments (`recapp.tasks.losses.ClickLoss`). Metrics are those of
+    changed by the arguments (`recapp.tasks.losses.click_loss`). Metrics are those of
     `recapp.metrics`; they compare with the labels as they are, whatever the loss is.
 
     Args:
@@ -103,15 +105,15 @@ class ClickTask(Task):
 
         Sample weights multiply the losses of single samples, and both sides of a pair.
         """
-        from recapp.tasks.losses import ClickLoss
+        from recapp.tasks.losses import click_loss
 
         (logits_B,) = outputs.values()
         (labels_B,) = self.labels(batch).values()
         weights_B = next(iter(self.weights(batch).values()), None)
-        return ClickLoss(**self._loss_settings).mean(logits_B, labels_B, weights_B)
+        return click_loss(logits_B, labels_B, weights_B, **self._loss_settings)
 
+    @override
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
-        """Return a new metric of `recapp.metrics`."""
         from recapp.metrics import click_metrics
 
         soft = self.outputs[0].soft

@@ -1,5 +1,7 @@
-"""What the group `metrics` adds to the metrics of a task: details of validation.
+"""What the group `metrics` adds to the metrics of a task: the AUC within groups, and details of
+validation.
 
+    GroupAUC     the mean of the AUC of each group
     Slices       sums of the rows of each frequent value of a column
     Buckets      sums of the rows of each bucket of the prediction
     Bootstrap    the metrics of R samples of the rows, in one pass
@@ -16,7 +18,8 @@ another model (also one of other columns), number of ranks and batch size, and t
 models on the same samples of rows is known by subtraction.
 
 Shapes: B samples of a batch on this rank, V values of a column and `other`, K bins, 5 or 3 sums, R
-replicates.
+replicates; N samples of all batches and ranks, G groups, T sets of samples of one group with equal
+logits.
 """
 
 import math
@@ -27,6 +30,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+from typing_extensions import override
 
 from recapp.errors import ConfigError
 from recapp.metrics import BINS, logit_bins
@@ -78,15 +83,12 @@ class Sample(NamedTuple):
         if len(values) == len(lengths_B) and bool((lengths_B == 1).all()):
             return values
         if bool((lengths_B > 1).any()):
-            raise ConfigError(several_ids(column))
+            raise ConfigError(
+                f"metrics: the column {column} has a list of ids in a row: choose one of single ids"
+            )
         ids_B = torch.full_like(lengths_B, MISSING, dtype=torch.int64)
         ids_B[lengths_B == 1] = values
         return ids_B
-
-
-def several_ids(column: str) -> str:
-    """Return the text of an error about a column of lists."""
-    return f"metrics: the column {column} has a list of ids in a row: choose one of single ids"
 
 
 class Slices(Detail):
@@ -129,12 +131,8 @@ class Slices(Detail):
         self.names = [text for text, _ in ordered]
         self._ids = torch.tensor([number for _, number in ordered], dtype=torch.int64)
 
+    @override
     def update(self, sample: Sample) -> None:
-        """Add a batch.
-
-        Args:
-            sample: The samples.
-        """
         output_B = sample.output_B.double()
         score_B = sample.score_B.double()
         label_B = sample.label_B.double()
@@ -216,12 +214,8 @@ class Buckets(Detail):
         sums = torch.zeros(BUCKET_BINS + 1, 3, dtype=torch.float64)
         self.add_state("sums", sums, dist_reduce_fx="sum")
 
+    @override
     def update(self, sample: Sample) -> None:
-        """Add a batch.
-
-        Args:
-            sample: The samples.
-        """
         score_B = sample.score_B.double()
         one_B = torch.ones_like(score_B)
         weight_B = one_B if sample.weight_B is None else sample.weight_B.double()
@@ -257,13 +251,9 @@ def _finite(value: float) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def _signed(number: int) -> int:
-    """Return an unsigned 64-bit number as a signed one."""
-    return number - 2**64 if number >= 2**63 else number
-
-
-STEP = _signed(0x9E3779B97F4A7C15)  # constants of SplitMix64 (Steele, Lea and Flood 2014)
-FACTORS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
+# constants of SplitMix64 (Steele, Lea and Flood 2014), as signed numbers
+STEP = 0x9E3779B97F4A7C15 - 2**64
+FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 BITS = 31  # of a uniform number
 LIMITS = [  # P(Poisson(1) <= n), in units of 2^-31
     round(2**BITS * math.exp(-1) * sum(1 / math.factorial(k) for k in range(n + 1)))
@@ -315,15 +305,8 @@ class Bootstrap(Detail):
         self.add_state("weights", zeros, dist_reduce_fx="sum")
         self.add_state("rows", torch.zeros(1, dtype=torch.int64), dist_reduce_fx="sum")
 
+    @override
     def update(self, sample: Sample) -> None:
-        """Add a batch.
-
-        Args:
-            sample: The samples.
-
-        Raises:
-            ConfigError: The batch has no numbers of its rows.
-        """
         row_numbers_B = sample.batch.row_numbers_B
         if row_numbers_B is None:
             raise ConfigError(
@@ -339,8 +322,8 @@ class Bootstrap(Detail):
         for metric in self.metrics.values():
             metric.update(sample.output_B, sample.label_B, weights_B=weight_BR)
 
+    @override
     def reset(self) -> None:
-        """Forget all batches."""
         super().reset()
         for metric in self.metrics.values():
             metric.reset()
@@ -358,3 +341,99 @@ class Bootstrap(Detail):
         drawn, rows = self.compute()
         values = {name: metric.compute().tolist() for name, metric in self.metrics.items()}
         return {"drawn": drawn.tolist(), "rows": int(rows), "metrics": values}
+
+
+class GroupAUC(Metric):
+    """The mean of the AUC within groups, such as the impressions of each user, weighted by their
+    impressions.
+
+        group    A     A     A     B     B     C          A has an AUC, B has one, C has one class
+        label    1     0     0     0     1     1          gAUC = (3 AUC_A + 2 AUC_B) / (3 + 2)
+
+    A ranking is only shown within a group, so an order between groups should not count. The mean
+    leaves out groups of one class (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate
+    Prediction", arXiv 1706.06978). Groups are not sums: the rows of one group may be anywhere, so
+    all rows are kept, 20 bytes each.
+
+    It is exact. Ties count half. A logit that is nan makes it nan, as does a log in which no group
+    has both classes.
+
+    Args:
+        column: The sparse column whose ids are the groups.
+        soft_labels: Whether labels may lie between 0 and 1; if not, labels above 1/2 are clicks.
+        kwargs: The arguments of `torchmetrics.Metric`.
+    """
+
+    higher_is_better = True
+    full_state_update = False
+    is_differentiable = False
+    groups: list[Tensor]
+    samples: list[Tensor]
+
+    def __init__(self, column: str, soft_labels: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.column = column
+        self.soft_labels = soft_labels
+        self.add_state("groups", [], dist_reduce_fx="cat")
+        self.add_state("samples", [], dist_reduce_fx="cat")
+
+    @override
+    def update(self, sample: Sample) -> None:
+        clicks_B = sample.label_B.float() if self.soft_labels else (sample.label_B > 0.5).float()
+        weight_B = sample.weight_B
+        weight_B = torch.ones_like(clicks_B) if weight_B is None else weight_B.float()
+        self.groups.append(sample.ids(self.column))
+        self.samples.append(torch.stack([sample.output_B, clicks_B, weight_B], 1))
+
+    def compute(self) -> Tensor:
+        """Return the mean, an fp64 scalar."""
+        if isinstance(self.groups, list) and not self.groups:
+            return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
+        samples_N3 = dim_zero_cat(self.samples)
+        logits_N, clicks_N, weights_N = samples_N3.unbind(1)
+        return group_auc(logits_N, clicks_N, weights_N, dim_zero_cat(self.groups))
+
+
+def group_auc(logits_N: Tensor, clicks_N: Tensor, weights_N: Tensor, groups_N: Tensor) -> Tensor:
+    """Return the mean AUC of groups, weighted by impressions, an fp64 scalar.
+
+    Args:
+        logits_N: The logits, [N].
+        clicks_N: The labels, from 0 to 1, [N].
+        weights_N: The weights of the samples, [N].
+        groups_N: The number of each sample's group, [N].
+    """
+    order_N = logits_N.argsort(stable=True)
+    order_N = order_N[groups_N[order_N].argsort(stable=True)]
+    logits_N = logits_N[order_N]
+    groups_N = groups_N[order_N]
+    weights_N = weights_N[order_N].double()
+    click_N = clicks_N[order_N].double() * weights_N
+    other_N = weights_N - click_N
+    group_N = _run_numbers(groups_N[1:] != groups_N[:-1], len(groups_N))
+    tie_N = _run_numbers(
+        (groups_N[1:] != groups_N[:-1]) | (logits_N[1:] != logits_N[:-1]), len(group_N)
+    )
+    other_T = _sums(other_N, tie_N)
+    below_T = other_T.cumsum(0) - other_T / 2  # non-clicks below, of earlier groups as well
+    click_G, other_G, weight_G = (_sums(one_N, group_N) for one_N in (click_N, other_N, weights_N))
+    before_G = other_G.cumsum(0) - other_G
+    right_G = _sums(click_N * (below_T[tie_N] - before_G[group_N]), group_N)
+    pairs_G = click_G * other_G
+    weight_G = torch.where(pairs_G > 0, weight_G, 0.0)
+    auc_G = right_G / torch.where(pairs_G > 0, pairs_G, 1.0)
+    mean = (weight_G * auc_G).sum() / weight_G.sum()
+    return torch.where(logits_N.isnan().any(), torch.nan, mean)
+
+
+def _run_numbers(changes: Tensor, rows: int) -> Tensor:
+    """Return the number of the run of equal neighbours of each row, [rows]."""
+    numbers = torch.zeros(rows, dtype=torch.int64, device=changes.device)
+    numbers[1:] = changes.cumsum(0)
+    return numbers
+
+
+def _sums(values_N: Tensor, number_N: Tensor) -> Tensor:
+    """Return the sum of the values of each number."""
+    count = int(number_N[-1]) + 1 if len(number_N) else 0
+    return values_N.new_zeros(count).index_add_(0, number_N, values_N)

@@ -10,7 +10,6 @@ Shapes: B samples of a batch, I of them that are clicks (at least in part), J th
 clicks of a block.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +19,26 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, so
 BLOCK_PAIRS = 2**22  # pairs whose differences are in memory at once: 16 MB of fp32
 
 
-@dataclass(frozen=True)
-class ClickLoss:
-    """The mean loss of click logits.
+def click_loss(
+    logits_B: Tensor,
+    labels_B: Tensor,
+    weights_B: Tensor | None,
+    *,
+    label_smoothing: float = 0.0,
+    pos_weight: float = 1.0,
+    focal: float = 0.0,
+    ranking: float = 0.0,
+) -> Tensor:
+    """Return the loss of click logits, a scalar; 0 for an empty batch.
+
+    The part of single samples is a sum divided by B; the pairwise part is a weighted mean over the
+    pairs of the batch, without smoothing, times the mean weight, so that the share is the same for
+    weights of any size.
 
     Args:
+        logits_B: The logits, [B].
+        labels_B: The labels, from 0 to 1, [B].
+        weights_B: The weights of the samples, [B]; None weighs each 1.
         label_smoothing: The share of each label that is replaced by 1/2 (Szegedy et al. 2016, arXiv
             1512.00567, with two classes).
         pos_weight: The factor on the loss of clicks.
@@ -33,48 +47,34 @@ class ClickLoss:
         ranking: The share of the pairwise loss (Lin et al. 2024, arXiv 2403.14144); the rest is the
             loss of single samples.
     """
-
-    label_smoothing: float = 0.0
-    pos_weight: float = 1.0
-    focal: float = 0.0
-    ranking: float = 0.0
-
-    def mean(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:
-        """Return the loss, a scalar; 0 for an empty batch.
-
-        The part of single samples is a sum divided by B; the pairwise part is a weighted mean over
-        the pairs of the batch, without smoothing, times the mean weight, so that the share is the
-        same for weights of any size.
-        """
-        alone = self._single(logits_B, labels_B, weights_B) / max(len(logits_B), 1)
-        if not self.ranking:
-            return alone
-        pairs = mean_of_pairs(logits_B, labels_B, weights_B)
-        if weights_B is not None:
-            pairs = pairs * (weights_B.sum() / max(len(weights_B), 1))
-        return (1 - self.ranking) * alone + self.ranking * pairs
-
-    def _single(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:
-        """Return the sum of the losses of single samples."""
-        if self.label_smoothing:
-            labels_B = labels_B * (1 - self.label_smoothing) + self.label_smoothing / 2
-        if self.focal:
-            losses_B = self._focal(logits_B, labels_B)
-            return (losses_B if weights_B is None else losses_B * weights_B).sum()
+    smooth_B = labels_B
+    if label_smoothing:
+        smooth_B = labels_B * (1 - label_smoothing) + label_smoothing / 2
+    if focal:
+        losses_B = _focal_losses(logits_B, smooth_B, pos_weight, focal)
+        alone = (losses_B if weights_B is None else losses_B * weights_B).sum()
+    else:
         factor = None
-        if self.pos_weight != 1:
-            factor = torch.full((), self.pos_weight, device=logits_B.device)
-        return binary_cross_entropy_with_logits(
-            logits_B, labels_B, weights_B, reduction="sum", pos_weight=factor
+        if pos_weight != 1:
+            factor = torch.full((), pos_weight, device=logits_B.device)
+        alone = binary_cross_entropy_with_logits(
+            logits_B, smooth_B, weights_B, reduction="sum", pos_weight=factor
         )
+    alone = alone / max(len(logits_B), 1)
+    if not ranking:
+        return alone
+    pairs = mean_of_pairs(logits_B, labels_B, weights_B)
+    if weights_B is not None:
+        pairs = pairs * (weights_B.sum() / max(len(weights_B), 1))
+    return (1 - ranking) * alone + ranking * pairs
 
-    def _focal(self, logits_B: Tensor, labels_B: Tensor) -> Tensor:
-        """Return the focal loss of each sample, [B]."""
-        logits_B = _full(logits_B)
-        click_B = logsigmoid(logits_B)  # ln p
-        other_B = logsigmoid(-logits_B)  # ln(1 - p)
-        of_click_B = labels_B * (self.focal * other_B).exp() * click_B * self.pos_weight
-        return -of_click_B - (1 - labels_B) * (self.focal * click_B).exp() * other_B
+
+def _focal_losses(logits_B: Tensor, labels_B: Tensor, pos_weight: float, focal: float) -> Tensor:
+    logits_B = _full(logits_B)
+    click_B = logsigmoid(logits_B)  # ln p
+    other_B = logsigmoid(-logits_B)  # ln(1 - p)
+    of_click_B = labels_B * (focal * other_B).exp() * click_B * pos_weight
+    return -of_click_B - (1 - labels_B) * (focal * click_B).exp() * other_B
 
 
 def mean_of_pairs(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
@@ -94,9 +94,9 @@ def mean_of_pairs(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None =
     labels_B = labels_B.to(logits_B.dtype)
     clicks_B = labels_B if weights_B is None else labels_B * weights_B
     others_B = 1 - labels_B if weights_B is None else (1 - labels_B) * weights_B
-    apply: Any = _MeanOfPairs.apply
-    mean: Tensor = apply(logits_B, clicks_B, others_B)
-    return mean
+    return _MeanOfPairs.apply(  # type: ignore[no-any-return, no-untyped-call]
+        logits_B, clicks_B, others_B
+    )
 
 
 class _MeanOfPairs(torch.autograd.Function):
@@ -104,7 +104,6 @@ class _MeanOfPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_B: Tensor, clicks_B: Tensor, others_B: Tensor) -> Tensor:
-        """Return the weighted mean, a scalar."""
         at_I = clicks_B.nonzero().squeeze(1)
         at_J = others_B.nonzero().squeeze(1)
         grad_B = torch.zeros_like(logits_B)
@@ -130,7 +129,6 @@ class _MeanOfPairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the logits."""
         grad_B, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
             # the derivatives of this gradient also pass through the logits

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from recapp.tasks.measures import Measure
 from recapp.tasks.task import Output, Task
 
@@ -46,8 +48,8 @@ class RatingTask(Task):
         weights_B = next(iter(self.weights(batch).values()), None)
         return mean_squared_error(outputs_B, labels_B, weights_B)
 
+    @override
     def make_metric(self, name: str, sync_on_compute: bool) -> "Metric":
-        """Return a new metric of `recapp.metrics`."""
         from recapp.metrics import MAE, RMSE
 
         kind = {"rmse": RMSE, "mae": MAE}[name]

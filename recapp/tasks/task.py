@@ -109,16 +109,16 @@ class Added:
     Args:
         name: Its name.
         output: The output of the task that it reads.
-        make: Makes it; takes `sync_on_compute`.
-        update: Updates it with the samples of a batch.
+        make: Makes it; takes `sync_on_compute` by name.
         measure: The description of a metric; None is a detail.
+        update: Updates it with the samples of a batch.
     """
 
     name: str
     output: Output
-    make: "Callable[[bool], Metric]"
-    update: "Callable[[Any, Sample], None]"
+    make: "Callable[..., Metric]"
     measure: Measure | None = None
+    update: "Callable[[Any, Sample], None]" = lambda metric, sample: metric.update(sample)
 
     def feed(
         self,
@@ -237,7 +237,7 @@ class Task(ABC):
     def make_metrics(self, sync_on_compute: bool = True) -> "dict[str, Metric]":
         """Return new metrics by name, one for each of `measures`."""
         return {
-            one.name: self._added[one.name].make(sync_on_compute)
+            one.name: self._added[one.name].make(sync_on_compute=sync_on_compute)
             if one.name in self._added
             else self.make_metric(one.name, sync_on_compute)
             for one in self.measures
@@ -247,7 +247,11 @@ class Task(ABC):
         """Return new details of validation by name, such as metrics by slice. Their `compute`
         covers the batches of all ranks.
         """
-        return {one.name: one.make(True) for one in self._added.values() if one.measure is None}
+        return {
+            one.name: one.make(sync_on_compute=True)
+            for one in self._added.values()
+            if one.measure is None
+        }
 
     def labels(self, batch: "Batch") -> "dict[str, Tensor]":
         """Return the label of each output, by the output's name, each [B]."""

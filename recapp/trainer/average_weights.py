@@ -29,6 +29,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.console import note
 from recapp.engine.sharded_collection import sharded_collections, without_tables
@@ -36,8 +37,8 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.settings.values import shown
 from recapp.sharding.layout import AVERAGE, RAW
-from recapp.stored.meta_file import check_form, state_must_fit
-from recapp.trainer.batch_callback import BatchCallback, ends_epoch
+from recapp.stored.meta_file import state_must_fit
+from recapp.trainer.lightnings_parts import BatchCallback, ends_epoch
 from recapp.trainer.trainer_settings import AverageSettings
 
 
@@ -63,7 +64,7 @@ class AverageWeights(BatchCallback):
         self.restarts = restarts
         self.average = WeightAverage(settings.every or math.inf)
         self._epoch = 0  # of the last update
-        self._left = ""  # the kind of an average that a checkpoint has and this run does not go on
+        self._speaks = True  # whether this rank prints notes
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the strategy store the average, and plan for it, also where a validation comes before
@@ -71,6 +72,7 @@ class AverageWeights(BatchCallback):
         """
         strategy: Any = trainer.strategy  # recapp's, which imports this file
         strategy.weight_average = self.average
+        self._speaks = trainer.is_global_zero
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""
@@ -78,39 +80,23 @@ class AverageWeights(BatchCallback):
         strategy: Any = trainer.strategy
         self.average.keep(pl_module, strategy.sharded_tables())
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the kind of the average, the number of its updates and the epoch of the last."""
         kind = self.settings.kind
         return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
 
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Check that the number of updates and the stored average fit together.
-
-        Raises:
-            ValueError: They do not.
-        """
-        state = checkpoint["callbacks"].get(self.state_key)
-        if state and bool(state["updates"]) != (OF_AVERAGE in checkpoint):
-            raise ValueError(f"updates={state['updates']} is not that of its average")
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the average of a checkpoint. An average of another kind begins anew."""
+        """Go on with the average of a checkpoint. An average of another kind begins anew, with a
+        note.
+        """
         if state_dict["kind"] == self.settings.kind:
             self.average.updates = int(state_dict["updates"])
             self._epoch = int(state_dict["epoch"])
-        elif state_dict["updates"]:
-            self._left = str(state_dict["kind"])
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say that the average of the checkpoint ends, if it is of another kind."""
-        if self._left and trainer.is_global_zero:
+        elif state_dict["updates"] and self._speaks:
             note(
                 f"trainer.average.kind={self.settings.kind}: the average begins anew, because that "
-                f"of the checkpoint is of kind {self._left}"
+                f"of the checkpoint is of kind {state_dict['kind']}"
             )
-        self._left = ""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say that there is no average, if no update has come."""
@@ -132,8 +118,8 @@ class AverageWeights(BatchCallback):
             self.average.updates = 0
         self._epoch = trainer.current_epoch
 
+    @override
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Update the average, if this step is one of those."""
         settings = self.settings
         every = settings.every
         now = ends_epoch(trainer, done) if every is None else trainer.global_step % every == 0
@@ -142,19 +128,19 @@ class AverageWeights(BatchCallback):
             count = self.average.updates
             self.average.update(1 - settings.decay if settings.kind == "ema" else 1 / (count + 1))
 
+    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the average in the place of the weights."""
         if trainer.state.fn == TrainerFn.FITTING:
             self.average.show()
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the raw weights back."""
         self.average.hide()
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Put the raw weights back."""
         self.average.hide()
 
 
@@ -198,13 +184,13 @@ class WeightAverage:
         with without_tables(sharded_collections(module)):
             state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
-        floats = {name: held for name, held in state.items() if held.is_floating_point()}
+        floats = {name: weight for name, weight in state.items() if weight.is_floating_point()}
         # layers may share a parameter, which has several names then
-        self._alike = {name: first.setdefault(id(held), name) for name, held in floats.items()}
+        self._alike = {name: first.setdefault(id(weight), name) for name, weight in floats.items()}
         self._trained = {name: floats[name].detach() for name in first.values()}
         self._average = {
-            name: held.to(torch.promote_types(held.dtype, torch.float32), copy=True)
-            for name, held in self._trained.items()
+            name: weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
+            for name, weight in self._trained.items()
         }
         self._tables = tables
         for shared in tables:
@@ -231,24 +217,19 @@ class WeightAverage:
         """Put the average in the place of the weights. Every rank calls it between two steps."""
         if not self.begun or self._shown:
             return
-        self._shown = True
-        self._raw = {name: held.clone() for name, held in self._trained.items()}
-        self._write(self._average)
-        self._show_rows(True)
+        self._raw = {name: weight.clone() for name, weight in self._trained.items()}
+        self._write(self._average, shown=True)
 
     def hide(self) -> None:
         """Put the raw weights back."""
         if self._shown:
-            self._shown = False
-            self._write(self._raw)
+            self._write(self._raw, shown=False)
             self._raw = {}
-            self._show_rows(False)
 
-    def _write(self, values: Mapping[str, Tensor]) -> None:
-        for name, held in self._trained.items():
-            held.copy_(values[name])
-
-    def _show_rows(self, shown: bool) -> None:
+    def _write(self, values: Mapping[str, Tensor], *, shown: bool) -> None:
+        self._shown = shown
+        for name, weight in self._trained.items():
+            weight.copy_(values[name])
         for shared in self._tables:
             shared.show_average(shown)
 
@@ -272,22 +253,22 @@ class WeightAverage:
         if not self.begun:
             return {}
         raw = self._raw or self._trained
-        wide = {n: held for n, held in self._average.items() if held.dtype != raw[n].dtype}
+        wide = {n: mean for n, mean in self._average.items() if mean.dtype != raw[n].dtype}
         return {OF_AVERAGE: {RAW: {n: raw[f] for n, f in self._alike.items()}, AVERAGE: wide}}
 
-    def held(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Return by name the raw weights and the average of a checkpoint, for a check."""
         if not self.begun:
             return {}
-        raw = {f"{name}, raw": held for name, held in (self._raw or self._trained).items()}
-        return raw | {f"{name}, average": held for name, held in self._average.items()}
+        raw = {f"{name}, raw": weight for name, weight in (self._raw or self._trained).items()}
+        return raw | {f"{name}, average": mean for name, mean in self._average.items()}
 
-    def loaded(self, meta: Mapping[str, Any], said: bool = False) -> dict[str, Any]:
+    def loaded(self, meta: Mapping[str, Any], noted: bool = False) -> dict[str, Any]:
         """Take over the average of a checkpoint, if it has one.
 
         Args:
             meta: The plain part of the checkpoint.
-            said: Whether to say that this run keeps no average, if that is so.
+            noted: Whether to say that this run keeps no average, if that is so.
 
         Returns:
             The plain part with the raw dense weights, with which training goes on.
@@ -297,18 +278,15 @@ class WeightAverage:
         """
         if OF_AVERAGE not in meta:
             return dict(meta)
-        if not self._kept and said:
+        if not self._kept and noted:
             note(
                 "the checkpoint has an average of the weights, and trainer.average.kind=none ends "
                 "it: training goes on with the raw weights, and the model will have the last ones"
             )
         state = meta["state_dict"]
         with state_must_fit("the average of weights", "model"):
-            held = meta[OF_AVERAGE]
-            form = {name: self._trained[first] for name, first in self._alike.items()}
-            check_form(held, {RAW: form, AVERAGE: self._average}, OF_AVERAGE)
-            if missing := form.keys() - held[RAW].keys():
-                raise ValueError(f"there is no raw {min(missing)}")
+            stored = meta[OF_AVERAGE]
             for name, average in self._average.items():
-                average.copy_(held[AVERAGE].get(name, state[name]))
-            return {**meta, "state_dict": {**state, **held[RAW]}}
+                average.copy_(stored[AVERAGE].get(name, state[name]))
+            raw = stored[RAW] | {name: stored[RAW][name] for name in self._alike}
+            return {**meta, "state_dict": {**state, **raw}}

@@ -1,5 +1,6 @@
-"""Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
-the start report, count the rows of dynamic tables, record the time of each phase and memory.
+"""Callbacks of every run: claim the directory, keep the position, measure steps and memory, print
+the start report; and those of tables: start values from files, tables that begin anew at each
+epoch, counts of the rows of dynamic tables.
 
 They are ordinary Lightning callbacks. The callbacks of `conf/callbacks` (checkpoints, early
 stopping, rate monitor) run in addition.
@@ -7,16 +8,21 @@ stopping, rate monitor) run in addition.
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
+from recapp.errors import ConfigError, RecappError
 from recapp.models.layer_table import layer_table
+from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
@@ -30,16 +36,19 @@ from recapp.reporting.run_record import (
     write_record,
 )
 from recapp.reporting.summary import print_rows_read
-from recapp.stored.run_files import remove_earlier
+from recapp.sharding.layout import WEIGHT
+from recapp.stored.checkpoint import remove_earlier
+from recapp.stored.start_values import fill_values
+from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
-from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import datamodule_of, resumable_data
 from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
+from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
-from recapp.trainer.step_of_ranks import check_validations
-from recapp.trainer.strategy import EmbeddingShardingStrategy, strategy_of
+from recapp.trainer.strategy import strategy_of
 from recapp.transport.choose_transport import describe
+from recapp.transport.communicator import raise_together
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged
@@ -59,7 +68,7 @@ SHOWN = {  # columns of the start report whose numbers have a unit
 class ClaimDirectory(BatchCallback):
     """Claims the run's directory just before the run writes its first file there: the first row of
     a curve, the details of a validation, or a checkpoint. Deletes the results of an earlier run
-    (`recapp/reporting/run_record.py`) and its checkpoints (`recapp/stored/run_files.py`). Writes
+    (`recapp/reporting/run_record.py`) and its checkpoints (`recapp/stored/checkpoint.py`). Writes
     the details of validations.
 
     Args:
@@ -91,10 +100,10 @@ class ClaimDirectory(BatchCallback):
                 step = trainer.global_step
                 write_details(pl_module.details, self.directory, step, step_of_best(trainer))
 
+    @override
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Claim the directory, because a checkpoint is about to be written."""
         self.claim(trainer)
 
     def claim(self, trainer: Trainer) -> None:
@@ -114,10 +123,24 @@ class KeepPosition(BatchCallback):
     """Writes the position of training into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that validations, and so checkpoints, fall between steps. Correct Lightning's own
-        count of batches after a resume with another batch size or with other files.
+        """Check that validations, and so checkpoints, fall between steps of several batches.
+        Correct Lightning's own count of batches after a resume with another batch size or with
+        other files.
+
+        Raises:
+            ConfigError: The last step of an epoch has fewer batches, so that validations counted
+                across epochs leave the ends of steps.
         """
-        check_validations(trainer)
+        of_step = trainer.accumulate_grad_batches
+        batches = trainer.num_training_batches
+        one_epoch = trainer.max_epochs == 1 or 0 <= trainer.max_steps <= -(-batches // of_step)
+        if trainer.check_val_every_n_epoch is None and not one_epoch and batches % of_step:
+            raise ConfigError(
+                f"trainer.val_check_interval={trainer.val_check_interval}: counts batches across "
+                f"epochs, and an epoch of {batches:.0f} batches ends with a shorter step "
+                f"(trainer.accumulate_grad_batches={of_step}), so that later validations would "
+                "fall inside steps: set null for a validation at every epoch's end"
+            )
         loop = trainer.fit_loop.epoch_loop
         position = resumable_data(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:
@@ -125,7 +148,7 @@ class KeepPosition(BatchCallback):
         over = position.epoch > trainer.current_epoch  # the epoch is over, also if files were added
         # a checkpoint at the end of a step is written before Lightning counts the step as completed
         current = loop.batch_progress.current
-        trained = trainer.num_training_batches if over else position.batches
+        trained = batches if over else position.batches
         behind = trained - current.processed  # type: ignore[attr-defined]
         for name in ("ready", "started", "processed", "completed"):
             setattr(current, name, getattr(current, name) + behind)
@@ -149,42 +172,20 @@ class KeepPosition(BatchCallback):
         )
 
 
-class _Counters(NamedTuple):
-    """Counters of this rank at one time, or their growth in a step.
-
-    Args:
-        ms: The time in milliseconds.
-        cpu_ms: The CPU time of all threads of this process, in milliseconds.
-        bytes_sent: The bytes that this rank has sent.
-        calls: The number of collectives.
-        input_wait_ms: The wait for counts and ids, in milliseconds.
-        exchange_wait_ms: The wait for all messages of the tables, in milliseconds.
+def _counters(trainer: Trainer) -> dict[str, float]:
+    """Return the counters of this rank: the time and the CPU time of all threads, the bytes sent,
+    the collectives, and the waits for counts and ids and for all messages of the tables.
     """
-
-    ms: float
-    cpu_ms: float
-    bytes_sent: int
-    calls: int
-    input_wait_ms: float
-    exchange_wait_ms: float
-
-    @classmethod
-    def of(cls, trainer: Trainer) -> "_Counters":
-        """Return the counters of this time."""
-        strategy = strategy_of(trainer)
-        waited = [shared.waits.waited_s for shared in strategy.sharded_tables()]
-        return cls(
-            1e3 * time.perf_counter(),
-            1e3 * time.process_time(),
-            strategy.comm.bytes_sent,
-            strategy.comm.calls,
-            1e3 * sum(seconds["counts"] + seconds.get("ids", 0.0) for seconds in waited),
-            1e3 * sum(sum(seconds.values()) for seconds in waited),
-        )
-
-    def since(self, before: "_Counters") -> "_Counters":
-        """Return the growth since an earlier time."""
-        return _Counters._make(now - then for now, then in zip(self, before, strict=True))
+    strategy = strategy_of(trainer)
+    waited = [shared.waits.waited_s for shared in strategy.sharded_tables()]
+    return {
+        "ms": 1e3 * time.perf_counter(),
+        "cpu_ms": 1e3 * time.process_time(),
+        "bytes_sent": strategy.comm.bytes_sent,
+        "calls": strategy.comm.calls,
+        "input_wait_ms": 1e3 * sum(each["counts"] + each.get("ids", 0.0) for each in waited),
+        "exchange_wait_ms": 1e3 * sum(sum(each.values()) for each in waited),
+    }
 
 
 class StepClock(BatchCallback):
@@ -196,60 +197,125 @@ class StepClock(BatchCallback):
     and for all messages (`exchange_wait_ms`). Neither is measured if the GPU waits instead of the
     host.
 
+    On every rank it also measures the phases of steps and the memory. Rank 0 writes them to
+    `performance.json` at the end of training, but not after an exception.
+
+        batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
+                      -> [autograd] backward ... update -> [outside] step is over
+
+    A collection calls an observer (`recapp/engine/state.py`) when it begins to work and when each
+    part of its work ends. The time between an end and the next beginning belongs to the phases
+    `data` and `outside`.
+
+    The measurement costs a few microseconds a step. Times are times of the host. On a GPU the host
+    only queues work: a phase then shows the time to queue its work and to wait for messages, and
+    only `step_ms` includes the GPU's work.
+
     `start` holds the seconds from the start of the command to three events: the rank has started,
     training begins, the first step ends.
+
+    Args:
+        directory: The directory of the run; None writes no `performance.json`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory
+        self.phases = PhaseClock()
+        self._fetching = False
         self.rows: list[int] = []
         self.start: dict[str, float | None] = {}
-        self._steps: list[_Counters] = []
+        self._steps: list[dict[str, float]] = []  # the growth of the counters in each step
         self._host_waits = False
-        self._began = self._last = _Counters(0.0, 0.0, 0, 0, 0.0, 0.0)
+        self._began_ms = 0.0
+        self._last: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure the first step."""
+        """Attach an observer to the collections, and begin to measure the first step."""
         age = command_age()
-        own = process_age()
-        self.start["seconds_to_ranks"] = None if age is None or own is None else age - own
+        of_rank = process_age()
+        self.start["seconds_to_ranks"] = None if age is None or of_rank is None else age - of_rank
         self.start["seconds_to_training"] = age
-        self._host_waits = strategy_of(trainer).comm.host_waits
-        self._began = self._last = _Counters.of(trainer)
+        strategy = strategy_of(trainer)
+        self._host_waits = strategy.comm.host_waits
+        for shared in strategy.sharded_tables():
+            # what comes before a collection's work: the wait for a batch, or the dense part
+            shared.state.observer = EngineObserver(
+                begins=lambda: self.phases(DATA if self._fetching else OUTSIDE), ends=self.phases
+            )
+        self._next_step(_counters(trainer))
+        self._began_ms = self._last["ms"]
 
+    def _next_step(self, now: dict[str, float]) -> None:
+        """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
+        self._last = now
+        self.phases.start()
+        self._fetching = True
+
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restart the measurement of the next step, because a step excludes validation."""
-        self._last = _Counters.of(trainer)
+        self._next_step(_counters(trainer))
+
+    @override
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.phases(DATA)
+        self._fetching = False
 
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Record the step that has ended, and begin to measure the next one."""
+        """Record the step that has ended, and begin to measure the next one. Log the recent samples
+        per second of all ranks, and the wait of this rank for the input exchange of a step.
+        """
         if not self._steps:
             self.start["seconds_to_first_step"] = command_age()
-        now = _Counters.of(trainer)
-        self._steps.append(now.since(self._last))
+        now = _counters(trainer)
+        self._steps.append({name: now[name] - before for name, before in self._last.items()})
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
         self.rows.append(resumable_data(trainer).batch_size * batches)
-        self._last = now
-        if done % RATE_STEPS == 0:
-            self._log(trainer)
-
-    def _log(self, trainer: Trainer) -> None:
-        """Log the recent samples per second of all ranks, and the wait of this rank for the input
-        exchange of a step.
-        """
+        self.phases.end(OUTSIDE)
+        self._next_step(now)
+        if done % RATE_STEPS:
+            return
         log = trainer.lightning_module.log
         # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all work
         # that is queued there
         log("samples_per_s", torch.tensor(self.recent_rate()), batch_size=1)
         if self._host_waits:
-            waits = [step.input_wait_ms for step in self._steps[-RATE_STEPS:]]
+            waits = [step["input_wait_ms"] for step in self._steps[-RATE_STEPS:]]
             log("input_wait_ms", torch.tensor(statistics.mean(waits)), batch_size=1)
 
     def recent_rate(self) -> float:
         """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
         the first step.
         """
-        ms = sum(step.ms for step in self._steps[-RATE_STEPS:])
+        ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Gather the measurements of all ranks; rank 0 writes them."""
+        strategy = strategy_of(trainer)
+        measured = self.summary()
+        if self.directory is None or not measured:
+            return
+        of_rank = {
+            "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
+            "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
+            "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
+            "sent_bytes": measured["bytes_sent_per_step"],
+        }
+        measured_W = strategy.comm.all_gather(of_rank)
+        if trainer.is_global_zero:
+            ranks = strategy.comm.world
+            of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in of_rank}
+            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
+            record = Performance(
+                batch_per_rank=self.rows[0] // ranks,
+                ranks=ranks,
+                steps=len(self.phases.measured(WARM_UP_STEPS)),
+                step_ms=measured["step_ms"],
+                **of_ranks,
+            )
+            write_record(record, self.directory / PERFORMANCE_FILE)
 
     def summary(self) -> dict[str, Any]:
         """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
@@ -261,20 +327,20 @@ class StepClock(BatchCallback):
         if not self._steps:
             return {}
         measured = self._steps[WARM_UP_STEPS:] or self._steps
-        ms = [step.ms for step in measured]
-        cpu_ms = sum(step.cpu_ms for step in measured)
+        ms = [step["ms"] for step in measured]
+        cpu_ms = sum(step["cpu_ms"] for step in measured)
         waits = ("input_wait_ms", "exchange_wait_ms") if self._host_waits else ()
         return {
             "step_ms": statistics.median(ms),
             "step_ms_quartiles": quartiles(ms),
             "samples_per_second": sum(self.rows[-len(ms) :]) / sum(ms) * 1e3,
             "cpu_seconds_per_sample": cpu_ms / sum(self.rows[-len(ms) :]) / 1e3,
-            "train_seconds": (self._last.ms - self._began.ms) / 1e3,
-            "bytes_sent_per_step": statistics.mean(step.bytes_sent for step in measured),
+            "train_seconds": (self._last["ms"] - self._began_ms) / 1e3,
+            "bytes_sent_per_step": statistics.mean(step["bytes_sent"] for step in measured),
             # the first step of an epoch also starts exchanges of later steps, so the last steps
             # of the epoch start fewer
-            "collectives_per_step": statistics.median_low(step.calls for step in self._steps),
-            **{name: statistics.median(getattr(s, name) for s in measured) for name in waits},
+            "collectives_per_step": statistics.median_low(step["calls"] for step in self._steps),
+            **{name: statistics.median(step[name] for step in measured) for name in waits},
         }
 
 
@@ -297,8 +363,8 @@ class StartReport(Callback):
         self.dense_columns = dense_columns
         self.features = features
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the report on rank 0."""
         strategy = strategy_of(trainer)
         data = datamodule_of(trainer)
         read = (  # also for `metrics.json`
@@ -320,9 +386,16 @@ class StartReport(Callback):
         lookups = [x for shared in sharded for m in shared.members for x in m.lookups]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         averaged = any(shared.keeps_average for shared in sharded)
-        held = rank_rows(tables, strategy.plan, strategy.rule, averaged)
+        memory = rank_rows(tables, strategy.plan, strategy.rule, averaged)
+        hosts = strategy.hosts
+        if hosts == hosts_in_blocks([rank["host_id"] for rank in strategy.ranks]):
+            hosts = None  # the plan assumes the real ones
+        of_plan = [
+            {"plan's_host": i * hosts // len(strategy.ranks)} if hosts else {}
+            for i in range(len(strategy.ranks))
+        ]
         where = [
-            {"rank": i, **_hosts(strategy, i), "device": r["device"]}
+            {"rank": i, "host": r["host"], **of_plan[i], "device": r["device"]}
             for i, r in enumerate(strategy.ranks)
         ]
         transport = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
@@ -337,7 +410,7 @@ class StartReport(Callback):
             ("Layers", layers),
             ("Plan", plan_rows(tables, strategy.plan)),
             ("Lookups and rules", table_uses(tables, lookups, strategy.rule)),
-            ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
+            ("Ranks", [w | m for w, m in zip(where, memory, strict=True)]),
         ):
             if rows:
                 shown = [SHOWN.get(column.key, column) for column in columns_of(rows)]
@@ -353,96 +426,156 @@ class StartReport(Callback):
         print("".join(f"\nnote: {readable(note)}" for note in notes), flush=True)
 
 
-def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
-    """Return the host on which a rank runs. If `topology.hosts` assumes other hosts than the real
-    ones, add the number of the host on which the plan places the rank.
-    """
-    found = strategy.ranks[rank]["host"]
-    if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
-        return {"host": found}
-    return {"host": found, "plan's_host": rank * strategy.hosts // strategy.comm.world}
-
-
-class RecordPerformance(BatchCallback):
-    """Measures the phases of training steps, memory and bytes sent on every rank. Rank 0 writes
-    them to `performance.json` at the end of training, but not after an exception.
-
-        batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
-                      -> [autograd] backward ... update -> [outside] step is over
-
-    A collection calls an observer (`recapp/engine/state.py`) when it begins to work and when each
-    part of its work ends. The time between an end and the next beginning belongs to the phases
-    `data` and `outside`.
-
-    The measurement costs a few microseconds a step. Times are times of the host. On a GPU the host
-    only queues work: a phase then shows the time to queue its work and to wait for messages, and
-    only `step_ms` includes the GPU's work.
+class FillTables(Callback):
+    """Fills tables from files when training begins (`recapp/stored/start_values.py`).
 
     Args:
-        directory: The directory of the run.
-        clock: The clock that measures whole steps; it must come before this callback in the list.
+        values: The files by table. In an ensemble the file of a table is that of all members.
     """
 
-    def __init__(self, directory: Path, clock: StepClock) -> None:
-        self.directory = directory
-        self.clock = clock
-        self.phases = PhaseClock()
-        self._fetching = False
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.values = values
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fill this rank's rectangles. Every rank calls it.
+
+        Raises:
+            RecappError: A file cannot be read, or does not fit its table.
+        """
+        schema = datamodule_of(trainer).schema
+        for shared in strategy_of(trainer).sharded_tables():
+            for table in shared.tables():
+                key = table.name if table.name in self.values else table.member_of
+                if key in self.values:
+                    _fill(shared, table, str(key), self.values[str(key)], schema)
+
+
+def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, file: str, schema: Any) -> None:
+    blocks = [b for b in shared.blocks() if (b.table, b.tensor) == (table.name, WEIGHT)]
+    failure: RecappError | None = None
+    rows = values = 0
+    try:
+        rows, values = fill_values(table, file, schema, key, blocks)
+    except RecappError as error:
+        failure = error
+    error_W = shared.comm.all_gather(failure and str(failure))
+    raise_together(failure, error_W, f"could not read {file}")
+    if not shared.comm.rank:
+        text = f"table {table.name} has {rows:,} rows from {file}"
+        if values > rows:
+            text += (
+                f"; {values - rows:,} of its {values:,} vectors are not used, because a later id "
+                f"has the same row: more rows for {table.name} keep ids apart"
+            )
+        if left := table.num_embeddings - rows:
+            text += f"; {left:,} rows keep their start values"
+        note(text)
+
+
+class RestartTables(Callback):
+    """Gives tables the start values of the epoch before the first step of each epoch but the first.
+
+    Click models overfit when the second epoch begins: rows of rare ids have learnt the labels of
+    their few samples, and the dense part learns to trust these rows. Here rows and the state of
+    their optimiser return to start values at the start of each later epoch, while the dense part
+    and its optimiser keep what they have learnt (MEDA, arXiv 2305.19531).
+
+        epoch 0    start values of (seed, table, row, column)           dense part at its start
+        epoch e    start values of (seed, e, table, row, column)        dense part as it is
+
+    The values do not depend on ranks or plan, so a run is the same under every plan, and a resumed
+    run is the same as an unbroken one. Rows of a dynamic table stay and get start values; what is
+    known of the use of their keys stays too.
+
+    Args:
+        tables: The names or globs of the tables; `["*"]` is all of them.
+
+    Raises:
+        ConfigError: When training begins, if a name or glob matches no table, or if the tables of
+            one rule whose step size depends on the number of steps (such as Adam) do not begin
+            anew together.
+    """
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        self.tables = tuple(tables)
+        self._names: list[str] = []
+        self._epoch = -1  # the epoch in which the tables have begun
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch in which the tables have begun. The manifest has the updates then."""
+        return {"epoch": self._epoch}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._epoch = int(state_dict["epoch"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach an observer to the collections, and begin the first step."""
-        for shared in strategy_of(trainer).sharded_tables():
-            shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
-        self._next_step()
+        """Find the tables. After a resume, go on counting from the step in which they began.
 
-    def _next_step(self) -> None:
-        """Begin a step. It fetches its batch first, and with look-ahead starts an exchange."""
-        self.phases.start()
-        self._fetching = True
+        A checkpoint of a run without this callback counts as one whose tables began with its epoch.
+        """
+        shared_tables = strategy_of(trainer).sharded_tables()
+        rules = {name: rule for shared in shared_tables for name, rule in shared.rules.items()}
+        self._names = tables_that_restart(self.tables, rules)
+        if self._epoch < 0:
+            over = not trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._epoch = max(trainer.current_epoch - over, 0)
 
-    def _begins(self) -> None:
-        """End the phase before a collection's work: the wait for a batch, or the dense part."""
-        self.phases(DATA if self._fetching else OUTSIDE)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restart the next step, because a step excludes validation."""
-        self._next_step()
-
+    @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """End the wait for the batch."""
-        self.phases(DATA)
-        self._fetching = False
-
-    def on_step(self, trainer: Trainer, done: int) -> None:
-        """End the step, and begin the next."""
-        self.phases.end(OUTSIDE)
-        self._next_step()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather the measurements of all ranks; rank 0 writes them."""
-        strategy = strategy_of(trainer)
-        measured = self.clock.summary()
-        if not measured:
+        if trainer.current_epoch <= self._epoch:
             return
-        own = {
-            "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
-            "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
-            "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
-            "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
-            "sent_bytes": measured["bytes_sent_per_step"],
+        self._epoch = trainer.current_epoch
+        for shared in strategy_of(trainer).sharded_tables():
+            shared.begin_anew(self._names, self._epoch)
+
+
+class LogDynamicRows(Callback):
+    """Logs for every dynamic table the number of its rows, and the numbers of new, admitted and
+    evicted keys in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
+
+    It is collective, and sends one small message.
+    """
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # `training` is False in a validation
+            self._log(trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        counted = self._log(trainer)
+        if counted and trainer.is_global_zero:
+            print()
+            print_table(counted, title="Dynamic tables")
+
+    def _log(self, trainer: Trainer) -> list[dict[str, Any]]:
+        counted = [row for t in strategy_of(trainer).sharded_tables() for row in counted_rows(t)]
+        values = {
+            f"{name}/{row['table']}": row[name]
+            for row in counted
+            for name in ("rows", "new_keys", "admitted", "evicted")
         }
-        measured_W = strategy.comm.all_gather(own)
-        if trainer.is_global_zero:
-            ranks = strategy.comm.world
-            of_ranks = {name: tuple(rank[name] for rank in measured_W) for name in own}
-            of_ranks["memory"] = tuple(RankMemory(**memory) for memory in of_ranks["memory"])
-            record = Performance(
-                batch_per_rank=self.clock.rows[0] // ranks,
-                ranks=ranks,
-                steps=len(self.phases.measured(WARM_UP_STEPS)),
-                step_ms=measured["step_ms"],
-                **of_ranks,
-            )
-            write_record(record, self.directory / PERFORMANCE_FILE)
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, trainer.global_step)
+        return counted
+
+
+def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
+    """Return a record for each dynamic table: the number of its rows, and the numbers of new,
+    admitted and evicted keys in this run. It is collective.
+    """
+    rows = shared.stored.rows_of_runs()
+    changes = shared.stored.changes() if rows else {}
+    return [
+        {
+            "table": table,
+            "rows": sum(counts["rows"]),
+            "new_keys": changes[table].new,
+            "admitted": changes[table].admitted,
+            "evicted": changes[table].evicted,
+        }
+        for table, counts in rows.items()
+    ]

@@ -1,7 +1,9 @@
 """Protocols of a LightningDataModule: methods that recapp uses in addition to Lightning's own.
 
 All are optional. Without them the planner assumes id statistics, open modes are `unique`, and a
-checkpoint holds no position in the data.
+checkpoint holds no position in the data. A checkpoint keeps the rows that a method `example`
+returns on rank 0 (in the form of `recapp.dataset.sequential_rows.plain_rows`), so that its model
+can be tried without the data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from recapp.dataset.schema import Values
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.statistics import TableStatistics
@@ -83,26 +84,6 @@ class KeepsPosition(Protocol):
         Raises:
             CheckpointError: The checkpoint's rules give other ids.
         """
-
-
-@runtime_checkable
-class ProvidesExample(Protocol):
-    """Data of which a checkpoint keeps some example rows, so that its model can be tried without
-    the data.
-    """
-
-    def example(self) -> Sequence[Mapping[str, Any]]:
-        """Return the rows in the form of `recapp.dataset.sequential_rows.plain_rows`; called on
-        rank 0.
-        """
-
-
-@runtime_checkable
-class DerivesColumns(Protocol):
-    """Data with columns that are computed from others, by values fitted on training rows."""
-
-    def derived_values(self) -> Values:
-        """Return the fitted values, by key; empty without such columns."""
 
 
 def datamodule_of(trainer: "Trainer") -> Any:

@@ -34,12 +34,12 @@ from recapp.dataset.fingerprint import (
     resumed_files,
 )
 from recapp.dataset.footers import place_of_bag, place_of_id
-from recapp.dataset.prediction_input import (
+from recapp.dataset.schema import Schema
+from recapp.dataset.scoring import (
     PredictionInput,
     RankInput,
     open_input,
 )
-from recapp.dataset.schema import Schema, Values
 from recapp.dataset.sequential_rows import (
     example_rows,
     frequent_values,
@@ -51,8 +51,8 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.batch import Batch
+from recapp.stored.artefact_files import values_in
 from recapp.stored.checkpoint import read_meta
-from recapp.stored.derived_values import values_in
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.statistics import TableStatistics
@@ -106,11 +106,9 @@ class ClickData(LightningDataModule):
         schema: The columns.
         seed: The seed of the order.
         prepare: Writes generated data; called once per host before any rank reads.
-        count_table_rows: Whether to count before training how many rows the hashed table of each
-            sparse feature should have (`recapp/dataset/sequential_rows.py`); False if the sizes are
-            known.
-        set_table_rows: Called with these numbers of rows after the count, with the same numbers on
-            all ranks.
+        set_table_rows: Called with the number of rows that the hashed table of each sparse feature
+            should have, the same on all ranks, once they are counted before training
+            (`recapp/dataset/sequential_rows.py`); None if the sizes are known.
         max_table_rows: The largest number of rows of such a table. None if tables grow; the counted
             number is then the number of rows expected.
         scoring: The rows that `Trainer.predict` scores; None for no prediction.
@@ -130,7 +128,6 @@ class ClickData(LightningDataModule):
         seed: int = 1,
         prepare: Callable[[], None] | None = None,
         *,
-        count_table_rows: bool = False,
         set_table_rows: Callable[[list[int]], object] | None = None,
         max_table_rows: int | None = None,
         scoring: ScoringSettings | None = None,
@@ -139,11 +136,11 @@ class ClickData(LightningDataModule):
     ) -> None:
         super().__init__()
         self.settings = settings
+        self.batch_size = settings.batch_size  # over all ranks
         self.schema = schema
         self._given = schema
         self.seed = seed
         self._prepare = prepare
-        self._counts = count_table_rows or set_table_rows is not None
         self._take_table_rows = set_table_rows
         self.table_rows: list[int] | None = None
         """The number of rows that each table should have; None before the count."""
@@ -159,7 +156,6 @@ class ClickData(LightningDataModule):
         self._held_epoch = -1
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
-        self.find_finished: Callable[[], Sequence[int]] | None = None
         """Returns the score parts that are finished already; every rank calls it, after the model
         is loaded."""
 
@@ -174,7 +170,7 @@ class ClickData(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the footers of the files, split training from validation rows, and count table rows
-        if `count_table_rows` asks for it.
+        if `set_table_rows` asks for it.
 
         A prediction needs only the rows to score.
 
@@ -198,53 +194,24 @@ class ClickData(LightningDataModule):
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
             self.schema = opened.schema
-            if stage == "fit":
-                self._fit_columns(opened)
+            if stage == "fit" and self.schema.fits:  # no checkpoint has given their values
+                values = self._on_rank_0(lambda: opened.fitted().schema.values)
+                self.schema = self.schema.with_values(values)
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
             note_remarks(self._opened.train, self.schema, noted=noted)
-            self._example = self._first_rows(self._opened)
-        if self._counts and stage == "fit":
+            if noted:
+                source = self._opened.val if self._opened.val.rows else self._opened.train
+                rows = min(EXAMPLE_ROWS, source.rows)
+                self._example = plain_rows(example_rows(source, self.schema, rows)) if rows else []
+        if self._take_table_rows is not None and stage == "fit":
             self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
-            if self._take_table_rows is not None:
-                self._take_table_rows(self.table_rows)
+            self._take_table_rows(self.table_rows)
 
     def _open_input(self, scoring: ScoringSettings) -> None:
         transform = self.settings.dense_transform
         self._prediction_input = open_input(scoring, self.schema, transform)
-
-    def _fit_columns(self, rows: ClickRows) -> None:
-        """Fit the derived columns on the training rows, unless the schema has their values."""
-        if self.schema.fits:
-            values = self._on_rank_0(lambda: rows.fitted().schema.values)
-            self.schema = self.schema.with_values(values)
-
-    def _take_stored(self, checkpoint: str | Path, ids: object) -> None:
-        """Read rows as a checkpoint's training did, where the given schema does not say how: take
-        over the features with bags and the fitted values of derived columns.
-
-        Lightning names a checkpoint after `setup`, so rows that are open are opened again.
-
-        Args:
-            checkpoint: The checkpoint.
-            ids: Its rules for ids.
-        """
-        schema = self._given
-        if schema.lists is None:
-            schema = schema.with_stored_lists(ids)
-        if schema.fits:
-            values = values_in(read_meta(checkpoint), schema.derived, checkpoint)
-            schema = schema.with_values(values)
-        if schema is self._given:
-            return
-        self.schema = schema
-        if self._opened is not None:
-            opened = open_rows(self.settings, schema, self.seed, trains=self._facts is not None)
-            self._opened = opened
-            self.schema = opened.schema
-        if self._prediction_input is not None and self._scoring is not None:
-            self._open_input(self._scoring)
 
     def _check_fitted(self) -> None:
         if self.schema.fits:
@@ -255,10 +222,6 @@ class ClickData(LightningDataModule):
         if self.trainer is None:
             return make()
         return from_rank_0(make, self.trainer.global_rank, self.trainer.strategy.broadcast)
-
-    def derived_values(self) -> Values:
-        """Return the fitted values of derived columns, by key, for a checkpoint."""
-        return self.schema.values
 
     @property
     def _rows(self) -> ClickRows:
@@ -276,34 +239,22 @@ class ClickData(LightningDataModule):
         assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
 
-    @property
-    def batch_size(self) -> int:
-        """Return the number of rows of a training batch over all ranks."""
-        return self.settings.batch_size
-
     def example(self) -> list[dict[str, Any]]:
         """Return the first validation rows as plain values, or the first training rows if there is
         no validation. Return no rows on ranks other than 0, and before `setup("fit")`.
         """
         return self._example
 
-    def _first_rows(self, opened: ClickRows) -> list[dict[str, Any]]:
-        if self.trainer is not None and not self.trainer.is_global_zero:
-            return []
-        source = opened.val if opened.val.rows else opened.train
-        rows = min(EXAMPLE_ROWS, source.rows)
-        return plain_rows(example_rows(source, self.schema, rows)) if rows else []
-
     def id_encoding(self) -> dict[str, Any]:
         """Return the rules that turn text into ids, for a checkpoint."""
         return self.schema.id_encoding()
 
     def check_ids(self, checkpoint: str | Path, info: Mapping[str, Any]) -> None:
-        """Check that a checkpoint was trained with the same rules from text to ids, and read rows
-        as its training did.
+        """Check that a checkpoint was trained with the same rules from text to ids. Read rows as
+        its training did, where the given schema does not say how: take over the features with bags
+        and the fitted values of derived columns.
 
-        A checkpoint of an early recapp does not store the rules; that recapp read all text as
-        hexadecimal. If this run reads text in another way, print a note.
+        Lightning names a checkpoint after `setup`, so rows that are open are opened again.
 
         Args:
             checkpoint: The checkpoint.
@@ -312,16 +263,24 @@ class ClickData(LightningDataModule):
         Raises:
             CheckpointError: The text of a column became other ids in the checkpoint.
         """
-        schema = self.schema
-        is_rank_0 = self.trainer is None or self.trainer.is_global_zero
-        if info.get("ids") is not None:
-            schema.check_id_encoding(info["ids"], str(checkpoint))
-        elif "ids" not in info and set(schema.hex) != set(schema.sparse) and is_rank_0:
-            note(
-                f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
-                "which Schema(hex=...) names the columns"
-            )
-        self._take_stored(checkpoint, info.get("ids"))
+        ids = info.get("ids")
+        if ids is not None:
+            self.schema.check_id_encoding(ids, str(checkpoint))
+        schema = self._given
+        if schema.lists is None:
+            schema = schema.with_stored_lists(ids)
+        if schema.fits:
+            values = values_in(read_meta(checkpoint), schema.derived, checkpoint)
+            schema = schema.with_values(values)
+        if schema is self._given:
+            return
+        self.schema = schema
+        if self._opened is not None:
+            opened = open_rows(self.settings, schema, self.seed, trains=self._facts is not None)
+            self._opened = opened
+            self.schema = opened.schema
+        if self._prediction_input is not None and self._scoring is not None:
+            self._open_input(self._scoring)
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -412,11 +371,6 @@ class ClickData(LightningDataModule):
             self._rows.training_stream(*self._rank)
         return self._rows.statistics(tables, lookups)
 
-    @property
-    def val_rows(self) -> int:
-        """Return the number of validation rows."""
-        return self._rows.val.rows
-
     def val_dataloader(self) -> BatchLoader:
         """Return the loader of every validation row once, in file order. A rank that has no rows
         left gets empty batches.
@@ -445,7 +399,7 @@ class ClickData(LightningDataModule):
 
     def _measured(self, source: Source) -> BatchLoader:
         self._check_fitted()
-        stream = self._rows.measuring_stream(source, *self._rank, numbered=self._number_rows)
+        stream = self._rows.stream(source, *self._rank, numbered=self._number_rows)
         return make_loader(stream, self.settings.num_workers)
 
     @property
@@ -457,19 +411,18 @@ class ClickData(LightningDataModule):
     def predict_dataloader(self) -> RankInput:
         """Return the batches that this rank scores, in the order of the input."""
         self._check_fitted()
-        done = set(self.find_finished() if self.find_finished is not None else ())
-        unscored = [n for n in range(self.prediction_input.parts) if n not in done]
-        return RankInput(self.prediction_input, unscored, *self._rank)
+        return RankInput(self.prediction_input, *self._rank)
 
     def on_exception(self, exception: BaseException) -> None:
         """Name the row of an id that is outside of its table, or of a bag that is too long."""
         if isinstance(exception, OutsideTable | LongBag) and self.trainer is not None:
             split = split_in_use(self.trainer)
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
-            if isinstance(exception, LongBag):
-                place = place_of_bag(source, self.schema, exception.feature, exception.length)
-            else:
-                place = place_of_id(source, self.schema, exception.feature, exception.number)
+            place = (
+                place_of_bag(source, self.schema, exception.feature, exception.length)
+                if isinstance(exception, LongBag)
+                else place_of_id(source, self.schema, exception.feature, exception.number)
+            )
             if place:
                 apart = split != "val" or self.settings.val_path is not None
                 rows = ROWS_OF[split] if apart else "validation rows"

@@ -21,14 +21,15 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.errors import TrainingError
 from recapp.processes import stopping
 from recapp.processes.stopping import Stopped
-from recapp.trainer.batch_callback import BatchCallback, ends_step
+from recapp.trainer.lightnings_parts import BatchCallback, ends_step
 from recapp.trainer.strategy import strategy_of
 
-# low bits of a rank's report: the signal; the higher bits: the step whose loss was not finite
+# low bits of a rank's report: the signal; higher bits: the first step whose loss was not finite
 SIGNAL_BITS = 8
 
 
@@ -140,25 +141,30 @@ class EndTogether(BatchCallback):
         if trainer.state.fn == TrainerFn.FITTING:
             self.save(trainer)
 
+    @override
     def on_batch(self, trainer: Trainer, done: int) -> None:
-        """Stop a validation inside training after a signal."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop_after_signal(trainer, self._reports_of_ranks(trainer))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to save a model whose loss was not finite."""
-        self._check_all_losses(trainer)
+        """Refuse to save a model whose loss was not finite: check on all ranks the losses of the
+        last steps, whose reports no counts message has carried yet.
+        """
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._losses.check_pending()
+            self._report |= self._losses.step << SIGNAL_BITS
+            self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restore the signal handlers of the time before training."""
         stopping.stop_listening()
 
     def _reports_of_ranks(self, trainer: Trainer) -> list[int]:
@@ -173,31 +179,24 @@ class EndTogether(BatchCallback):
             return strategy.comm.all_gather(self._report)
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 
-    def _check_all_losses(self, trainer: Trainer) -> None:
-        """Check on all ranks the losses of the last steps. Counts messages carry the reports of
-        steps before them; of the last steps none has followed.
-
-        A report is one number: the lowest `SIGNAL_BITS` hold the signal that the rank got, the
-        others the first step whose loss was not finite, 0 for none.
-
-        It waits for every rank, so call it only before work that waits for every rank anyway.
-        """
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
-        self._losses.check_pending()
-        self._report |= self._losses.step << SIGNAL_BITS
-        self._raise_if_not_finite(trainer, strategy_of(trainer).comm.all_gather(self._report))
-
     def _raise_if_not_finite(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
-        found = [
+        steps = [
             (report >> SIGNAL_BITS, rank)
             for rank, report in enumerate(reports_W)
             if report >> SIGNAL_BITS
         ]
-        if found:
-            step, rank = min(found)
+        if steps:
+            step, rank = min(steps)
+            groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
+            rates = dict.fromkeys(
+                f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now "
+                f"{group['lr']:g})"
+                for group in groups
+            )
             raise TrainingError(
-                f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}"
+                f"the loss of step {step} is not a finite number on rank {rank}: lower the "
+                f"learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
+                "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
             )
 
     def _stop_after_signal(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
@@ -213,16 +212,3 @@ class EndTogether(BatchCallback):
         whose = "" if len(ranks) == strategy.comm.world else f" to rank {', '.join(ranks)}"
         self.reason = f"step {trainer.global_step}: {stopped}{whose}"
         raise stopped
-
-
-def _advice(trainer: Trainer) -> str:
-    """Return advice: lower the learning rates, with the highest rate first, or check the data."""
-    groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
-    rates = dict.fromkeys(
-        f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"
-        for group in groups
-    )
-    return (
-        f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
-        "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
-    )

@@ -25,16 +25,23 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.loops.progress import _BatchProgress as BatchProgress
 from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
-from recapp import console
 from recapp.console import note
 from recapp.errors import CheckpointError
-from recapp.stored.checkpoint import link_checkpoint, read_manifest, remove_checkpoint
-from recapp.stored.meta_file import check_form, state_must_fit
+from recapp.stored.checkpoint import (
+    KEPT,
+    LAST,
+    find_named,
+    folder_of,
+    link_checkpoint,
+    read_manifest,
+    remove_checkpoint,
+)
+from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_store import clean_up, new_version
-from recapp.stored.run_files import KEPT, LAST, find_named, folder_of
-from recapp.trainer.batch_callback import BatchCallback
 from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of
 
 
@@ -67,11 +74,11 @@ class KeepLast(BatchCallback, Checkpoint):
         states = checkpoint["callbacks"]
         beside = folder_of(trainer.ckpt_path or "")
         run = strategy_of(trainer).saved.run
-        own = {callback.state_key for callback in _model_checkpoints(trainer)}
+        keys = {callback.state_key for callback in _model_checkpoints(trainer)}
         for callback in _model_checkpoints(trainer):
             key: str | None = callback.state_key
-            if key not in states:
-                key = _key_of_other_times(callback.state_key, states.keys() - own)
+            others = states.keys() - keys
+            key = key if key in states else _key_of_other_times(callback.state_key, others)
             if key is None:
                 continue
             state = states.pop(key)
@@ -85,7 +92,15 @@ class KeepLast(BatchCallback, Checkpoint):
                     f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
                     "the best from here on counts"
                 )
-        left = [key for key in states if key not in own and _names_best(key, states[key])]
+        with state_must_fit("the list of best checkpoints", "callbacks"):
+            left = [
+                key
+                for key in states
+                if key not in keys
+                and key.startswith(ModelCheckpoint.__name__)
+                and states[key]["monitor"]
+                and states[key]["best_model_path"]
+            ]
         if left and trainer.is_global_zero:
             note(
                 f"no callback chooses the best checkpoint as {left[0]} has done: the best from "
@@ -170,13 +185,6 @@ def _key_of_other_times(key: str, stored: Iterable[str]) -> str | None:
     return alike[0] if len(alike) == 1 else None
 
 
-def _names_best(key: str, state: Mapping[str, Any]) -> bool:
-    with state_must_fit("the list of best checkpoints", "callbacks"):
-        return key.startswith(ModelCheckpoint.__name__) and bool(
-            state["monitor"] and state["best_model_path"]
-        )
-
-
 def _just_saved(trainer: Trainer) -> Path | None:
     """Return the checkpoint that a `ModelCheckpoint` has written in this step, if training can
     resume from it.
@@ -226,12 +234,11 @@ def _known_best(
     """
     if callback.monitor is None:  # the newest is the best, so other directories do not matter
         return dict(state) if state["dirpath"] == callback.dirpath else {}
-    scores = {}
-    for name, score in dict(state["best_k_models"]).items():
-        found = find_named(name, beside, run)
-        if found is not None:
-            # keep the precision of the score: another precision would change the score
-            scores[str(found)] = torch.as_tensor(score)
+    scores = {  # of the precision that they have, which another precision would change
+        str(path): torch.as_tensor(score)
+        for name, score in dict(state["best_k_models"]).items()
+        if (path := find_named(name, beside, run)) is not None
+    }
     ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
     most = callback.save_top_k
     ranked = ranked[:most] if most > 0 else ranked
@@ -274,14 +281,14 @@ class KeepSnapshots(Callback):
         self.count = count
         self.kept: list[Path] = []
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the checkpoints that are kept, and their greatest number."""
         return {KEPT: [str(path.absolute()) for path in self.kept], "count": self.count}
 
+    @override
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take over the checkpoints of an earlier run."""
         state = checkpoint["callbacks"].get(self.state_key)
         if state is not None:
             beside = folder_of(trainer.ckpt_path or "")
@@ -325,15 +332,14 @@ def kept_before(
         noted: Whether a note names those that are missing.
     """
     with state_must_fit("the list of snapshots", "snapshots"):
-        check_form(state, {KEPT: [""] * len(state[KEPT])}, "KeepSnapshots")
-        found = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
-    gone = [Path(path).name for path, here in found.items() if here is None]
+        places = {path: find_named(path, beside, run) for path in state[KEPT][-count:]}
+    gone = [Path(path).name for path, place in places.items() if place is None]
     if gone and noted:
-        console.note(
+        note(
             f"snapshots={count}: the run of ckpt_path has deleted {', '.join(gone)}; the epochs "
             "that end from here on take their place"
         )
-    return [here for here in found.values() if here is not None]
+    return [place for place in places.values() if place is not None]
 
 
 def validate_first(trainer: Trainer, *, over: bool) -> None:

@@ -44,7 +44,11 @@ def _reader(lightnings: Callable[..., Any]) -> Callable[..., Any]:
 
     def read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         stored = import_module("recapp.trainer.sharded_checkpoint")
-        found = stored.read_for_lightning(path_or_url, map_location)
-        return lightnings(path_or_url, map_location, weights_only) if found is None else found
+        checkpoint = stored.read_for_lightning(path_or_url, map_location)
+        return (
+            lightnings(path_or_url, map_location, weights_only)
+            if checkpoint is None
+            else checkpoint
+        )
 
     return read

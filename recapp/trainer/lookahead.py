@@ -175,5 +175,5 @@ def sparse_of(batch: Any) -> KeyedJaggedTensor | None:
         parts = batch
     elif is_dataclass(batch):
         parts = [getattr(batch, field.name) for field in fields(batch)]
-    found = [part for part in parts if isinstance(part, KeyedJaggedTensor)]
-    return found[0] if len(found) == 1 else None
+    ids = [part for part in parts if isinstance(part, KeyedJaggedTensor)]
+    return ids[0] if len(ids) == 1 else None

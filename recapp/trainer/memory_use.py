@@ -42,8 +42,8 @@ def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[st
     buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
     gpu = device.type == "cuda"
     return {
-        "weights": sum(held.rows for held in stores),
-        "state": sum(held.state for held in stores),
+        "weights": sum(size.rows for size in stores),
+        "state": sum(size.state for size in stores),
         "buffers": sum(buffers.values()),
         "rss": resident_bytes(),
         "rss_peak": peak_resident_bytes(),
@@ -78,8 +78,8 @@ def check_room(make: Callable[[], nn.Module]) -> None:
             f"{' '.join(str(error).split())}"
         )
         return
-    held = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
-    dense = {name: p for name, p in module.named_parameters() if id(p) not in held}
+    of_tables = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
+    dense = {name: p for name, p in module.named_parameters() if id(p) not in of_tables}
     needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
     info = rank_info()
     pools = memory_pools(torch.device("cpu"))

@@ -20,7 +20,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
+from typing_extensions import override
 
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, TrainingError
@@ -28,12 +29,12 @@ from recapp.optim.clipping import gradient_norm
 from recapp.optim.optimizer import hybrid
 from recapp.optim.schedule import Plateau
 from recapp.sparse.batch import Batch
-from recapp.tasks.click import CLICK, ClickTask
+from recapp.tasks.click import CLICK
 from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import Task, one_or_all
-from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import datamodule_of
+from recapp.trainer.lightnings_parts import ends_step
 
 
 @runtime_checkable
@@ -51,7 +52,6 @@ class ExtraLosses(Protocol):
             batch: The batch.
             loss: The task's loss of other outputs on the same batch.
         """
-        ...
 
 
 @runtime_checkable
@@ -71,7 +71,6 @@ class OwnTaskLoss(Protocol):
             batch: The batch.
             loss: The task's loss of other outputs on the same batch.
         """
-        ...
 
 
 class TaskModule(LightningModule):
@@ -107,9 +106,9 @@ class TaskModule(LightningModule):
         # The bar shows the running values of its own rank. Only some ranks compute them, so the
         # computation must not wait for other ranks.
         running = {one.name for one in task.measures if one.running}
-        own = task.make_metrics(sync_on_compute=False).items()
+        metrics = task.make_metrics(sync_on_compute=False).items()
         self.train_metrics = MetricCollection(
-            {name: metric for name, metric in own if name in running}, compute_groups=False
+            {name: metric for name, metric in metrics if name in running}, compute_groups=False
         )
         self._details: Any = task.make_details()
         self._weights: dict[str, Tensor] = {}  # the sums of a validation's weights by label
@@ -155,17 +154,17 @@ class TaskModule(LightningModule):
         """
         model: Any = self.model
         self._seed_layers(batch_idx)
-        found = model(batch)
-        outputs = self.task.named(found, batch.rows, type(model).__name__)
+        returned = model(batch)
+        outputs = self.task.named(returned, batch.rows, type(model).__name__)
         loss = self.task.loss(outputs, batch)
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
         self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
-        self._update(self.train_metrics, outputs, batch)
+        self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
         if self._has_task_loss:
-            loss = model.task_loss(found, batch, self._loss_of(batch))
+            loss = model.task_loss(returned, batch, self._loss_of(batch))
         for name, extra in (
-            self._extra_losses(found, batch).items() if self._has_extra_losses else ()
+            self._extra_losses(returned, batch).items() if self._has_extra_losses else ()
         ):
             self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
@@ -203,31 +202,26 @@ class TaskModule(LightningModule):
     def _loss_of(self, batch: Batch) -> Callable[[Tensor | Mapping[str, Tensor]], Tensor]:
         """Return the task's loss on a batch, as a function of what a model returned."""
         model = type(self.model).__name__
-        return lambda found: self.task.loss(self.task.named(found, batch.rows, model), batch)
+        return lambda returned: self.task.loss(self.task.named(returned, batch.rows, model), batch)
 
-    def _extra_losses(self, found: Any, batch: Batch) -> dict[str, Tensor]:
+    def _extra_losses(self, returned: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the losses by name that the model adds to that of the task.
 
         Raises:
             ConfigError: A loss has the name of a metric, or is not one number.
         """
         model: Any = self.model
-        own = self.task.with_own_weights(batch)
-        extra: dict[str, Tensor] = model.extra_losses(found, own, self._loss_of(batch))
+        weighted = self.task.with_own_weights(batch)
+        extra: dict[str, Tensor] = model.extra_losses(returned, weighted, self._loss_of(batch))
         taken = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():
             if name in taken or loss.dim():
-                said = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
+                fault = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
                 raise ConfigError(
-                    f"model {type(model).__name__}: its extra loss {name} has {said}: "
+                    f"model {type(model).__name__}: its extra loss {name} has {fault}: "
                     "extra_losses must return one number for each name of its own"
                 )
         return extra
-
-    def _update(
-        self, metrics: MetricCollection, outputs: Mapping[str, Tensor], batch: Batch
-    ) -> None:
-        self.task.update(dict(metrics.items(keep_base=True)), outputs, batch)
 
     def _mean_loss(self, loss: Tensor, begins: bool) -> Tensor:
         """Return the mean loss over the batches since the last write of the loggers, this batch
@@ -278,15 +272,15 @@ class TaskModule(LightningModule):
 
         An AUC takes 3 ms, because it sums over a histogram.
         """
-        found = {
+        values = {
             measure.name: float(self.train_metrics[measure.name].compute())
             for measure in self.task.measures
             if measure.running
         }
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """Reset the running training metrics."""
         self.train_metrics.reset()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -294,14 +288,14 @@ class TaskModule(LightningModule):
         exchange.
         """
         outputs = self.outputs(batch)
-        self._update(self.val_metrics, outputs, batch)
+        self.task.update(dict(self.val_metrics.items(keep_base=True)), outputs, batch)
         for label, weights_B in batch.weights.items():
             self._weights[label] = self._weights.get(label, 0) + weights_B.sum(dtype=torch.float64)
         if self._details:
             self.task.update(self._details, outputs, batch)
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Reset the validation metrics and details."""
         self.val_metrics.reset()
         self._weights = {}
         for detail in self._details.values():
@@ -320,12 +314,21 @@ class TaskModule(LightningModule):
         measured = {f"val_{name}": value for name, value in self._measured("validation").items()}
         for name, value in measured.items():
             self.log(name, value, prog_bar=name in self.task.measures.shown)
-        if self.trainer.state.fn == TrainerFn.FITTING and self._validation_is_due():
-            for config in self.trainer.lr_scheduler_configs:
-                if isinstance(config.scheduler, ReduceLROnPlateau):
-                    config.scheduler.step(float(measured[str(config.monitor)]))
-                if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
-                    self.trainer.should_stop = True
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        loop = self.trainer.fit_loop.epoch_loop
+        across_epochs = self.trainer.check_val_every_n_epoch is None
+        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
+        every: Any = self.trainer.val_check_batch
+        if self.trainer.should_stop and trained % every:
+            # a longer run would not validate here, and a run that resumes from the end of a shorter
+            # one must have stepped its schedule as often as one long run
+            return
+        for config in self.trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ReduceLROnPlateau):
+                config.scheduler.step(float(measured[str(config.monitor)]))
+            if isinstance(config.scheduler, Plateau) and config.scheduler.ends:
+                self.trainer.should_stop = True
 
     def _measured(self, split: str) -> dict[str, Tensor]:
         """Return the metrics of a validation by name, with the same numbers on each rank.
@@ -333,9 +336,9 @@ class TaskModule(LightningModule):
         Raises:
             TrainingError: A metric that rows define is not defined, because all rows weigh 0.
         """
-        found: dict[str, Tensor] = self.val_metrics.compute()
-        defined = [each.name for each in self.task.measures if each.defined and each.name in found]
-        if any(bool(found[name].isnan()) for name in defined):
+        metrics: dict[str, Tensor] = self.val_metrics.compute()
+        defined = [m.name for m in self.task.measures if m.defined and m.name in metrics]
+        if any(bool(metrics[name].isnan()) for name in defined):
             for label, weight in self._weights.items():
                 if not float(self.trainer.strategy.reduce(weight, reduce_op="sum")):
                     schema = getattr(datamodule_of(self.trainer), "schema", None)
@@ -345,29 +348,14 @@ class TaskModule(LightningModule):
                         f"{label}, so its metrics are not defined: choose {split} rows of which "
                         "some weigh more, or leave dataset.weight out"
                     )
-        return found
+        return metrics
 
-    def _validation_is_due(self) -> bool:
-        """Return whether a longer run would also validate at this step.
-
-        If not, the schedule must not be stepped: a run that resumes from the end of a shorter run
-        must have stepped its schedule as often as one long run.
-        """
-        if not self.trainer.should_stop:
-            return True
-        loop = self.trainer.fit_loop.epoch_loop
-        across_epochs = self.trainer.check_val_every_n_epoch is None
-        trained = 1 + (loop.total_batch_idx if across_epochs else loop.batch_idx)
-        return trained % self.trainer.val_check_batch == 0  # type: ignore[operator]
-
+    @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Add a batch to the metrics. An empty batch adds nothing, but takes part in the
-        exchange.
-        """
         self.validation_step(batch, batch_idx)
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """Reset the metrics."""
         self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
@@ -403,53 +391,3 @@ class TaskModule(LightningModule):
 def measures_of(module: LightningModule) -> Measures:
     """Return the metrics of a module's task; the click metrics for a user's own LightningModule."""
     return module.task.measures if isinstance(module, TaskModule) else CLICK
-
-
-class ClickModule(TaskModule):
-    """A click model that trains with binary cross entropy of its logits, and with metrics that the
-    caller makes.
-
-    Args:
-        make_model: Builds the model, as for `TaskModule`.
-        make_optimizer: Makes the dense part's optimiser from its parameters.
-        make_metrics: Makes new metrics by name; each is updated with (logits_B, labels_B). It
-            takes torchmetrics' `sync_on_compute`.
-        make_schedule: Makes a learning-rate schedule, as for `TaskModule`.
-        seed: The seed of the dense part's start values.
-        monitor: The metric, such as `val_auc`, with which a `ReduceLROnPlateau` is stepped.
-    """
-
-    def __init__(
-        self,
-        make_model: Callable[[], nn.Module],
-        make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-        make_metrics: Callable[..., Mapping[str, Metric]],
-        make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
-        seed: int = 1,
-        monitor: str | None = None,
-    ) -> None:
-        task = _ClickTask(make_metrics)
-        super().__init__(task, make_model, make_optimizer, make_schedule, seed, monitor)
-
-    def train_auc(self) -> float | None:
-        """Return the AUC over this rank's training batches of the epoch so far; None while only
-        one class was seen.
-        """
-        return self.running().get("auc")
-
-
-class _ClickTask(ClickTask):
-    """The task of click prediction, with metrics that the caller makes."""
-
-    def __init__(self, make_metrics: Callable[..., Mapping[str, Metric]]) -> None:
-        super().__init__([name for name in make_metrics() if name in _CLICK_METRICS])
-        self._make_metrics = make_metrics
-
-    def make_metrics(self, sync_on_compute: bool = True) -> dict[str, Metric]:
-        """Return new metrics of the caller by name."""
-        if sync_on_compute:
-            return dict(self._make_metrics())
-        return dict(self._make_metrics(sync_on_compute=False))
-
-
-_CLICK_METRICS = [measure.name for measure in ClickTask.known]

@@ -1,89 +1,77 @@
-"""Lightning's restoration of a training run: each state is judged before it is restored, and an
-error is one line that names the checkpoint, the part and what to do.
+"""Lightning's restoration of a training run: settings that have changed since the checkpoint hold,
+and an error is one line that names the part of the checkpoint and what to do.
 
-    callbacks, loops, schedules, position    stored state -> the form of this run's own -> restored
+    checkpoint   optimizer.dense.lr .01, which a schedule has reduced to .004 by now
+    settings     optimizer.dense.lr .001
+    resumed      at .0004, on the same schedule
+
+Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with
+its initial rates. It would silently ignore new values in the settings.
+
+    settings of the checkpoint -> a fresh callback's state   {patience: 2, wait_count: 0}
+    settings of this run       -> a fresh callback's state   {patience: 5, wait_count: 0}
+    checkpoint                    {patience: 2, wait_count: 1} -> {patience: 5, wait_count: 1}
+
+Some callbacks keep settings in their state, and Lightning would restore them over the new ones. No
+callback says which entries of its state are settings. But these are the entries that differ between
+two fresh callbacks.
+
+The checksum of a checkpoint tells damage, so a state is not judged before it is restored.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from traceback import walk_tb
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning, Timer
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from recapp.console import short_path
-from recapp.errors import CheckpointError, RecappError
+from recapp.console import note, short_path
+from recapp.errors import CheckpointError, ConfigError, RecappError
+from recapp.optim.named_rules import settings_of_table
 from recapp.optim.optimizer import HybridOptimizer, groups_of_tables
-from recapp.optim.rules import WITHOUT_RATE
-from recapp.stored.meta_file import (
-    WRONG_STATE,
-    check_form,
-    in_words,
-    numbers_in,
-    state_must_fit,
-)
-from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
+from recapp.settings.check_settings import find_constructor
+from recapp.settings.values import shown
+from recapp.stored.meta_file import WRONG_STATE, in_words, state_must_fit
 
-OWN = ("recapp.", "lightning.")
-NO_NUMBERS = ("params", "name", "tables")  # of a param group
-OTHER_SHAPES = ("torch.optim._adafactor", "torch.optim.lbfgs", "torch.optim._muon")
-"""Optimisers whose state has other shapes than the parameters."""
-State = Mapping[str, Any]
+Settings = Mapping[str, Any]
+MakeSchedule = Callable[[Settings, Optimizer, Any], LRScheduler]
+TOTAL = "total_steps"
+"""The argument of a schedule that is the number of steps of the run."""
+PARTS = ("dense", "sparse", "schedule")
+NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # a change of one of them restarts the schedule
+SETTING_OF = {
+    "datamodule": "dataset",
+    "callbacks": "callbacks",
+    "loops": "trainer",
+    "optimizers": "optimizer",
+    "lr_schedulers": "optimizer.schedule",
+}
+"""The group of settings that each part of Lightning's restoration must fit."""
 
 
 def restore_in_one_line(trainer: Trainer) -> None:
-    """Make Lightning judge the states of a checkpoint before it restores them, and turn exceptions
-    of the restoration into a CheckpointError.
+    """Turn exceptions of Lightning's restoration into a CheckpointError that names the part.
 
     The exceptions of a callback of the user's own are such errors, too: they name the callback.
     """
     connector = trainer._checkpoint_connector
-    for part, (setting, judge) in {
-        "datamodule": ("dataset", _judge_position),
-        "callbacks": ("callbacks", _judge_callbacks),
-        "loops": ("trainer", _judge_loops),
-        "optimizers": ("optimizer", _judge_optimizers),
-        "lr_schedulers": ("optimizer.schedule", _judge_schedules),
-    }.items():
+    for part in SETTING_OF:
         of_lightning = getattr(type(connector), f"restore_{part}").__get__(connector)
-        restore = partial(_restore, trainer, of_lightning, part, setting, judge)
-        setattr(connector, f"restore_{part}", restore)
+        setattr(connector, f"restore_{part}", partial(_restore, trainer, of_lightning, part))
 
 
-def check_groups(optimizers: Iterable[Optimizer], found: State, rules: Mapping[str, str]) -> None:
-    """Check that a checkpoint has param groups of tables, unless its tables were frozen.
-
-    Args:
-        optimizers: The optimisers of this run.
-        found: The plain part of the checkpoint.
-        rules: The name of the row rule of each table in the checkpoint.
-
-    Raises:
-        CheckpointError: It has none, and a table of this run was trained.
-    """
-    fixed = {rule.name for rule in WITHOUT_RATE}
-    with state_must_fit("the optimizer's state", "optimizer"):
-        for optimizer, state in zip(optimizers, found["optimizer_states"], strict=False):
-            if not isinstance(optimizer, HybridOptimizer) or state["sparse"]:
-                continue
-            tables = [t for group in optimizer.sparse_groups for t in group.get("tables", ())]
-            for table in (t for t in tables if t in rules and rules[t] not in fixed):
-                raise ValueError(f"it has no param group of table {table}, which it has trained")
-
-
-def _restore(
-    trainer: Trainer,
-    restore: Callable[[], None],
-    part: str,
-    setting: str,
-    judge: Callable[[Trainer, State], None],
-) -> None:
+def _restore(trainer: Trainer, restore: Callable[[], None], part: str) -> None:
     try:
-        if found := trainer._checkpoint_connector._loaded_checkpoint:
-            judge(trainer, found)
+        checkpoint = trainer._checkpoint_connector._loaded_checkpoint
+        if checkpoint and part == "optimizers":
+            _complete_groups(trainer, checkpoint["optimizer_states"])
         restore()
     except WRONG_STATE as error:
         if isinstance(error, RecappError):
@@ -93,91 +81,287 @@ def _restore(
         of_owner = "" if owner is None else f" ({type(owner).__module__}.{type(owner).__name__})"
         raise CheckpointError(
             f"checkpoint {short_path(trainer.ckpt_path or '')}: the state of {part}{of_owner} does "
-            f"not fit: set {setting} as it was when it was saved, or use another checkpoint "
-            f"({in_words(error)})"
+            f"not fit: set {SETTING_OF[part]} as it was when it was saved, or use another "
+            f"checkpoint ({in_words(error)})"
         ) from error
 
 
-def _judge_position(trainer: Trainer, found: State) -> None:
-    data = datamodule_of(trainer)
-    if isinstance(data, KeepsPosition) and type(data).__module__.startswith(OWN):
-        name = type(data).__qualname__
-        counts = {key: n for key, n in data.state_dict().items() if type(n) is int}
-        check_form(found.get(name, counts), counts, name)
-
-
-def _judge_callbacks(trainer: Trainer, found: State) -> None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        state = found["callbacks"].get(callback.state_key)
-        if state is not None and type(callback).__module__.startswith(OWN):
-            form = callback.state_dict()
-            if form and not state:
-                raise ValueError(f"{callback.state_key} is empty")
-            form = numbers_in(form) if isinstance(callback, Timer) else form
-            check_form(state, form, callback.state_key)
-
-
-def _judge_loops(trainer: Trainer, found: State) -> None:
-    if trainer.training:
-        form = trainer.fit_loop.state_dict()
-        check_form(found["loops"]["fit_loop"], form, "fit_loop", whole=True)
-
-
-def _judge_schedules(trainer: Trainer, found: State) -> None:
-    """Judge the states of torch's schedules, and leave out what is no state of theirs. What a
-    schedule of the user's own keeps is known to itself alone: it may begin with less.
-    """
-    states = found["lr_schedulers"]
-    configs = trainer.lr_scheduler_configs
-    if states and len(states) != len(configs):
-        raise ValueError(f"there are {len(states)} states and {len(configs)} schedules")
-    for number, (config, state) in enumerate(zip(configs, states, strict=False)):
-        if type(config.scheduler).__module__.startswith((*OWN, "torch.optim.")):
-            states[number] = _judged(config.scheduler, state)
-
-
-def _judged(schedule: LRScheduler, state: Any) -> dict[str, Any]:
-    form = {k: numbers_in(v) if "lr" in k else v for k, v in schedule.state_dict().items()}
-    name = type(schedule).__name__
-    check_form(state, form, name)
-    for key in form:
-        if key not in state and not key.startswith("_"):
-            raise ValueError(f"{name} has no {key}")
-    return {key: value for key, value in state.items() if key in form}
-
-
-def _judge_optimizers(trainer: Trainer, found: State) -> None:
-    """Judge hyper-parameters and the shapes of states, and add hyper-parameters that an older torch
-    did not write.
-    """
+def _complete_groups(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None:
+    """Add hyper-parameters that an older torch did not write to the stored param groups."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, BaseFinetuning):  # again: it has its state since then
             callback.on_fit_start(trainer, trainer.lightning_module)
-    for optimizer, state in zip(trainer.optimizers, found["optimizer_states"], strict=True):
+    for optimizer, state in zip(trainer.optimizers, states, strict=True):
         if not isinstance(optimizer, HybridOptimizer):
             continue
         optimizer.take_groups()
         fresh = optimizer.state_dict()
         # tables that are frozen now, or were, may take a group away or bring one
         state["sparse"] = groups_of_tables(state["sparse"], fresh["sparse"])
-        for stored, own in (
-            (state["dense"]["param_groups"], fresh["dense"]["param_groups"]),
-            (state["sparse"], fresh["sparse"]),
+        groups = [*state["dense"]["param_groups"], *state["sparse"]]
+        for group, new in zip(
+            groups, [*fresh["dense"]["param_groups"], *fresh["sparse"]], strict=True
         ):
-            for one, form in zip(stored, own, strict=True):
-                numbers = {key: value for key, value in form.items() if key not in NO_NUMBERS}
-                check_form(one, numbers_in(numbers), f"group {form.get('name', '')}")
-                one.update({**numbers, **one, "lr": one["lr"]})
-        home = type(optimizer.dense).__module__
-        if home.startswith("torch.optim.") and home not in OTHER_SHAPES:
-            _judge_shapes(optimizer.dense, state["dense"]["state"])
+            group.update({**new, **group})
 
 
-def _judge_shapes(dense: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
-    parameters = [p for group in dense.param_groups for p in group["params"]]
-    for number, values in state.items():
-        shapes = {(), (1,), tuple(parameters[number].shape)}
-        for name, value in values.items():
-            known = value is None or (name == "step" and isinstance(value, int | float))
-            if not known and tuple(value.shape) not in shapes:
-                raise ValueError(f"{name} of parameter {number} is no number for each weight")
+class ChangedOptimizer(Callback):
+    """Writes changed settings into the optimiser state of a checkpoint, before Lightning restores
+    the state.
+
+    Args:
+        before: The group `optimizer` of the settings in the checkpoint; None if it has none.
+        now: The group `optimizer` of this run's settings.
+        make_schedule: Makes a schedule of an optimiser from its settings; the third argument is
+            the number of steps of the run.
+    """
+
+    def __init__(self, before: Settings | None, now: Settings, make_schedule: MakeSchedule) -> None:
+        self.before = before or {}
+        self.changed = {part: _changed(self.before.get(part), now.get(part)) for part in PARTS}
+        self.now = now
+        self.make_schedule = make_schedule
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Edit the optimiser's state before it is restored, and note every change on rank 0.
+
+        Raises:
+            ConfigError: Training cannot go on with a changed setting.
+        """
+        if not trainer.optimizers:
+            return
+        with state_must_fit("the optimizer's state", "optimizer"):
+            fresh: Any = trainer.optimizers[0]
+            (stored,) = checkpoint["optimizer_states"]
+            # tables that are frozen, or are not any more, may take a group away or bring one
+            stored["sparse"] = groups_of_tables(stored["sparse"], fresh.sparse_groups)
+            self._edit(fresh, stored, trainer, checkpoint)
+        if trainer.is_global_zero:
+            for part, keys in self.changed.items():
+                self._note(part, keys)
+
+    def _edit(
+        self, fresh: Any, stored: dict[str, Any], trainer: Trainer, checkpoint: dict[str, Any]
+    ) -> None:
+        dense = list(self.changed["dense"])
+        if "_target_" in self.changed["dense"]:
+            stored["dense"] = fresh.dense.state_dict()
+        elif dense:
+            dense += _changed_in_groups(self.before["dense"], self.now["dense"])
+        groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
+        keys = [dense] * len(fresh.dense.param_groups)
+        for group in fresh.sparse_groups:
+            # all tables of a group have the same rule now, so the first one stands for all
+            first = group["tables"][0]
+            rules = (self.before.get("sparse"), self.now["sparse"])
+            keys.append(_changed(*(settings_of_table(first, rule) for rule in rules)))
+        # a schedule cannot use the history of another metric
+        new_schedule = not NEW_SCHEDULE.isdisjoint(self.changed["schedule"])
+        for group, new, names in zip(groups, fresh.param_groups, keys, strict=True):
+            _take(
+                group,
+                new,
+                [*names, "lr"] if new_schedule else names,
+                in_proportion=not new_schedule,
+            )
+        configs = [] if new_schedule else trainer.lr_scheduler_configs
+        checkpoint["lr_schedulers"] = [
+            self._edit_schedule(state, config.scheduler, fresh, groups)
+            for state, config in zip(checkpoint["lr_schedulers"], configs, strict=not new_schedule)
+        ]
+
+    def _edit_schedule(
+        self, state: dict[str, Any], schedule: Any, fresh: Optimizer, groups: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the state of a schedule with its changed settings, which it may also keep in param
+        groups. The number of steps of the run is such a setting.
+        """
+        now = schedule.state_dict()
+        same = now.get(TOTAL) == state.get(TOTAL) and len(state["_last_lr"]) == len(groups)
+        if same and not any(self.changed.values()):
+            return state
+        optimizer = copy(fresh)
+        optimizer.param_groups = [
+            {**group, "params": [], "lr": group.get("initial_lr", group["lr"])}
+            for group in fresh.param_groups
+        ]
+        for group in optimizer.param_groups:
+            group.pop("initial_lr", None)
+        arguments = dict(self.before["schedule"])
+        if isinstance(schedule, ReduceLROnPlateau):
+            arguments["mode"] = now["mode"]  # which its metric says
+        of_before = self.make_schedule(arguments, optimizer, state.get(TOTAL))
+        pairs = zip(groups, optimizer.param_groups, fresh.param_groups, strict=True)
+        for group, first, other in pairs:
+            odd = [key for key in first if key != "lr" and first[key] != other[key]]
+            group.update({key: other[key] for key in odd if key != "params"})
+        of_groups = {
+            "base_lrs": [group.get("initial_lr", group["lr"]) for group in groups],
+            "_last_lr": [group["lr"] for group in groups],
+        }
+        stored, before, new = (
+            {key: value for key, value in each.items() if key not in of_groups}
+            for each in (state, of_before.state_dict(), now)
+        )
+        edited: dict[str, Any] = with_changes(stored, before, new, "optimizer.schedule")
+        others = {
+            key: value
+            for key, value in new.items()
+            if isinstance(value, list) and len(value) == len(groups) != len(edited.get(key, value))
+        }
+        return {**edited, **others, **of_groups}  # others: of another number of param groups
+
+    def _note(self, part: str, keys: list[str]) -> None:
+        new = self.now.get(part) or {}
+        for key in keys:
+            if key == "_target_":
+                begins = "" if part == "sparse" else "; it begins anew"
+                note(f"optimizer.{part} is another one than the checkpoint's{begins}")
+            elif "_target_" not in keys:
+                note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
+
+
+def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
+    """Return the hyper-parameters that changed settings of the dense optimiser give its param
+    groups; their names need not be those of the settings. Check with one parameter that the
+    optimiser can go on with the state of the checkpoint's: a setting may need more state.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    stored, new = (_of_one_parameter(settings) for settings in (before, now))
+    one = stored.param_groups[0]
+    other = new.param_groups[0]
+    changed = [key for key in other if key != "params" and one.get(key) != other[key]]
+    try:
+        stored.step()
+        new.load_state_dict({**new.state_dict(), "state": stored.state_dict()["state"]})
+        new.step()
+    except LookupError as error:
+        names = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
+        raise ConfigError(
+            f"{names}: the state of the checkpoint's optimizer lacks what this one needs "
+            f"({in_words(error)}): leave it as it was, or choose another class of optimizer, which "
+            "begins anew"
+        ) from error
+    except Exception:  # nothing is known: some optimisers step on GPUs alone
+        pass
+    return changed
+
+
+def _of_one_parameter(plain: Settings) -> Any:
+    """Return an optimiser of one parameter that has a gradient."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    arguments = {key: value for key, value in plain.items() if key != "_target_"}
+    return find_constructor(plain["_target_"], "optimizer.dense")([parameter], **arguments)
+
+
+def _changed(before: Settings | None, now: Settings | None) -> list[str]:
+    old = before or {}
+    new = now or {}
+    return sorted(
+        key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key]
+    )
+
+
+def _take(
+    stored: dict[str, Any], new: Mapping[str, Any], keys: list[str], *, in_proportion: bool
+) -> None:
+    """Copy some hyper-parameters of a new param group into a stored param group.
+
+    Args:
+        stored: The param group of the checkpoint; changed in place.
+        new: The param group that the settings make.
+        keys: The hyper-parameters to copy.
+        in_proportion: Whether to scale a new learning rate by the factor by which the schedule has
+            scaled the old rate.
+    """
+    before = stored.get("initial_lr")
+    stored.update({key: new[key] for key in keys if key in new and key != "lr"})
+    if "lr" not in keys:
+        return
+    stored["lr"] = (
+        stored["lr"] / before * new["initial_lr"] if in_proportion and before else new["lr"]
+    )
+    stored.pop("initial_lr", None)
+    if "initial_lr" in new:
+        stored["initial_lr"] = new["initial_lr"]
+
+
+class ChangedCallbacks(Callback):
+    """Writes changed settings of callbacks into their states in a checkpoint, before Lightning
+    restores these.
+
+    Args:
+        changed: For each callback with changed settings their dotted name, the callback that the
+            checkpoint's settings make, or None if it is of another class, and that of this run's.
+    """
+
+    def __init__(self, changed: Sequence[tuple[str, Callback | None, Callback]]) -> None:
+        self.changed = changed
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Edit the states. Note on rank 0 that a callback of another class, or one that watches
+        another metric, begins anew.
+
+        Raises:
+            ConfigError: A changed setting and the training so far have made one value.
+        """
+        states = checkpoint["callbacks"]
+        for setting, before, now in self.changed:
+            key = now.state_key
+            of_before = key if before is None else before.state_key
+            # the best checkpoints have a reader of their own (`recapp/trainer/keep_checkpoints.py`)
+            other = before is None or (of_before != key and not isinstance(now, ModelCheckpoint))
+            if other and states.pop(of_before, None) and trainer.is_global_zero:
+                note(f"{setting} is another one than the checkpoint's; it begins anew")
+            elif before is not None and key in states and of_before == key:
+                states[key] = with_changes(
+                    states[key], before.state_dict(), now.state_dict(), setting
+                )
+
+
+def with_changes(stored: Any, before: Any, now: Any, setting: str, where: str = "") -> Any:
+    """Return a stored state with the values that changed settings have given.
+
+    Args:
+        stored: The state in a checkpoint.
+        before: The state of a fresh object that the checkpoint's settings make.
+        now: The state of a fresh object that this run's settings make.
+        setting: The dotted name of the settings, for the error.
+        where: The place in the state, for the error.
+
+    Raises:
+        ConfigError: A value that the settings change is not that of a fresh object any more.
+    """
+    if _same(before, now):
+        return stored
+    if all(isinstance(each, Mapping) for each in (stored, before, now)):
+        return {
+            key: with_changes(
+                stored.get(key), before.get(key), now.get(key), setting, f"{where}.{key}"
+            )
+            for key in [*stored, *(now.keys() - stored.keys())]
+            if key in now or key not in before
+        }
+    if not _same(stored, before):
+        raise ConfigError(
+            f"{setting}: its state{where}={shown(stored)} follows from a changed setting and from "
+            f"the training so far: leave {setting} as it was when the checkpoint was saved"
+        )
+    return now
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and bool(one == other)

@@ -1,8 +1,8 @@
-"""The checkpoint of a sharded module: the entries that describe the run, and the whole checkpoint
-for `load_from_checkpoint` and a plain Trainer.
+"""The checkpoint of a sharded module: the entries that describe the run, the whole checkpoint for
+`load_from_checkpoint` and a plain Trainer, and the tensors of tables that a run loads from it.
 
     DIR/manifest.json, meta.pt    the run and its identity, by which its checkpoints know each other
-                                  (`recapp/stored/run_files.py`); the dense part, hyper-parameters
+                                  (`recapp/stored/checkpoint.py`); the dense part, hyper-parameters
     DIR/*.safetensors, manifest   whole tables, under their names in the module
 
 A plain Trainer validates, tests and predicts with such a checkpoint. It cannot go on training: the
@@ -10,6 +10,7 @@ state of the tables' optimiser lies in shards.
 """
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -18,19 +19,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from recapp import console
+from recapp.engine.dynamic_keys import (
+    ALWAYS_LOADED,
+    OF_ADMISSION,
+    SKETCH,
+    WAITING_COUNTS,
+    without_waiting,
+)
 from recapp.engine.sharded_collection import sharded_tables, weight_names
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import CheckpointError
+from recapp.optim.rules import FROZEN
+from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.checkpoint import load_table, read_manifest, read_meta
-from recapp.stored.derived_values import DERIVED_VALUES, plain_values
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.artefact_files import DERIVED_VALUES, plain_values
+from recapp.stored.checkpoint import (
+    load_table,
+    read_manifest,
+    read_meta,
+    with_absolute_paths,
+    with_paths,
+)
 from recapp.stored.meta_file import check_state
-from recapp.stored.model_manifests import RUN, SAVED_AS
-from recapp.stored.run_files import with_absolute_paths, with_paths
+from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.model_store import is_checkpoint
+from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
-    DerivesColumns,
     KeepsPosition,
-    ProvidesExample,
     datamodule_of,
 )
 
@@ -88,7 +104,7 @@ def manifest_of(
         "step": trainer.global_step,
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
-        "example": data.example() if isinstance(data, ProvidesExample) else [],
+        "example": data.example() if hasattr(data, "example") else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),
@@ -110,13 +126,13 @@ def plain_part_of(trainer: "Trainer", state: dict[str, Any], folder: Path) -> di
         to = partial(os.path.relpath, start=folder.absolute())
         state = {**state, "callbacks": with_paths(state["callbacks"], to)}
     data = datamodule_of(trainer)
-    values = data.derived_values() if isinstance(data, DerivesColumns) else {}
+    values = getattr(getattr(data, "schema", None), "values", {})
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state
 
 
 def dense_states(module: "LightningModule") -> dict[str, Tensor]:
     """Return the tensors of the state of the dense part's optimisers, by parameter and name."""
-    names: dict[Tensor, str] = {held: name for name, held in module.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     return {
         f"{names.get(parameter, 'a parameter')}, {kind}": value
         for optimizer in module.trainer.optimizers
@@ -144,8 +160,7 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
     on the CPU. It needs memory for all tables.
 
     Raises:
-        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows; or the
-            checkpoint does not name the weights of the module that its tables are.
+        CheckpointError: A table is dynamic, so an unsharded module cannot hold its rows.
     """
     manifest = read_manifest(path)
     if manifest.dynamic:
@@ -153,16 +168,10 @@ def whole_checkpoint(path: str | Path) -> WholeCheckpoint:
             f"checkpoint {path}: table {next(iter(manifest.dynamic))} is dynamic, and an unsharded "
             "module has no such rows: use recapp.load_model(path, module=...)"
         )
-    names = manifest.weights
-    if not names:
-        raise CheckpointError(
-            f"checkpoint {path} does not say which weights of the module its tables are: it is "
-            "older than load_from_checkpoint; use recapp.load_model(path, module=...)"
-        )
     meta = read_meta(path)
     check_state(meta, path)
-    tables = {table: load_table(path, table) for table in set(names.values())}
-    named = {name: tables[table] for name, table in names.items()}
+    tables = {table: load_table(path, table) for table in set(manifest.weights.values())}
+    named = {name: tables[table] for name, table in manifest.weights.items()}
     meta = with_absolute_paths(meta, path)
     return WholeCheckpoint(meta | {"state_dict": {**meta["state_dict"], **named}})
 
@@ -176,10 +185,126 @@ def read_for_lightning(path_or_url: Any, map_location: Any) -> dict[str, Any] | 
     """
     if not (isinstance(path_or_url, str | Path) and is_checkpoint(path_or_url)):
         return None
-    found = whole_checkpoint(path_or_url)
+    checkpoint = whole_checkpoint(path_or_url)
     if isinstance(map_location, str | torch.device):
-        state = found["state_dict"].items()
-        found["state_dict"] = {
+        state = checkpoint["state_dict"].items()
+        checkpoint["state_dict"] = {
             n: v.to(map_location) if isinstance(v, Tensor) else v for n, v in state
         }
-    return found
+    return checkpoint
+
+
+class StoredTables:
+    """Fills tables from a checkpoint of any plan.
+
+    Args:
+        tables: The sharded tables of the model.
+        fitting: Whether the run trains, so that it needs the optimiser's state too.
+        speaks: Whether this rank prints notes about state that is not loaded.
+    """
+
+    def __init__(self, tables: Sequence[ShardedTables], fitting: bool, speaks: bool) -> None:
+        self.tables = list(tables)
+        self.fitting = fitting
+        self.speaks = speaks
+
+    def to_fill(self, manifest: CheckpointManifest) -> Iterator[Block]:
+        """Yield the rectangles that this rank reads from a checkpoint."""
+        changed = self._changed_rules(manifest)
+        dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
+        updates = [*manifest.updates, *([0] * len(self.tables))]
+        averaged = self.fitting and manifest.is_averaged
+        for shared, number in zip(self.tables, updates, strict=False):
+            for block in shared.stored.blocks_to_load(dynamic, number, averaged=averaged):
+                if self._is_wanted(block, changed, manifest):
+                    yield _as_stored(block, manifest) if averaged else block
+
+    def _is_wanted(
+        self, block: Block, changed: Mapping[str, tuple[str, str]], manifest: CheckpointManifest
+    ) -> bool:
+        if block.tensor in (*ALWAYS_LOADED, *OF_WEIGHTS) or not self.fitting:
+            return block.tensor in (*ALWAYS_LOADED, *OF_WEIGHTS)
+        if block.tensor in OF_ADMISSION:
+            return (block.table, block.tensor) in manifest.tensors
+        return block.table not in changed
+
+    def filled(self, manifest: CheckpointManifest) -> None:
+        """Take over the loaded rows and the counts of updates. It is collective.
+
+        Raises:
+            CheckpointError: Keys of dynamic tables are in the wrong place.
+        """
+        for shared in self.tables:
+            shared.stored.loaded()
+        changed = self._changed_rules(manifest)
+        for shared, number in zip(self.tables, manifest.updates, strict=False):
+            shared.updates = number
+            # state that begins anew is corrected as that of first updates
+            shared.update.count_from(manifest.begun | dict.fromkeys(changed, number))
+        if self.speaks:
+            _note_changes(changed)
+            # the tensor of the other counter
+            tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
+            others = [
+                table.name
+                for shared in self.tables
+                for table in shared.state.layout.tables
+                if self.fitting
+                and table.dynamic is not None
+                and table.dynamic.seen > 1
+                and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
+            ]
+            if others:
+                console.note(
+                    f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "
+                    "often keys without a row were seen is counted anew"
+                )
+
+    def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:
+        """Return the names of the stored row rule and of the current one, by table, for tables
+        whose row rule has changed. Their optimiser state is not loaded; empty if the run does not
+        train.
+        """
+        if not self.fitting:
+            return {}
+        now = {name: rule.name for t in self.tables for name, rule in t.rules.items()}
+        before = manifest.rules
+        return {
+            name: (before[name], rule)
+            for name, rule in now.items()
+            if before.get(name, rule) != rule
+        }
+
+
+def _as_stored(block: Block, manifest: CheckpointManifest) -> Block:
+    """Return a block under the name of its tensor in a checkpoint with an average.
+
+    Training goes on with the raw weights. Where the average has the type of the table, it is stored
+    as the weights alone.
+    """
+    if block.tensor == WEIGHT:
+        return block._replace(tensor=RAW)
+    if block.tensor == AVERAGE and (block.table, AVERAGE) not in manifest.tensors:
+        return block._replace(tensor=WEIGHT)
+    return block
+
+
+def _note_changes(changed: Mapping[str, tuple[str, str]]) -> None:
+    """Print a note for the tables whose row rule has changed."""
+    for rules in dict.fromkeys(changed.values()):
+        alike = [name for name in changed if changed[name] == rules]
+        one = len(alike) == 1
+        if rules[1] == FROZEN.name:
+            console.note(f"{_some(alike)} {'is' if one else 'are'} frozen from here on")
+            continue
+        console.note(
+            f"{_some(alike)} go{'es' if one else ''} on by {rules[1]}, the "
+            f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
+        )
+
+
+def _some(tables: Sequence[str]) -> str:
+    """Return a few names of tables, and the number of the others, as text."""
+    named = ", ".join(tables[:3])
+    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
+    return f"table{'s' if len(tables) > 1 else ''} {named}{more}"

@@ -9,10 +9,19 @@
     save / load         a directory of rectangles (`recapp/stored`), readable under any plan and
                         any number of ranks
 
+The plan follows from the facts that the ranks find at start:
+
+    Comm, device                    -> a record for each rank -> Topology
+    module, Topology, rule, data    -> PlanningProblem
+    PlanningProblem, PlanSource     -> ShardingPlan
+
 All other methods are DDPStrategy's. If Lightning's behaviour would be wrong or slow for shards, the
 docstring of the method here explains why.
 """
 
+import re
+import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -39,63 +48,67 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import PlanError
+from recapp.errors import ConfigError, LaunchError, PlanError, RankError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
+from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.parallel import compile_dense, group_of_trainers, wrap_dense
-from recapp.planner.choose_modes import initial_plan
+from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
+from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, dense_of
+from recapp.planner.rank_memory import check_memory
+from recapp.planner.topology import Topology, hosts_in_blocks
+from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import die_with_parent, saving
 from recapp.sharding.layout import Block
+from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.stored.checkpoint import (
     load_together,
     remove_checkpoint,
+    with_absolute_paths,
     write_checkpoint,
 )
 from recapp.stored.meta_file import check_state, state_must_fit
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import with_absolute_paths
+from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.trainer.average_weights import WeightAverage
-from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
-from recapp.trainer.lightnings_parts import check_trainer, count_tables, limit_waits, reach_tables
-from recapp.trainer.lookahead import LookAhead
-from recapp.trainer.own_optimizers import rules_said
-from recapp.trainer.restore import check_groups, restore_in_one_line
-from recapp.trainer.run_plan import (
-    PlanSource,
-    check_source,
-    found_problem,
-    found_ranks,
-    found_topology,
-    named_rule,
-    plan_from,
-    with_counted_modes,
-)
-from recapp.trainer.sharded_checkpoint import (
-    SavedRun,
-    dense_states,
-    manifest_of,
-    plain_part_of,
-)
-from recapp.trainer.started_ranks import (
+from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of
+from recapp.trainer.lightnings_parts import (
     FORK,
     TABLES_LEFT,
     ForkedRanks,
     RankEnvironment,
-    check_tables_are_here,
-    in_a_notebook,
-    meeting_error,
+    check_trainer,
+    count_tables,
+    limit_waits,
+    reach_tables,
 )
-from recapp.trainer.step_of_ranks import StepOfRanks, running_statistics
-from recapp.trainer.stored_tables import StoredTables
+from recapp.trainer.lookahead import LookAhead
+from recapp.trainer.restore import restore_in_one_line
+from recapp.trainer.sharded_checkpoint import (
+    SavedRun,
+    StoredTables,
+    dense_states,
+    manifest_of,
+    plain_part_of,
+)
+from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
 from recapp.transport.dense_gradients import hook_of
+
+LATE = re.compile(r"timed? ?out", re.IGNORECASE)
+"""The text of torch's error after some ranks have waited in vain for others."""
+PlanSource = (
+    EmbeddingShardingPlanner | ShardingPlan | str | Path | Callable[[PlanningProblem], ShardingPlan]
+)
+"""The source of a plan beside None: a planner, whose arguments that are left open the run fills in;
+a plan or the path of one, checked against the tables and ranks of the run; or a function.
+"""
 
 
 class EmbeddingShardingStrategy(StepOfRanks):
@@ -116,7 +129,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             rows and the dense part.
         rule: The row rule of all tables, or row rules by table name or glob. None takes the rule of
             an optimiser that is applied in backward, else the rule of the planner, else the rules
-            that the module's optimisers say (`recapp/trainer/own_optimizers.py`). Tables that the
+            that the module's optimisers say (`recapp/trainer/step_of_ranks.py`). Tables that the
             module trains by `sparse_groups()` alone have row-wise Adagrad.
         hosts: The number of hosts that the plan assumes; None takes the real number.
         memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes the
@@ -168,10 +181,15 @@ class EmbeddingShardingStrategy(StepOfRanks):
         make_store: Callable[[StoredGroup], RowStore] | None = None,
         **ddp: Any,
     ) -> None:
-        check_source(planner)
+        sources = (EmbeddingShardingPlanner, ShardingPlan, str, Path)
+        if not (planner is None or callable(planner) or isinstance(planner, sources)):
+            raise ConfigError(
+                f"planner={planner!r}: must be an EmbeddingShardingPlanner, a ShardingPlan, the "
+                "path of a plan file, a function that returns a plan for a PlanningProblem, or None"
+            )
         info = rank_info()
         self.exchange_timeout = timeout or default_pg_timeout
-        if info is None and in_a_notebook():
+        if info is None and hasattr(sys, "ps1"):  # a notebook: no other process can run its cells
             ddp.setdefault("start_method", FORK)
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,
@@ -280,7 +298,11 @@ class EmbeddingShardingStrategy(StepOfRanks):
         except dist.DistError as e:
             cluster = self.cluster_environment
             assert cluster is not None
-            raise meeting_error(e, cluster) from e
+            kind = RankError if LATE.search(str(e)) else LaunchError
+            raise kind(
+                f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
+                f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(e).split())}"
+            ) from e
         if self.comm.group is None:
             self.comm = make_comm(
                 group_of_trainers(self.exchange_timeout),
@@ -319,15 +341,15 @@ class EmbeddingShardingStrategy(StepOfRanks):
         restore_in_one_line(trainer)
 
     def _shard(self, module: LightningModule) -> None:
-        self.named_rule = self.named_rule or named_rule(module, self.planner)
+        of_planner = (
+            self.planner.rule if isinstance(self.planner, EmbeddingShardingPlanner) else None
+        )
+        self.named_rule = self.named_rule or table_rule(module) or of_planner
         asked = embedding_collections(module) and module.trainer.state.fn == TrainerFn.FITTING
-        of_module = rules_said(module) if asked and self.named_rule is None else None
+        of_module = rules_of_optimizers(module) if asked and self.named_rule is None else None
         self.rule = self.named_rule or of_module or self.rule or rowwise_adagrad()
         if self.plan is None:
-            self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
-            topology = found_topology(
-                self.ranks, self.root_device, self.hosts, self.reserve_bytes, self.hardware
-            )
+            topology = self._find_topology()
             self.plan = initial_plan(
                 partial(self._make_plan, module, topology),
                 self.comm,
@@ -352,11 +374,50 @@ class EmbeddingShardingStrategy(StepOfRanks):
         )
         reach_tables(module)
 
+    def _find_topology(self) -> Topology:
+        """Find `host`, `host_id`, `device`, `backend` and `free_bytes` of every rank, `ranks`, and
+        return their topology. It is collective.
+        """
+        here = {
+            "host": socket.gethostname(),
+            "host_id": host_id(),
+            "device": str(self.root_device),
+            "backend": dist.get_backend(self.comm.group),
+        }
+        pools_W = self.comm.all_gather(memory_pools(self.root_device))
+        free = self.memory_bytes
+        if free is None:
+            free = free_memory_bytes(pools_W)[self.comm.rank]
+        self.ranks = self.comm.all_gather(here | {"free_bytes": free})
+        free_W = [rank["free_bytes"] for rank in self.ranks]
+        return Topology(
+            len(self.ranks),
+            self.hosts or hosts_in_blocks([rank["host_id"] for rank in self.ranks]),
+            self.root_device.type,
+            None if None in free_W else free_W,
+            self.reserve_bytes,
+            self.hardware,
+        )
+
     def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:
-        """Return the plan; called on rank 0, because only rank 0 reads the data for it."""
+        """Return the plan; called on rank 0, because only rank 0 reads the data for it.
+
+        Id statistics are measured only if several ranks train. Batch sizes, payload and look-ahead
+        have their defaults.
+        """
         assert self.rule is not None
-        every = self.weight_average.every
-        self.problem = found_problem(module, topology, self.rule, every)
+        tables = embedding_tables(module)
+        data = _data_to_look_at(module, topology.world_size) if tables else None
+        lookups = embedding_lookups(module)
+        self.problem = PlanningProblem(
+            tables,
+            topology,
+            rule=with_frozen_of(self.rule, module),
+            statistics={} if data is None else data.statistics(tables, lookups),
+            dense=dense_of(module),
+            lookups=lookups,
+            average_every=self.weight_average.every,
+        )
         return plan_from(self.planner, self.problem)
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
@@ -387,9 +448,18 @@ class EmbeddingShardingStrategy(StepOfRanks):
         Return a loader with a `state_dict` unchanged, because it would count batches that were read
         but not trained. Return the loader of an evaluation unchanged too: without a backward there
         is too little work to hide an exchange.
+
+        Raises:
+            ConfigError: Forked ranks have trained the module and ended with its tables, and no
+                checkpoint was loaded since.
         """
         assert self.lightning_module is not None
-        check_tables_are_here(self.lightning_module)  # any checkpoint has been loaded by now
+        if getattr(self.lightning_module, TABLES_LEFT, False):
+            name = type(self.lightning_module).__name__
+            raise ConfigError(
+                f"{name} was trained in forked ranks, which have taken its tables with them: give "
+                f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
+            )
         if (
             not self.look_ahead
             or not self.lightning_module.trainer.training
@@ -435,7 +505,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
         stored = {**self.stored(), **self.saved.entries(path)}
-        parameters = dict(module.named_parameters()) | self.weight_average.held()
+        parameters = dict(module.named_parameters()) | self.weight_average.tensors()
         write_checkpoint(
             path,
             [
@@ -485,7 +555,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
         meta = with_absolute_paths(meta, checkpoint_path)
         if not fitting:
             return meta
-        check_groups(self.optimizers, meta, stored.manifest.rules)
         self.saved.run = stored.manifest.run
         return self.weight_average.loaded(meta, self.is_global_zero)
 
@@ -522,3 +591,66 @@ def strategy_of(trainer: Trainer) -> EmbeddingShardingStrategy:
     """Return the strategy of a trainer that shards tables."""
     assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
     return trainer.strategy
+
+
+def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
+    """Return the plan with its open modes decided: count the bytes that each mode exchanges in the
+    first training batches.
+
+    Return the plan unchanged if there are no batches to count.
+    """
+    data = _data_to_look_at(module, plan.world_size)
+    batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]
+    if not batches:
+        return plan
+    return decide_modes(embedding_tables(module), plan, batches, embedding_lookups(module))
+
+
+def _data_to_look_at(module: LightningModule, world: int) -> ProvidesStatistics | None:
+    data = datamodule_of(module.trainer)
+    fitting = module.trainer.state.fn == TrainerFn.FITTING
+    return data if world > 1 and fitting and isinstance(data, ProvidesStatistics) else None
+
+
+def plan_from(source: PlanSource | None, problem: PlanningProblem) -> ShardingPlan:
+    """Return the plan of a run.
+
+    Args:
+        source: The source of the plan.
+        problem: The planning problem, with the hardware and data that the ranks have found.
+
+    Raises:
+        PlanError: No plan fits, or the plan is for other tables or ranks.
+        ConfigError: A function returned no `ShardingPlan`.
+    """
+    if source is None:
+        return plan_tables(problem).plan
+    if isinstance(source, EmbeddingShardingPlanner):
+        plan = source.plan_problem(problem)
+        _check_ranks(plan, problem, "planner=EmbeddingShardingPlanner(topology=...)")
+        return plan
+    if isinstance(source, str | Path):
+        plan = load_plan(source, problem.tables, problem.topology.world_size, problem.lookups)
+    elif isinstance(source, ShardingPlan):
+        plan = source
+        _check_ranks(plan, problem, "planner=ShardingPlan(...)")
+        plan.check(problem.tables)
+    else:
+        plan = source(problem)
+        if not isinstance(plan, ShardingPlan):
+            raise ConfigError(
+                f"planner: the function returned a {type(plan).__name__}: it must return a "
+                "ShardingPlan, as EmbeddingShardingPlanner().plan_problem(problem) does"
+            )
+        return plan
+    check_memory(problem.tables, plan, problem.rule, problem.topology, problem.averaged)
+    return plan
+
+
+def _check_ranks(plan: ShardingPlan, problem: PlanningProblem, where: str) -> None:
+    ranks = problem.topology.world_size
+    if plan.world_size != ranks:
+        raise PlanError(
+            f"{where}: its plan is for {plan.world_size} ranks, and the run has {ranks}: start "
+            f"{plan.world_size} ranks, or plan for {ranks}"
+        )

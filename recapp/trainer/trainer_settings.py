@@ -164,24 +164,17 @@ NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used, and the reason
 
 
 def refuse_class(kind: object, setting: str) -> None:
-    """Refuse Lightning's callbacks that cannot be used here, and classes derived from them.
-
-    Arguments and errors are those of `refuse_callback`, but for the class itself.
-    """
-    for base in getattr(kind, "__mro__", ()):
-        if base.__module__.startswith("lightning."):
-            refuse_callback(base.__name__, setting)
-
-
-def refuse_callback(kind: str, setting: str) -> None:
-    """Refuse a Lightning callback that cannot be used here (`NOT_OF_TABLES`).
+    """Refuse Lightning's callbacks that cannot be used here (`NOT_OF_TABLES`), and classes derived
+    from them.
 
     Args:
-        kind: The name of the callback's class, or of a base class.
+        kind: The callback's class.
         setting: The dotted name of the callback's settings.
 
     Raises:
         ConfigError: The callback cannot be used; the error gives the reason.
     """
-    if kind in NOT_OF_TABLES:
-        raise ConfigError(f"{setting} ({kind}): cannot be used: {NOT_OF_TABLES[kind]}")
+    for base in getattr(kind, "__mro__", ()):
+        name = base.__name__
+        if base.__module__.startswith("lightning.") and name in NOT_OF_TABLES:
+            raise ConfigError(f"{setting} ({name}): cannot be used: {NOT_OF_TABLES[name]}")

@@ -4,8 +4,13 @@ import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 
-from recapp.compat.torchrec.keyed_optimizers import CombinedOptimizer, KeyedOptimizerWrapper
-from recapp.compat.torchrec.warmup_optimizer import WarmupOptimizer, WarmupPolicy, WarmupStage
+from recapp.compat.torchrec.optimizers import (
+    CombinedOptimizer,
+    KeyedOptimizerWrapper,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+)
 from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd

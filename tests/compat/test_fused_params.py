@@ -11,7 +11,7 @@ from recapp.compat.torchrec.fused_params import (
     rule_of_fused_params,
     rules_of_fused_params,
 )
-from recapp.compat.torchrec.keyed_optimizers import RowWiseAdagrad
+from recapp.compat.torchrec.optimizers import RowWiseAdagrad
 from recapp.errors import ConfigError
 from recapp.optim.rules import (
     adagrad,

@@ -13,7 +13,7 @@ from jobs import environment_of_rank
 from recapp import hugectr
 from recapp.cli import compose
 from recapp.compat.hugectr.program import NOT_THERE, Fit, Model, Program, settings_of
-from recapp.compat.hugectr.reader import Columns
+from recapp.compat.hugectr.program_settings import Columns
 from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import named_folders
 
@@ -24,7 +24,7 @@ SIZES = [30, 7, 12]
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """However many GPUs this machine has, programs list two."""
-    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 0)
+    monkeypatch.setattr("recapp.compat.hugectr.program_settings.gpu_count", lambda: 0)
 
 
 def solver(**more):
@@ -189,7 +189,7 @@ def test_as_many_gpus_as_torchrun_has_started_and_one_host_without_it(monkeypatc
 
 
 def test_gpus_are_those_of_the_machine(monkeypatch):
-    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 4)
+    monkeypatch.setattr("recapp.compat.hugectr.program_settings.gpu_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert solver(vvgpu=[[3, 1]]).visible_gpus() == "3,1"
     assert "there is no GPU 4: there are 4" in refusal(solver(vvgpu=[[4, 0]]).visible_gpus)
@@ -227,7 +227,7 @@ def test_summary_and_fit_need_a_compiled_model():
         ({"batchsize": 33}, ("batchsize=33", "multiple of the 2")),
         ({"batchsize_eval": 0}, ("batchsize_eval=0", "at least 1")),
         ({"max_eval_batches": 0}, ("max_eval_batches=0",)),
-        ({"vvgpu": [0, 1]}, ("vvgpu=[0, 1]", "[[0, 1]]")),
+        ({"vvgpu": [0, 1]}, ("vvgpu=[0, 1]", "a list of whole numbers")),
         ({"vvgpu": [[0, 0]]}, ("vvgpu=[[0, 0]]",)),
         ({"metrics_spec": {hugectr.MetricsType.NDCG: 1.0}}, ("unknown metric NDCG", "AUC")),
         ({"metrics_spec": {}}, ("metrics_spec={}",)),
@@ -577,7 +577,7 @@ def test_unknown_optimisers_are_one_line_with_what_there_is():
     )
 
 
-@pytest.mark.parametrize("prefix", [None, 1, "a{b}", "it's", "a\nb"])
+@pytest.mark.parametrize("prefix", [None, "a{b}", "it's", "a\nb"])
 def test_fit_refuses_names_of_snapshots_that_cannot_be(prefix):
     made = model()
     made.compile()

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.compat.torchrec.keyed import KeyedOptimizer
-from recapp.compat.torchrec.keyed_optimizers import (
+from recapp.compat.torchrec.optimizers import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,

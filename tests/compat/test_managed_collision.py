@@ -34,13 +34,13 @@ from recapp.modules.mc_modules import (
 from recapp.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torch import nn
 
-from recapp.compat.torchrec.keyed_optimizers import RowWiseAdagrad
+from recapp.compat.torchrec.optimizers import RowWiseAdagrad
 from recapp.console import note_once
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from recapp.trainer.table_callbacks import counted_rows
+from recapp.trainer.callbacks import counted_rows
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 
@@ -383,7 +383,7 @@ REFUSED = {
             EmbeddingBagCollectionSharder(), fused_params={"optimizer": "sgd"}
         )
     ),
-    "Sharder.shard: managed collisions are sharded with their tables": lambda: (
+    "Sharder.shard: the module is a ManagedCollisionCollection; use": lambda: (
         ManagedCollisionCollectionSharder().shard(managed(tables()), {})
     ),
     "Sharder.shard: the module is a EmbeddingBagCollection": lambda: (

@@ -151,20 +151,16 @@ def test_bandwidths_reach_the_price_of_what_they_carry():
     assert "intra_host_bw=6e+08" in made.source
 
 
-def test_a_reservation_is_shown_by_itself():
+def test_a_reservation_is_a_number_of_bytes_of_a_topology():
     whole = Topology(1, "cpu", ddr_cap=10_000)
     reservation = HeuristicalStorageReservation(percentage=0.1, parameter_multiplier=2)
-    made = reservation.reserve(
-        topology=whole, batch_size=16, module=model(dense=25), sharders=[], constraints=None
-    )
+    made = reservation.reserved(whole, Dense(bytes=100))
     assert made.reserve_bytes == 1000 + 2 * 100 and whole.reserve_bytes == 0
     absolute = FixedAbsoluteStorageReservation.from_gb(5 / 1024**3)
-    assert absolute.reserve(whole, 16, model(), []).reserve_bytes == 5
+    assert absolute.reserved(whole, Dense(bytes=100)).reserve_bytes == 5
     assert FixedAbsoluteStorageReservation(hbm_reserved_bytes=7).dense_bytes(Dense(bytes=9)) == 7
     with pytest.raises(ConfigError, match="hbm_reserved_bytes=-1: must be at least 0"):
         FixedAbsoluteStorageReservation(-1)
-    with pytest.raises(ConfigError, match="has no memory limit to reserve from"):
-        reservation.reserve(Topology(1, "cpu"), 16, model(), [])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,6 @@ import pytest
 import torch
 from recapp.inference.modules import (
     DEFAULT_QUANT_MAPPING,
-    BatchingMetadata,
-    PredictFactory,
-    PredictModule,
-    QualNameMetadata,
     quantize_embeddings,
     quantize_inference_model,
     shard_quant_model,
@@ -143,7 +139,7 @@ def test_rows_that_were_stored_otherwise_do_not_load():
         ),
         (
             lambda: quantize_inference_model(Model(), {"x.Y": nn.Linear}),
-            "x.Y to Linear: must be entries of DEFAULT_QUANT_MAPPING",
+            r"quantization_mapping=.*x\.Y.*: must be entries of DEFAULT_QUANT_MAPPING",
         ),
         (
             lambda: quantize_inference_model(Model(), fp_weight_dtype=torch.float16),
@@ -163,43 +159,6 @@ def test_a_sequence_is_no_bag():
         torchrec.quant.EmbeddingBagCollection.from_float(words)
 
 
-class Predict(PredictModule):
-    def predict_forward(self, batch):
-        return {"score": self.predict_module(batch["x"])}
-
-
-class Factory(PredictFactory):
-    def create_predict_module(self):
-        return Predict(nn.Linear(2, 1).train(), device="cpu")
-
-    def batching_metadata(self):
-        return {"x": BatchingMetadata(type="dense", device="cpu", pinned=[""])}
-
-    def result_metadata(self):
-        return "dict_of_tensor"
-
-    def run_weights_independent_tranformations(self, predict_module):
-        return predict_module
-
-    def run_weights_dependent_transformations(self, predict_module):
-        return predict_module
-
-
-def test_a_factory_makes_a_module_that_answers():
-    made = Factory().create_predict_module()
-    assert not made.predict_module.training and made.device.type == "cpu"
-    answer = made({"x": torch.ones(3, 2)})["score"]
-    assert answer.shape == (3, 1) and answer.is_inference()
-    assert list(made.state_dict()) == ["weight", "bias"]
-    assert Factory().batching_metadata_json() == (
-        '{"x": {"type": "dense", "device": "cpu", "pinned": [""]}}'
-    )
-    assert Factory().qualname_metadata_json() == "{}" and Factory().model_inputs_data() == {}
-    assert QualNameMetadata(need_preproc=True).need_preproc
-    with pytest.raises(TypeError, match="abstract"):
-        PredictFactory()
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -210,6 +169,11 @@ def test_a_factory_makes_a_module_that_answers():
         (
             "from recapp.inference.model_packager import load_pickle_config",
             "python -m recapp.export packs a model",
+        ),
+        ("from recapp.inference.modules import PredictModule", "python -m recapp.export packs"),
+        (
+            "from recapp.inference.state_dict_transform import state_dict_gather",
+            r"recapp\.gathered_state_dict\(model\) returns whole tables",
         ),
     ],
 )

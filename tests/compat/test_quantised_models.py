@@ -66,11 +66,11 @@ def test_tables_may_have_widths_of_their_own_and_a_collection_alone_is_a_model(r
         ),
         (
             {"additional_qconfig_spec_keys": [nn.Linear]},
-            "Linear is no collection: name one of EmbeddingBagColl",
+            "of Linear: recapp quantises EmbeddingBagCollection as quant",
         ),
         (
             {"additional_mapping": {EmbeddingBagCollection: nn.Linear}},
-            "of EmbeddingBagCollection to Linear: its quantised form must be quant.EmbeddingBag",
+            "of EmbeddingBagCollection: recapp quantises EmbeddingBagCollection as quant",
         ),
         (
             {"per_table_weight_dtype": {"x": torch.qint8}},

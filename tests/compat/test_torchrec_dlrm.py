@@ -5,8 +5,8 @@ itself printed for the same seeds.
 import pytest
 import torch
 
-from recapp.compat.torchrec.dlrm import DLRM, MLP, DLRMTrain
-from recapp.compat.torchrec.example_data import Batch, RandomRecDataset
+from recapp.compat.torchrec.batches import Batch, RandomRecDataset
+from recapp.compat.torchrec.models import DLRM, MLP, DLRMTrain
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.unsharded_collection import EmbeddingBagCollection

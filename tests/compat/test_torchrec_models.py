@@ -6,20 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.compat.torchrec.deepfm import (
-    DeepFM,
-    FactorizationMachine,
-    FMInteractionArch,
-    SimpleDeepFMNN,
-)
-from recapp.compat.torchrec.dlrm import (
+from recapp.compat.torchrec.models import (
     DLRM_DCN,
     CrossNet,
+    DeepFM,
     DLRM_Projection,
+    FactorizationMachine,
+    FMInteractionArch,
     InteractionDCNArch,
     InteractionProjectionArch,
     LowRankCrossNet,
     LowRankMixtureCrossNet,
+    SimpleDeepFMNN,
     VectorCrossNet,
 )
 from recapp.errors import ConfigError

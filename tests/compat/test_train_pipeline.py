@@ -4,8 +4,8 @@ import pytest
 import torch
 from engine.engine_cases import make_tables
 
-from recapp.compat.torchrec.dlrm import DLRM, DLRMTrain
-from recapp.compat.torchrec.example_data import RandomRecDataset
+from recapp.compat.torchrec.batches import RandomRecDataset
+from recapp.compat.torchrec.models import DLRM, DLRMTrain
 from recapp.compat.torchrec.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables

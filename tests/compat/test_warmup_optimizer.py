@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.compat.torchrec.keyed_optimizers import CombinedOptimizer, KeyedOptimizerWrapper
-from recapp.compat.torchrec.warmup_optimizer import WarmupOptimizer, WarmupPolicy, WarmupStage
+from recapp.compat.torchrec.optimizers import (
+    CombinedOptimizer,
+    KeyedOptimizerWrapper,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+)
 from recapp.errors import ConfigError
 
 

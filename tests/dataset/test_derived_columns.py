@@ -13,15 +13,19 @@ import pytest
 from jobs import recipe
 
 from recapp.dataset.click_rows import open_rows
-from recapp.dataset.collate import Collate
+from recapp.dataset.collate import Collate, RawRows
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_ids
 from recapp.dataset.derive import bucket_ids, crossed, log_edges, places, way_gone
 from recapp.dataset.derived_columns import LOG_EDGES, columns_of, derived_from
-from recapp.dataset.fit_columns import Counts, ends_of_pieces, fitted, quantile_edges
-from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema, TextIds, check_sizes, schema_of
-from recapp.dataset.sequential_rows import frequent_values
+from recapp.dataset.sequential_rows import (
+    Counts,
+    ends_of_pieces,
+    fitted,
+    frequent_values,
+    quantile_edges,
+)
 from recapp.dataset.source import open_source
 from recapp.dataset.text import ids_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
@@ -29,7 +33,7 @@ from recapp.run.model_tables import tables_of_model
 from recapp.run.run_rows import sized_on_paper
 from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING
-from recapp.stored.derived_values import plain_values, read_values, values_in, written_values
+from recapp.stored.artefact_files import plain_values, read_values, values_in, written_values
 from recapp.tables.table_settings import ListedTable, ListedTables, TablesOfDataset
 from recapp.trainer.datamodule import ClickData
 
@@ -141,7 +145,7 @@ def test_ids_that_are_not_in_a_vocabulary_are_missing():
 
 
 def test_counts_do_not_depend_on_how_values_arrive(monkeypatch):
-    monkeypatch.setattr("recapp.dataset.fit_columns.AT_ONCE", 4)
+    monkeypatch.setattr("recapp.dataset.sequential_rows.AT_ONCE", 4)
     values = np.random.default_rng(0).integers(0, 9, 100)
     counts = Counts()
     for part in np.split(values, 10):
@@ -499,4 +503,4 @@ def test_data_without_a_trained_model_are_only_fitted_by_training(logs):
         data.val_dataloader()
     data = ClickData(of, schema(buckets="log"))
     data.setup("fit")
-    assert not data.schema.fits and len(data.derived_values()) == 2
+    assert not data.schema.fits and len(data.schema.values) == 2

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.collate import RawRows
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of
 from recapp.dataset.source import open_source

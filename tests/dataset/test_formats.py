@@ -11,8 +11,8 @@ from dataset_files import numbered_table, row_numbers
 
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.fingerprint import Fingerprint, difference, file_facts
-from recapp.dataset.prediction_input import open_input
 from recapp.dataset.schema import Schema
+from recapp.dataset.scoring import open_input
 from recapp.dataset.sequential_rows import check_first_rows, table_rows
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream, make_loader
@@ -87,11 +87,9 @@ def test_validation_rows_are_cut_off_the_end(directories):
 
 
 def test_rows_are_predicted_with_columns_beside_the_scores(directories):
-    settings = ScoringSettings(
-        input=str(directories[0]), columns=["other"], rows_per_batch=16, rows_per_part=32
-    )
+    settings = ScoringSettings(input=str(directories[0]), columns=["other"], rows_per_batch=16)
     input = open_input(settings, SCHEMA, "none")
-    read = [batch for part in range(input.parts) for batch in input.batches(input.part(part))]
+    read = list(input.batches(range(input.rows)))
     assert [row for batch in read for row in row_numbers(batch)] == list(range(sum(FILES)))
     others = [text for batch in read for text in batch.kept["other"].to_pylist()]
     assert others == ["" if row % 3 == 0 else str(row) for row in range(sum(FILES))]

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recapp.dataset.click_rows import open_rows
+from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
-from recapp.dataset.prediction_input import open_input
-from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import Schema
+from recapp.dataset.scoring import open_input
 from recapp.dataset.source import open_source
 from recapp.errors import CheckpointError, DataError
 from recapp.sparse.batch import MISSING

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_times, decode_vectors
-from recapp.dataset.derive import circle, hours, turns_of_numbers, weekdays
-from recapp.dataset.fit_columns import fitted
+from recapp.dataset.derive import circle, date_ids, turns_of_numbers
+from recapp.dataset.derived_columns import Kind
 from recapp.dataset.footers import time_range
-from recapp.dataset.raw_rows import RawRows
 from recapp.dataset.schema import schema_of
-from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of, table_rows
+from recapp.dataset.sequential_rows import example_rows, fitted, plain_rows, table_of, table_rows
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.dataset.text import BadValue
@@ -27,7 +27,7 @@ from recapp.serving.limits import Limits, Refused
 from recapp.serving.open_inference import read_tensor
 from recapp.serving.open_inference import table_of as table_of_tensors
 from recapp.sparse.batch import MISSING
-from recapp.stored.derived_values import read_values, written_values
+from recapp.stored.artefact_files import read_values, written_values
 from recapp.tables.table_settings import TablesOfDataset
 
 MOMENT = 1_413_849_599  # Monday 20 October 2014, 23:59:59
@@ -58,10 +58,10 @@ def test_hours_and_weekdays_are_those_of_the_calendar():
     times = random.integers(-(10**10), 10**10, 500)
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     dates = [epoch + timedelta(seconds=int(time)) for time in times]
-    assert hours(times).tolist() == [date.hour + 1 for date in dates]
-    assert weekdays(times).tolist() == [date.isoweekday() for date in dates]
+    assert date_ids(times, Kind.HOUR).tolist() == [date.hour + 1 for date in dates]
+    assert date_ids(times, Kind.WEEKDAY).tolist() == [date.isoweekday() for date in dates]
     none = np.array([MISSING])
-    assert hours(none).tolist() == weekdays(none).tolist() == [MISSING]
+    assert date_ids(none, Kind.HOUR).tolist() == date_ids(none, Kind.WEEKDAY).tolist() == [MISSING]
 
 
 def test_a_number_is_in_a_part_of_its_period():

@@ -10,7 +10,7 @@ from tiers import one_of
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-from recapp.compat.torchrec.keyed_optimizers import (
+from recapp.compat.torchrec.optimizers import (
     CombinedOptimizer,
     KeyedOptimizerWrapper,
     RowWiseAdagrad,

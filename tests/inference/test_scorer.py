@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.collate import RawRows
 from recapp.dataset.schema import Schema
 from recapp.errors import DataError
 from recapp.inference.scorer import Scorer

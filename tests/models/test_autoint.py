@@ -6,7 +6,7 @@ from formulas import fields_of, linear, relu, tower
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.autoint import AutoInt
+from recapp.models.attention import AutoInt
 
 FEATURES = ("a", "b")
 HEADS = 2

@@ -7,7 +7,7 @@ from histories import at_most, bags_of, behaviours, exported, histories_of, sequ
 from transcription import check_model, pooled
 
 from recapp.errors import ConfigError
-from recapp.models.bst import BST
+from recapp.models.attention import BST
 
 NUMBERS = 2
 MOST = 3

@@ -5,7 +5,7 @@ import torch
 from transcription import check_model, random_vectors
 
 from recapp.errors import ConfigError
-from recapp.models.xdeepfm import CIN
+from recapp.models.fm import CIN
 
 
 def layer(weight_HGF, last_BGD, first_BFD):

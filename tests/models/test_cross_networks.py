@@ -10,14 +10,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits as cross_entrop
 from transcription import check_model, pooled, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.dcn import DCN
-from recapp.models.dcnv2 import DCNv2
-from recapp.models.dlrm_dcn import DLRM_DCN
-from recapp.models.edcn import EDCN
-from recapp.models.fcn import FCN
+from recapp.models.dcn import DCN, EDCN, GDCN, DCNv2
+from recapp.models.fcn import FCN, QNNAlpha, logit_of_mean
 from recapp.models.fields import FieldVectors
-from recapp.models.gdcn import GDCN
-from recapp.models.qnn_alpha import QNNAlpha, logit_of_mean
+from recapp.models.published_dlrm import DLRM_DCN
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -440,12 +436,12 @@ def test_further_passes_and_heads_are_counted_as_operations():
     two = QNNAlpha(tables(), DENSE, 1, 2)
     columns = (DENSE + 2) * DIM
     weights = columns * 2 * columns + 2 * columns + columns + 1
-    assert two.flops_per_sample() == 6.0 * weights
-    assert QNNAlpha(tables(), DENSE, 1, 2, dropout=0.0).flops_per_sample() == 0
+    assert two.flops_per_sample == 6.0 * weights
+    assert QNNAlpha(tables(), DENSE, 1, 2, dropout=0.0).flops_per_sample == 0
     heads = made_fcn(heads=2)
     of_crosses = sum(p.numel() for p in heads.crosses.parameters())
-    assert heads.flops_per_sample() == 6.0 * of_crosses
-    assert made_fcn().flops_per_sample() == 0
+    assert heads.flops_per_sample == 6.0 * of_crosses
+    assert made_fcn().flops_per_sample == 0
 
 
 IDS = 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transcription import check_model, random_vectors
 
-from recapp.models.crosses import (
+from recapp.models.dcn import (
     Crosses,
     FullCross,
     GatedCross,
@@ -15,8 +15,7 @@ from recapp.models.crosses import (
     VectorCross,
     VectorCrosses,
 )
-from recapp.models.fcn import MaskedCross, MaskedCrosses
-from recapp.models.qnn_alpha import QuadraticCross
+from recapp.models.fcn import MaskedCross, MaskedCrosses, QuadraticCross
 
 COLUMNS = 6
 SAMPLES = 5

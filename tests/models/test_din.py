@@ -9,7 +9,7 @@ from histories import at_most, bags_of, behaviours, exported, histories_of, sequ
 from transcription import check_model, pooled
 
 from recapp.errors import ConfigError
-from recapp.models.din import DIN
+from recapp.models.attention import DIN
 
 NUMBERS = 2
 

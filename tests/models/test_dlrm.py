@@ -119,7 +119,7 @@ def test_each_vector_of_a_concatenation_interacts_by_itself():
 
 def test_without_dense_numbers_and_projections_the_embeddings_are_taken_as_they_are():
     model = DLRM(collection(table("x", 4, "a"), table("y", 4, "b")), 0, [8, 4], [3, 1])
-    assert (model.interaction.vectors, model.top[0].in_features, model.flops_per_sample()) == (
+    assert (model.interaction.vectors, model.top[0].in_features, model.flops_per_sample) == (
         2,
         1,
         4.0 * 4 * 4,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transcription import check_model, random_vectors
 
-from recapp.models.factorisation import FieldAwarePairs, FwFMTerm, fm_term
+from recapp.models.fm import FieldAwarePairs, FwFMTerm, fm_term
 
 AWARE = (FieldAwarePairs(4), FieldAwarePairs(4, own=True))
 

@@ -6,7 +6,7 @@ from formulas import fields_of, relu, tower
 from transcription import check_model, pooled, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.finalmlp import FinalMLP
+from recapp.models.gated import FinalMLP
 
 FEATURES = ("a", "b")
 HEADS = 2
@@ -119,8 +119,8 @@ def test_each_mlp_has_its_own_dropout_and_batch_norm():
 def test_a_gate_of_a_learnt_vector_costs_nothing_per_sample():
     made = model()
     once = sum(p.numel() for p in made.second_gate.parameters())
-    assert made.flops_per_sample() == -6 * once
-    assert model(second_numbers=True).flops_per_sample() == 0
+    assert made.flops_per_sample == -6 * once
+    assert model(second_numbers=True).flops_per_sample == 0
 
 
 @pytest.mark.parametrize(

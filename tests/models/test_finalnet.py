@@ -8,7 +8,7 @@ from formulas import fields_of, linear, relu
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.finalnet import FieldGate, FinalNet
+from recapp.models.gated import FieldGate, FinalNet
 from recapp.models.layers import FastDropout
 
 FEATURES = ("a", "b")

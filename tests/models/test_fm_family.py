@@ -10,14 +10,7 @@ from transcription import check_model, pooled, samples_of, tables_of
 
 from recapp.errors import ConfigError
 from recapp.models.catalogue import MODELS
-from recapp.models.deepfm import DeepFM
-from recapp.models.ffm import FFM
-from recapp.models.fm import FM
-from recapp.models.fwfm import FwFM
-from recapp.models.logistic import LogisticRegression
-from recapp.models.onn import ONN
-from recapp.models.wide_and_deep import WideAndDeep
-from recapp.models.xdeepfm import XDeepFM
+from recapp.models.fm import FFM, FM, ONN, DeepFM, FwFM, LogisticRegression, WideAndDeep, XDeepFM
 
 CONF = Path(__file__).parents[2] / "conf/model"
 FEATURES = ("a", "b", "c")

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from recapp.models.fm import FM
-from recapp.models.fwfm import FwFM
-from recapp.models.logistic import LogisticRegression
+from recapp.models.fm import FM, FwFM, LogisticRegression
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

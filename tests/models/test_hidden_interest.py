@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from recapp.metrics import click_metrics
-from recapp.models.bst import BST
-from recapp.models.din import DIN
+from recapp.models.attention import BST, DIN
 from recapp.models.layers import MLP
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

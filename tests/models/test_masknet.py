@@ -6,7 +6,7 @@ from formulas import fields_of, layer_norm, linear, relu, tower
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.masknet import MaskNet
+from recapp.models.gated import MaskNet
 
 FEATURES = ("a", "b")
 

@@ -8,7 +8,7 @@ from formulas import fields_of, layer_norm, linear
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.rankmixer import RankMixer
+from recapp.models.scaling import RankMixer
 
 FEATURES = ("a", "b")
 TOKENS = 2

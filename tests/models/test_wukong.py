@@ -6,7 +6,7 @@ from formulas import fields_of, layer_norm, relu, tower
 from transcription import check_model, samples_of, tables_of
 
 from recapp.errors import ConfigError
-from recapp.models.wukong import Wukong
+from recapp.models.scaling import Wukong
 
 FEATURES = ("a", "b", "c")
 DIM = 3

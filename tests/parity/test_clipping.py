@@ -10,7 +10,7 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bit
 from parity.cases import RowwiseAdagrad
 from tiers import one_of
 
-from recapp.compat.torchrec.keyed_optimizers import (
+from recapp.compat.torchrec.optimizers import (
     CombinedOptimizer,
     GradientClipping,
     GradientClippingOptimizer,

@@ -8,7 +8,7 @@ import pytest
 from recapp.errors import LaunchError
 from recapp.processes import rank_environment as placing
 from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
-from recapp.trainer.started_ranks import RankEnvironment
+from recapp.trainer.lightnings_parts import RankEnvironment
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

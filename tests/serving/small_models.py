@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pyarrow as pa
 import torch
 
-from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.collate import RawRows
 from recapp.dataset.schema import Schema
 from recapp.inference.scorer import Scorer
 from recapp.serving.app import Server

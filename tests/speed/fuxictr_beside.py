@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset.click_rows import ClickRows
+from recapp.dataset.decode import Int64Array
 from recapp.dataset.derive import places
-from recapp.dataset.rows import Int64Array
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
@@ -113,7 +113,7 @@ def rows_in_order(
         of rows to train on, which are whole batches.
     """
     train = list(_batches(rows.training_stream()))
-    every = [*train, *_batches(rows.measuring_stream(rows.val))]
+    every = [*train, *_batches(rows.stream(rows.val))]
     rows_train = sum(batch.rows for batch in train)
     names = list(rows.schema.features)
     ids_F = [_ids_of(every, place) for place in range(len(names))]

@@ -11,7 +11,7 @@ Shapes: N rows, M training rows, S features of one id, K columns.
 import numpy as np
 import numpy.typing as npt
 
-from recapp.dataset.rows import Float32Array, Int64Array
+from recapp.dataset.decode import Float32Array, Int64Array
 
 PRIOR_ROWS = 10.0
 """Rows of the mean label that are added to each id."""

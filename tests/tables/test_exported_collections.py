@@ -226,6 +226,7 @@ def test_position_weights_count_in_a_program():
 
 
 # torch's own, where it goes on behind what it cannot compile
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_a_compiled_model_answers_and_refuses_as_the_model_does():
     model = Scores(EmbeddingBagCollection(tables=[bags("t", ["a"]), bags("u", ["b"], "drop")]))

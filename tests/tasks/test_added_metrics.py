@@ -31,8 +31,7 @@ from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
 from recapp.tasks.detail_metrics import SLICES, Sample, poisson_weights
-from recapp.tasks.measures import Measure
-from recapp.tasks.metric_settings import MetricSettings
+from recapp.tasks.measures import Measure, MetricSettings
 from recapp.tasks.task import Output, Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")

@@ -14,7 +14,7 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tasks import losses
 from recapp.tasks.click import ClickTask
-from recapp.tasks.losses import ClickLoss, mean_of_pairs
+from recapp.tasks.losses import click_loss, mean_of_pairs
 from recapp.tasks.rating import RatingTask
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-14}
@@ -63,7 +63,9 @@ def pair_by_pair(logits_B, labels_B, weights_B):
 )
 def test_the_loss_of_samples_is_their_formula(smoothing, factor, focal, soft):
     logits_B, labels_B, weights_B = samples(soft=soft)
-    found = ClickLoss(smoothing, factor, focal).mean(logits_B, labels_B, weights_B)
+    found = click_loss(
+        logits_B, labels_B, weights_B, label_smoothing=smoothing, pos_weight=factor, focal=focal
+    )
     each = [
         float(weight) * one_by_one(float(logit), float(label), smoothing, factor, focal)
         for logit, label, weight in zip(logits_B, labels_B, weights_B, strict=True)
@@ -73,7 +75,7 @@ def test_the_loss_of_samples_is_their_formula(smoothing, factor, focal, soft):
 
 def test_a_focal_loss_of_extreme_logits_has_finite_gradients():
     logits_B = torch.tensor([-200.0, -30.0, 0.0, 30.0, 200.0], requires_grad=True)
-    loss = ClickLoss(focal=2).mean(logits_B, torch.tensor([1.0, 0, 1, 0, 1]), None)
+    loss = click_loss(logits_B, torch.tensor([1.0, 0, 1, 0, 1]), None, focal=2)
     loss.backward()
     assert loss.isfinite() and logits_B.grad.isfinite().all()
 
@@ -96,16 +98,16 @@ def test_pairs_have_the_loss_and_gradient_of_two_loops_in_blocks_of_any_size(
 
 def test_a_share_of_the_loss_is_that_of_pairs_and_the_rest_that_of_samples():
     logits_B, labels_B, weights_B = samples()
-    alone = ClickLoss().mean(logits_B, labels_B, weights_B)
+    alone = click_loss(logits_B, labels_B, weights_B)
     pairs = mean_of_pairs(logits_B, labels_B, weights_B)
-    both = ClickLoss(ranking=0.25).mean(logits_B, labels_B, weights_B)
+    both = click_loss(logits_B, labels_B, weights_B, ranking=0.25)
     pairs = pairs * weights_B.mean()
     torch.testing.assert_close(both, 0.75 * alone + 0.25 * pairs, **CLOSE)
-    torch.testing.assert_close(ClickLoss(ranking=1).mean(logits_B, labels_B, weights_B), pairs)
-    doubled = ClickLoss(ranking=0.25).mean(logits_B, labels_B, 2 * weights_B)
+    torch.testing.assert_close(click_loss(logits_B, labels_B, weights_B, ranking=1), pairs)
+    doubled = click_loss(logits_B, labels_B, 2 * weights_B, ranking=0.25)
     torch.testing.assert_close(doubled, 2 * both, **CLOSE)
     none = torch.zeros(0)
-    assert ClickLoss(ranking=0.25).mean(none, none, none) == 0
+    assert click_loss(none, none, none, ranking=0.25) == 0
 
 
 @pytest.mark.parametrize("labels", [[], [1.0, 1.0], [0.0]])
@@ -141,7 +143,7 @@ def test_settings_of_the_task_reach_the_loss_and_leave_the_metrics_alone():
     task = build_task(Constructor("recapp.tasks.click.ClickTask", settings))
     logits_B, labels_B, _ = samples()
     batch = batch_of(labels_B)
-    wanted = ClickLoss(**settings).mean(logits_B, batch.labels_B, None)
+    wanted = click_loss(logits_B, batch.labels_B, None, **settings)
     assert torch.equal(task.loss({"logit": logits_B}, batch), wanted)
     metrics = task.make_metrics(sync_on_compute=False)
     task.update(metrics, {"logit": logits_B}, batch)

@@ -5,11 +5,12 @@ settings, build, strategy, callbacks.
 import logging
 from pathlib import Path
 
+import composing
 import torch
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
-from recapp.cli import compose as settings_of
+from recapp.cli.compose import to_plain as without_references
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.synthetic import write_clicks
 from recapp.run import training
@@ -87,10 +88,10 @@ def on_logs(path):
 
 def compose(path, *overrides):
     """The recipe of a run on the tiny set."""
-    config = settings_of.compose("train", [*on_logs(path), *overrides])
+    config = composing.compose("train", [*on_logs(path), *overrides])
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
-    return read_settings(settings_of.to_plain(config), "train")
+    return read_settings(without_references(config), "train")
 
 
 class Seen(Callback):

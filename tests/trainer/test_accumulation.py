@@ -65,11 +65,11 @@ def test_batches_of_other_sizes_count_by_their_rows():
     accumulation = Accumulation(3)
     for rows, loss in ((8, 1.0), (8, 2.0), (4, 6.0)):
         (weight * loss / 3 * accumulation.add(rows)).sum().backward()
-    accumulation.end(optimizer, [])
+    accumulation.end(lambda: None, optimizer, [])
     assert weight.grad.item() == pytest.approx((8 * 1 + 8 * 2 + 4 * 6) / 20)
     weight.grad = None
     (weight * 3.0 / 3 * accumulation.add(8)).sum().backward()
-    accumulation.end(optimizer, [])
+    accumulation.end(lambda: None, optimizer, [])
     assert weight.grad.item() == pytest.approx(3)
 
 

@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 
-from recapp.trainer.batch_callback import BATCH_HOOKS, BatchCallback, skip_idle_hooks
+from recapp.trainer.lightnings_parts import BATCH_HOOKS, BatchCallback, skip_idle_hooks
 
 
 class Counting(Callback):

@@ -14,8 +14,8 @@ from trainer.runs import compose, fit, make_logs, on_logs
 from recapp.errors import CheckpointError
 from recapp.run.run_checks import check_resumed
 from recapp.stored.checkpoint import read_manifest
+from recapp.trainer.curves import steps_planned
 from recapp.trainer.datamodule import ClickData
-from recapp.trainer.progress import steps_planned
 
 OLD = 12  # batches of an epoch of the two files that are there first: 1,200 of 1,400 rows train
 ALL = 18  # with the third one
@@ -340,6 +340,7 @@ def test_a_checkpoint_that_knows_no_files_goes_on(logs, tmp_path, capsys, monkey
     assert rest.losses == whole.losses[STOP:]
 
 
+@pytest.mark.full
 def test_two_ranks_finish_the_epoch_without_the_files_that_were_added(logs, rows, tmp_path, jobs):
     own = on_logs(logs)
     old = jobs.train(tmp_path / "old", *own, "trainer.max_epochs=1")

@@ -94,8 +94,8 @@ def test_another_hyper_parameter_is_taken_too(rates, first, change):
     assert [group["weight_decay"] for group in optimizer.dense.param_groups] == [0.5]
 
 
-@pytest.mark.parametrize("before", [None, 5, "x", [], {}, {"dense": "x", "schedule": [1]}])
-def test_a_stored_optimiser_that_is_none_is_another_one(before):
+@pytest.mark.parametrize("before", [None, {}])
+def test_an_optimiser_that_is_not_stored_is_another_one(before):
     changed = changed_optimizer(
         before,
         {"dense": {"_target_": "torch.optim.Adam", "lr": 0.1}, "sparse": {}, "schedule": None},

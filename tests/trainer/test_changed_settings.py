@@ -21,7 +21,7 @@ from recapp.run.run_checks import (
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import read_manifest
-from recapp.trainer.changed_settings import ChangedCallbacks
+from recapp.trainer.restore import ChangedCallbacks
 
 
 class Every(Callback):

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
-from recapp.metrics import click_metrics
-from recapp.trainer.module import ClickModule
+from recapp.tasks.click import ClickTask
+from recapp.trainer.module import TaskModule
 
 EPOCH = 18  # batches
 
@@ -109,7 +109,7 @@ class NoReading(torch.Tensor):
 
 
 def test_the_loss_is_averaged_without_reading_it_off_its_device():
-    module = ClickModule(lambda: None, lambda parameters: None, click_metrics)
+    module = TaskModule(ClickTask(), lambda: None, lambda parameters: None)
     module._trainer = SimpleNamespace(global_step=0, log_every_n_steps=4)
     for step, loss in enumerate((1.0, 2.0, 6.0)):
         module._trainer.global_step = step

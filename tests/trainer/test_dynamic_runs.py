@@ -6,7 +6,7 @@ from engine.test_dynamic_tables import rows_by_key
 from runs import SIZES, compose, fit
 
 from recapp.sparse.batch import MISSING
-from recapp.trainer.table_callbacks import LogDynamicRows
+from recapp.trainer.callbacks import LogDynamicRows
 from recapp.transport.communicator import Comm
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")

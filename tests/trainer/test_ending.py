@@ -277,11 +277,12 @@ def stopped_at(folder, step, *overrides, batch="null"):
     assert ended.code == 128 + signal.SIGINT, ended.err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("limit", "steps"),
     [
         ("trainer.max_steps=12", 12),
-        pytest.param("trainer.max_epochs=1", 20, marks=pytest.mark.full),
+        ("trainer.max_epochs=1", 20),
     ],
 )
 def test_a_run_stopped_at_its_last_step_is_completed_by_going_on(jobs, tmp_path, limit, steps):
@@ -312,14 +313,15 @@ def test_where_no_row_validates_nothing_is_left_after_the_last_step(jobs, tmp_pa
     assert "nothing is left to train" in (tmp_path / "again/rank0.out").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("at", "stop", "batch"),
     [
         (8, 7, "null"),  # the signal is read at the end of step 8, which is validated
-        pytest.param(8, 8, "null", marks=pytest.mark.full),  # before the validation
-        pytest.param(8, 8, 1, marks=pytest.mark.full),  # in its second batch
-        pytest.param(20, 20, "null", marks=pytest.mark.full),  # before that of an epoch's end
-        pytest.param(20, 20, 0, marks=pytest.mark.full),
+        (8, 8, "null"),  # before the validation
+        (8, 8, 1),  # in its second batch
+        (20, 20, "null"),  # before that of an epoch's end
+        (20, 20, 0),
     ],
 )
 def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, stop, batch):

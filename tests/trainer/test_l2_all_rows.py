@@ -7,9 +7,8 @@ from trainer.test_restart_tables import ADAM, EPOCH, run, same
 L2 = (*ADAM, "+optimizer.sparse.l2_all_rows=0.01", *SCHEDULE)
 
 
-@pytest.mark.parametrize(
-    "tables", [pytest.param((), marks=pytest.mark.full), ("*",)], ids=["goes_on", "begins_anew"]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("tables", [(), ("*",)], ids=["goes_on", "begins_anew"])
 def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, tables):
     """The unbroken run is written at other steps, so its rows catch up at other steps."""
     rows, dense, _ = run(logs, tmp_path / "whole", EPOCH + 3, *L2, tables=tables)

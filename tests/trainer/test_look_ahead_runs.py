@@ -260,9 +260,8 @@ def plain(train, base):
     )
 
 
-@pytest.mark.parametrize(
-    ("depth", "transport"), [(1, "shared_memory"), pytest.param(2, "gloo", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("depth", "transport"), [(1, "shared_memory"), (2, "gloo")])
 def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, base, plain, depth, transport):
     found = train(f"ahead{depth}", depth, "+plan=mixed", f"engine.transport={transport}")
     assert (

@@ -23,7 +23,7 @@ from recapp import (
 from recapp.engine.sharded_collection import shard_model, tables_as_parameters
 from recapp.errors import ConfigError
 from recapp.optim.rules import adam
-from recapp.trainer.own_optimizers import take_tables
+from recapp.trainer.step_of_ranks import take_tables
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 

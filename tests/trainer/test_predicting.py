@@ -17,7 +17,7 @@ from recapp.run import training
 from recapp.run.model import build_model
 from recapp.run.training import build_strategy
 
-SCORING = {"columns": ["C1"], "rows_per_batch": 256, "rows_per_part": 512}
+SCORING = {"columns": ["C1"], "rows_per_batch": 256}
 ROWS = 2100
 
 
@@ -72,7 +72,7 @@ def test_predictions_are_written_with_the_columns_that_are_kept(base, tmp_path, 
     table = pq.read_table(tmp_path / "scores.parquet")
     assert table["C1"].equals(pq.read_table(base / "input")["C1"])
     assert torch.equal(torch.tensor(table["score"].to_numpy()), of_load_model(base))
-    assert writer.joined["rows"] == writer.rows == ROWS
+    assert writer.joined["rows"] == ROWS
 
 
 class Interrupted(LightningModule):
@@ -91,34 +91,23 @@ class Interrupted(LightningModule):
         return batch.first_row / 4096 + torch.arange(batch.rows) / 4096
 
 
-def test_a_module_of_anothers_goes_on_where_it_was_ended(base, tmp_path):
+def test_a_module_of_anothers_that_was_ended_leaves_nothing_and_starts_again(base, tmp_path):
     output = tmp_path / "scores.parquet"
     with pytest.raises(RuntimeError, match="ended"):
-        predict(
-            base, ScoreWriter(output, model={"name": "a"}), module=Interrupted(5), ckpt_path=None
-        )
-    assert not output.exists()
-    with pytest.raises(ConfigError, match='name: "a" there, "b" here'):
-        predict(
-            base, ScoreWriter(output, model={"name": "b"}), module=Interrupted(99), ckpt_path=None
-        )
+        predict(base, ScoreWriter(output), module=Interrupted(5), ckpt_path=None)
+    assert not list(tmp_path.iterdir())
     module = Interrupted(99)
-    writer = ScoreWriter(output, model={"name": "a"})
-    predict(base, writer, module=module, ckpt_path=None)
-    assert module.scored == writer.rows == ROWS - 2 * 512
+    predict(base, ScoreWriter(output), module=module, ckpt_path=None)
+    assert module.scored == ROWS
     assert pq.read_table(output)["score"].to_pylist() == [n / 4096 for n in range(ROWS)]
-
-
-def test_without_a_checkpoint_a_name_of_the_model_is_asked_for(base, tmp_path):
-    with pytest.raises(ConfigError, match=r"ScoreWriter\(model=\{\.\.\.\}\)"):
-        predict(base, ScoreWriter(tmp_path / "s.parquet"), module=Interrupted(9), ckpt_path=None)
+    assert list(tmp_path.iterdir()) == [output]
 
 
 def test_what_is_no_score_per_row_is_refused(base, tmp_path):
     module = Interrupted(99)
     module.predict_step = lambda batch, batch_idx: torch.zeros(batch.rows, 1)
     with pytest.raises(ConfigError, match="must return a score for each of the 256 rows"):
-        predict(base, ScoreWriter(tmp_path / "s.parquet", model={}), module=module, ckpt_path=None)
+        predict(base, ScoreWriter(tmp_path / "s.parquet"), module=module, ckpt_path=None)
 
 
 def test_data_that_do_not_know_what_to_score_say_what_is_missing(base):
@@ -136,7 +125,7 @@ def test_rows_of_another_data_module_cannot_be_written(base, tmp_path):
         devices=1,
         logger=False,
         enable_progress_bar=False,
-        callbacks=[ScoreWriter(tmp_path / "s.parquet", model={})],
+        callbacks=[ScoreWriter(tmp_path / "s.parquet")],
     )
     with pytest.raises(ConfigError, match="must come from a ClickData with scoring"):
         trainer.predict(Interrupted(9), Other())

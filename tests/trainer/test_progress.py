@@ -9,12 +9,12 @@ import torch
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
-from recapp.metrics import click_metrics
 from recapp.settings.records import Constructor
-from recapp.trainer import progress
+from recapp.tasks.click import ClickTask
+from recapp.trainer import curves
 from recapp.trainer.callbacks import StepClock
-from recapp.trainer.module import ClickModule
-from recapp.trainer.progress import ProgressLines, TerminalProgress
+from recapp.trainer.curves import ProgressLines, TerminalProgress
+from recapp.trainer.module import TaskModule
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -125,7 +125,7 @@ def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, c
 
 
 def test_the_progress_bar_shows_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_READINGS", 0)
+    monkeypatch.setattr(curves, "SECONDS_BETWEEN_READINGS", 0)
     shown = {}
 
     class Listening(TerminalProgress):
@@ -159,9 +159,9 @@ def asked_by_rank_0_alone(comm):
     """The running training AUC, which is shown by rank 0; the other rank does something else
     meanwhile.
     """
-    module = ClickModule(lambda: None, lambda parameters: None, click_metrics)
+    module = TaskModule(ClickTask(), lambda: None, lambda parameters: None)
     module.train_metrics.update(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
-    auc = module.train_auc() if comm.rank == 0 else None
+    auc = module.running().get("auc") if comm.rank == 0 else None
     comm.barrier()
     return auc
 

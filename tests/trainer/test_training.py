@@ -15,7 +15,7 @@ from recapp.run.model import build_model
 from recapp.run.training import build_strategy
 from recapp.stored.checkpoint import read_meta
 from recapp.trainer.callbacks import StepClock
-from recapp.trainer.progress import NoteEarlyStop
+from recapp.trainer.curves import NoteEarlyStop
 
 
 def test_a_schedule_reaches_tables_and_dense_part_alike(logs, tmp_path):

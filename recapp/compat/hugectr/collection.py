@@ -19,7 +19,7 @@ in the order of declaration. Programs import these names from `recapp.hugectr`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import index
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,22 @@ from recapp.compat.hugectr.plans import (
     plan_from_values,
     printed,
 )
-from recapp.compat.hugectr.solver import OptParams, rules_of_opt_params
+from recapp.compat.hugectr.program_settings import OptParams, rules_of_opt_params
 from recapp.compat.hugectr.words import (
     LOOKUP_WORDS,
     CommunicationStrategy,
+    check_others,
+    checked,
     combiner_of,
+    plain,
     rows_of,
     table_name,
-    text,
     under_recapp_names,
-    whole,
 )
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.optim.rules import RowRule
+from recapp.settings.values import Natural
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -107,20 +109,18 @@ class EmbeddingTableConfig:
         if isinstance(id_space, str):
             name = id_space if name is None else name
             id_space = None
-        name = None if name is None else text("EmbeddingTableConfig", "name", name)
-        for said, given in (("id_space", id_space), ("table_id", table_id)):
-            if given is not None:
-                whole("EmbeddingTableConfig", said, given)
+        check = partial(checked, "EmbeddingTableConfig")
+        name = None if name is None else check("name", name, str)
         if min_key is None or isinstance(min_key, OptParams):
             opt_params = opt_params or min_key
             min_key = 0
-        self.id_space = id_space
-        self.table_id = table_id
+        self.id_space = check("id_space", id_space, Natural | None)
+        self.table_id = check("table_id", table_id, Natural | None)
         self.name = name
-        self.max_vocabulary_size = _whole(max_vocabulary_size)
-        self.ev_size = _whole(ev_size)
-        self.min_key = _whole(min_key)
-        self.max_key = _whole(max_key)
+        self.max_vocabulary_size = plain(max_vocabulary_size)
+        self.ev_size = plain(ev_size)
+        self.min_key = plain(min_key)
+        self.max_key = plain(max_key)
         for key in OPT_PARAMS:
             opt_params = others.pop(key, None) or opt_params
         label = table_name(name, table_id, id_space, ())
@@ -130,13 +130,9 @@ class EmbeddingTableConfig:
                 "CreateOptimizer"
             )
         self.opt_params = opt_params
-        for key in others:
-            if key not in MORE:
-                known = ("id_space", "table_id", "name", "max_key", "opt_params", *MORE)
-                raise ConfigError(
-                    f"EmbeddingTableConfig: {label} has the unknown argument {key}; "
-                    f"{suggest(key, known)}"
-                )
+        known = ("id_space", "table_id", "name", "max_key", "opt_params", *MORE)
+        unknown = {key: value for key, value in others.items() if key not in MORE}
+        check_others(f"EmbeddingTableConfig: {label}", unknown, {}, {}, known)
         self._more = others
         self.record(label, ["a feature"])
 
@@ -335,7 +331,6 @@ class _Lookups:
         self._read.append({**said, "combiner": combiner_of(said["combiner"], where)})
 
     def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
-        """Return the collection of the tables and lookups declared so far, under the given plan."""
         if not self._read:
             raise ConfigError("no lookup is declared: call embedding_lookup for each")
         features: dict[EmbeddingTableConfig, dict[str, None]] = {}
@@ -410,9 +405,9 @@ class EmbeddingPlanner(_Lookups):
         if shard_matrix is not None:
             return self._by_matrix(
                 {
-                    "shard_matrix": _plain(shard_matrix),
-                    "table_group_strategy": _plain(emb_table_group_strategy),
-                    "table_placement_strategy": _plain(emb_table_placement_strategy),
+                    "shard_matrix": plain(shard_matrix),
+                    "table_group_strategy": plain(emb_table_group_strategy),
+                    "table_placement_strategy": plain(emb_table_placement_strategy),
                 }
             )
         bare = self._collection()
@@ -460,10 +455,10 @@ class EmbeddingCollectionConfig(_Lookups):
             shard_strategy: Pairs of `mp` or `dp` and tables; ("a", 2) cuts the columns of a in two.
             compression_strategy: The tables of each `CompressionStrategy`.
         """
-        strategy = [[word, _plain(group)] for word, group in shard_strategy]
-        compression = {str(key): _plain(held) for key, held in (compression_strategy or {}).items()}
+        strategy = [[word, plain(group)] for word, group in shard_strategy]
+        compression = {str(key): plain(held) for key, held in (compression_strategy or {}).items()}
         self._matrix = {
-            "shard_matrix": _plain(shard_matrix),
+            "shard_matrix": plain(shard_matrix),
             "shard_strategy": strategy,
             "compression_strategy": compression,
         }
@@ -505,7 +500,6 @@ def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None
 
 
 def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a lookup under recapp's names."""
     for key in named:
         if key not in LOOKUP_WORDS:
             raise ConfigError(
@@ -522,13 +516,3 @@ def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         if ours not in said:
             raise ConfigError(f"embedding_lookup: {theirs} must be given")
     return {"combiner": "sum", **said}
-
-
-def _whole(value: Any) -> Any:
-    """Return a whole number of NumPy or torch as an `int`; return any other value unchanged."""
-    return index(value) if hasattr(value, "__index__") else value
-
-
-def _plain(values: Any) -> Any:
-    """Return the values with lists for tuples, as in JSON."""
-    return [_plain(part) for part in values] if isinstance(values, list | tuple) else values

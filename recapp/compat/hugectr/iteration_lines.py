@@ -15,10 +15,11 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
 
 from recapp.sparse.batch import Batch
-from recapp.trainer.batch_callback import ends_step
 from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.lightnings_parts import ends_step
 from recapp.trainer.module import measures_of
 from recapp.trainer.strategy import strategy_of
 
@@ -50,18 +51,19 @@ class IterationLines(ProgressBar):
         anyway.
         """
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
         self._began = time.perf_counter()
         self._first = trainer.global_step
 
+    @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Start the clock again after an evaluation."""
         if self._since is None:
             self._since = time.perf_counter()
 
+    @override
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -70,10 +72,10 @@ class IterationLines(ProgressBar):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Print a line every `every` iterations; for it, all ranks gather their losses."""
         done = batch_idx + 1
         if not self.every or trainer.global_step % self.every or not ends_step(trainer, done):
             return
+        # every rank gives its losses
         losses = strategy_of(trainer).comm.all_gather(
             (float(outputs["loss"]) * batch.rows, batch.rows)
         )
@@ -95,14 +97,14 @@ class IterationLines(ProgressBar):
         running = 0.0 if self._since is None else time.perf_counter() - self._since
         return self._seconds + running
 
+    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock of iterations, and start the clock of the evaluation."""
         self._seconds = self._stopped()
         self._since = None
         self._evaluation = time.perf_counter()
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the metrics and the time of the evaluation."""
         seconds = time.perf_counter() - self._evaluation
         for measure in measures_of(pl_module):
             if measure.shown and measure.of_validation in trainer.callback_metrics:
@@ -113,8 +115,8 @@ class IterationLines(ProgressBar):
             batches = int(sum(trainer.num_val_batches))
             _line(trainer, f"Eval Time for {batches} iters: {seconds:.6f}s")
 
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the time of the whole training."""
         seconds = time.perf_counter() - self._began
         _line(
             trainer,

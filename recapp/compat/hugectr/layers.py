@@ -16,16 +16,18 @@ as in HugeCTR.
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from recapp.compat.hugectr.words import Initializer_t, number, switch, whole
+from recapp.compat.hugectr.words import NotNegative, Switch, checked
 from recapp.errors import ConfigError
 from recapp.models.layers import DotInteraction, published_linear
+from recapp.settings.values import Natural, Positive
 
 
 def initialise(values: Tensor, how: str, fan_in: int, fan_out: int) -> None:
@@ -72,8 +74,8 @@ class Apply(nn.Module):
         super().__init__()
         self.function = function
 
+    @override
     def forward(self, *inputs: Tensor) -> Any:
-        """Return the outputs of the function."""
         return self.function(*inputs)
 
 
@@ -138,8 +140,8 @@ class Interaction(nn.Module):
         super().__init__()
         self.dots = DotInteraction(vectors + 1)
 
+    @override
     def forward(self, bottom_BD: Tensor, vectors_BFD: Tensor) -> Tensor:
-        """Return the vector, the dot products and a zero for each sample."""
         dots_BP = self.dots(torch.cat([bottom_BD[:, None], vectors_BFD], 1))
         return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
 
@@ -158,8 +160,8 @@ class WeightMultiply(nn.Module):
         self.weight = nn.Parameter(torch.empty(numbers, columns))
         initialise(self.weight, "XavierUniform" if how == "Default" else how, numbers, columns)
 
+    @override
     def forward(self, numbers_BF: Tensor) -> Tensor:
-        """Return the F products of each sample as one row."""
         return (numbers_BF[:, :, None] * self.weight).flatten(1)
 
 
@@ -185,8 +187,8 @@ class MultiCross(nn.Module):
         for bias in self.bias:
             initialise(bias, bias_how, 0, columns)
 
+    @override
     def forward(self, first_BK: Tensor) -> Tensor:
-        """Return the output of the last cross layer."""
         x_BK = first_BK
         for k, (down, bias) in enumerate(zip(self.down, self.bias, strict=True)):
             small = down(x_BK)
@@ -236,7 +238,7 @@ class Layer:
         Raises:
             ConfigError: The parameter is not such a number.
         """
-        return whole(self.label, name, self[name], 1)
+        return int(checked(self.label, name, self[name], Positive))
 
     def refusal(self, shapes: Sequence[Shape], wanted: str) -> ConfigError:
         """Return the error for inputs of wrong shapes.
@@ -285,8 +287,11 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
         ConfigError: The number of inputs or outputs, a shape or a parameter is wrong.
     """
     kind = KINDS[layer.type]
-    for name in layer.parameters:
-        _check_parameter(layer, name)
+    parameters = {
+        name: checked(layer.label, name, value, PARAMETER_TYPES.get(name, Any))
+        for name, value in layer.parameters.items()
+    }
+    layer = replace(layer, parameters=parameters)
     count = len(shapes)
     if count < kind.least or (kind.most is not None and count > kind.most):
         many = "or more" if kind.most is None else f"to {kind.most}"
@@ -301,60 +306,30 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
     return kind.make(layer, shapes)
 
 
-def _check_parameter(layer: Layer, name: str) -> None:
-    """Check a parameter by the rules that all layer types share; `Kind.make` checks the others.
-
-    Raises:
-        ConfigError: The value is not allowed.
-    """
-    value = layer[name]
-    if name == "axis":
-        return  # the allowed values depend on the inputs
-    if name in WHOLE:
-        whole(layer.label, name, value)
-    elif name == "selected":
-        switch(layer.label, name, value)
-    elif name in NUMBERS:
-        number(layer.label, name, value, NUMBERS[name])
-    elif name.endswith("_init_type"):
-        if not isinstance(value, str) or value not in Initializer_t.__members__:
-            raise ConfigError(
-                f"{layer.label}: {name}={value}: must be an Initializer_t: "
-                f"{', '.join(Initializer_t.__members__)}"
-            )
-    elif not _right_list(name, value):
-        raise ConfigError(f"{layer.label}: {name}={value}: must be {LISTS[name]}")
-
-
-def _right_list(name: str, value: Any) -> bool:
-    """Return whether a value fits the description in `LISTS`."""
-    if not isinstance(value, list | tuple):
-        return False
-    if name == "ranges":
-        return all(_wholes(pair) and len(pair) == 2 for pair in value)
-    if name == "weight_dims":
-        return _wholes(value) and len(value) == 2 and min(value) > 0
-    return _wholes(value)
-
-
-def _wholes(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(type(value) is int for value in values)
-
-
-WHOLE = ("num_output", "out_dim", "num_layers", "projection_dim", "leading_dim", "time_step")
-NUMBERS: Mapping[str, float] = {
-    "factor": 0.0,
-    "eps": 0.0,
-    "elu_alpha": -math.inf,
-    "dropout_rate": -math.inf,
+Start = Literal["Default", "Uniform", "XavierNorm", "XavierUniform", "Zero"]
+"""The members of `Initializer_t`."""
+PARAMETER_TYPES: Mapping[str, Any] = {
+    "num_output": Natural,
+    "out_dim": Natural,
+    "num_layers": Natural,
+    "projection_dim": Natural,
+    "leading_dim": Natural,
+    "time_step": Natural,
+    "selected": Switch,
+    "factor": NotNegative,
+    "eps": NotNegative,
+    "elu_alpha": float,
+    "dropout_rate": float,
+    "weight_init_type": Start,
+    "bias_init_type": Start,
+    "gamma_init_type": Start,
+    "beta_init_type": Start,
+    "ranges": list[tuple[int, int]],
+    "selected_slots": list[int],
+    "shape": list[int],
+    "weight_dims": Annotated[tuple[Positive, Positive], ", [F, D]"],
 }
-"""Parameters that are numbers, and the smallest allowed value of each."""
-LISTS = {
-    "ranges": "a list of pairs of whole numbers, [(0, 4), (4, 8)]",
-    "selected_slots": "a list of whole numbers",
-    "shape": "a list of whole numbers, of which the first is -1",
-    "weight_dims": "two whole numbers of at least 1, [F, D]",
-}
+"""The allowed values of each parameter; those of `axis` depend on the inputs."""
 INITIALISERS = {"weight_init_type": "Default", "bias_init_type": "Default"}
 
 
@@ -369,15 +344,12 @@ def _same(module: Callable[[Layer], nn.Module]) -> Callable[[Layer, list[Shape]]
     return lambda layer, shapes: ([shapes[0]], lambda: module(layer))
 
 
-def _elementwise(function: Callable[[Any, Any], Any]) -> Callable[[Layer, list[Shape]], Made]:
-    def make(layer: Layer, shapes: list[Shape]) -> Made:
-        for k, shape in enumerate(shapes):
-            if shape != shapes[0]:
-                pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
-                raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
-        return [shapes[0]], lambda: Apply(partial(combined, function))
-
-    return make
+def _elementwise(function: Callable[[Any, Any], Any], layer: Layer, shapes: list[Shape]) -> Made:
+    for k, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+            raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
+    return [shapes[0]], lambda: Apply(partial(combined, function))
 
 
 def _concat(layer: Layer, shapes: list[Shape]) -> Made:
@@ -468,17 +440,14 @@ def _slice(layer: Layer, shapes: list[Shape]) -> Made:
     )
 
 
-def _reduction(function: Callable[..., Any]) -> Callable[[Layer, list[Shape]], Made]:
-    def make(layer: Layer, shapes: list[Shape]) -> Made:
-        shape = shapes[0]
-        axis = layer["axis"]
-        if type(axis) is not int or not 1 <= axis <= len(shape):
-            raise layer.refusal(shapes, f"axis={axis}: 1 to {len(shape)} is allowed")
-        return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Apply(
-            partial(function, dim=axis, keepdim=True)
-        )
-
-    return make
+def _reduction(function: Callable[..., Any], layer: Layer, shapes: list[Shape]) -> Made:
+    shape = shapes[0]
+    axis = layer["axis"]
+    if type(axis) is not int or not 1 <= axis <= len(shape):
+        raise layer.refusal(shapes, f"axis={axis}: 1 to {len(shape)} is allowed")
+    return [(*shape[: axis - 1], 1, *shape[axis:])], lambda: Apply(
+        partial(function, dim=axis, keepdim=True)
+    )
 
 
 def _fm_order2(layer: Layer, shapes: list[Shape]) -> Made:
@@ -534,7 +503,7 @@ def _dropout(layer: Layer) -> nn.Module:
 
 
 KINDS: Mapping[str, Kind] = {
-    "Add": Kind(_elementwise(operator.add), least=2, most=None),
+    "Add": Kind(partial(_elementwise, operator.add), least=2, most=None),
     "BatchNorm": Kind(
         _batch_norm,
         parameters={
@@ -548,7 +517,7 @@ KINDS: Mapping[str, Kind] = {
     "Concat": Kind(_concat, most=None, parameters={"axis": 1}),
     "Dropout": Kind(_same(_dropout), parameters={"dropout_rate": 0.5}),
     "ELU": Kind(_same(lambda layer: nn.ELU(layer["elu_alpha"])), parameters={"elu_alpha": 1.0}),
-    "ElementwiseMultiply": Kind(_elementwise(operator.mul), least=2, most=None),
+    "ElementwiseMultiply": Kind(partial(_elementwise, operator.mul), least=2, most=None),
     "FmOrder2": Kind(_fm_order2, parameters={"out_dim": 0}),
     "InnerProduct": Kind(_inner_product, parameters={"num_output": 1, **INITIALISERS}),
     "Interaction": Kind(_interaction, least=2, most=2),
@@ -556,8 +525,8 @@ KINDS: Mapping[str, Kind] = {
         _multi_cross, parameters={"num_layers": 0, "projection_dim": 0, **INITIALISERS}
     ),
     "ReLU": Kind(_same(lambda _: nn.ReLU())),
-    "ReduceMean": Kind(_reduction(torch.mean), parameters={"axis": 1}),
-    "ReduceSum": Kind(_reduction(torch.sum), parameters={"axis": 1}),
+    "ReduceMean": Kind(partial(_reduction, torch.mean), parameters={"axis": 1}),
+    "ReduceSum": Kind(partial(_reduction, torch.sum), parameters={"axis": 1}),
     "Reshape": Kind(
         _reshape,
         parameters={
@@ -570,7 +539,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "Sigmoid": Kind(_same(lambda _: nn.Sigmoid())),
     "Slice": Kind(_slice, parameters={"ranges": ()}, outputs=None),
-    "Sub": Kind(_elementwise(operator.sub), least=2, most=2),
+    "Sub": Kind(partial(_elementwise, operator.sub), least=2, most=2),
     "WeightMultiply": Kind(
         _weight_multiply, parameters={"weight_dims": (), "weight_init_type": "Default"}
     ),

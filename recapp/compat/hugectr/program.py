@@ -40,22 +40,29 @@ from enum import Enum
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml  # type: ignore[import-untyped]
 
 from recapp.compat.hugectr.collection import EmbeddingCollection, EmbeddingCollectionConfig
 from recapp.compat.hugectr.graph import DenseLayer, connected, parameter_counts, to_plain
 from recapp.compat.hugectr.layers import Layer, Shape, shape_text
-from recapp.compat.hugectr.reader import Columns, DataReaderParams, Input, columns_of, first_key
-from recapp.compat.hugectr.solver import CreateSolver, OptParams
-from recapp.compat.hugectr.words import UnknownNameError, text, whole
+from recapp.compat.hugectr.program_settings import (
+    Columns,
+    CreateSolver,
+    DataReaderParams,
+    Input,
+    OptParams,
+    columns_of,
+    first_key,
+)
+from recapp.compat.hugectr.words import UnknownNameError, check_fields
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.processes.lock import new_directory
 from recapp.processes.rank_environment import external_rank, shared_run_directory
 from recapp.processes.stopping import SIGNALS, die_with_parent
-from recapp.settings.values import in_quotes, literal
+from recapp.settings.values import Natural, in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
 from recapp.tables.config import EmbeddingBagConfig, TableLookup
@@ -69,12 +76,12 @@ ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints
 class Fit:
     """The arguments of `Model.fit`: the length of training, and the files to write."""
 
-    num_epochs: int
-    max_iter: int
-    display: int
-    eval_interval: int
-    snapshot: int
-    snapshot_prefix: str
+    num_epochs: Natural
+    max_iter: Natural
+    display: Natural
+    eval_interval: Natural
+    snapshot: Natural
+    snapshot_prefix: Annotated[str, ""]  # may be empty
 
     def check(self, *, repeats: bool) -> None:
         """Check the numbers.
@@ -85,9 +92,14 @@ class Fit:
         Raises:
             ConfigError: A number is wrong.
         """
-        for name in ("num_epochs", "max_iter", "display", "eval_interval", "snapshot"):
-            object.__setattr__(self, name, whole("Model.fit", name, getattr(self, name)))
-        _check_prefix(self.snapshot_prefix)
+        check_fields("Model.fit", self)
+        prefix = self.snapshot_prefix  # becomes a part of names of files and settings of Hydra
+        odd = sorted({letter for letter in prefix if letter in ODD or not letter.isprintable()})
+        if odd:
+            raise ConfigError(
+                f"Model.fit: snapshot_prefix={prefix}: has {' '.join(map(repr, odd))}: must be a "
+                "path without quotes, braces, $ and \\"
+            )
         if repeats and not self.max_iter:
             raise ConfigError("Model.fit: max_iter=0: must be at least 1 with repeat_dataset=True")
         if repeats and self.num_epochs:
@@ -99,23 +111,6 @@ class Fit:
             raise ConfigError(
                 "Model.fit: num_epochs=0: must be at least 1 with repeat_dataset=False"
             )
-
-
-def _check_prefix(prefix: str) -> None:
-    """Check the beginning of the names of snapshots, which become names of files and settings of
-    Hydra.
-
-    Raises:
-        ConfigError: The prefix is no text, or has a character that such names cannot have.
-    """
-    if prefix != "":
-        text("Model.fit", "snapshot_prefix", prefix)
-    odd = sorted({letter for letter in str(prefix) if letter in ODD or not letter.isprintable()})
-    if odd:
-        raise ConfigError(
-            f"Model.fit: snapshot_prefix={prefix}: has {' '.join(map(repr, odd))}: must be a path "
-            "without quotes, braces, $ and \\"
-        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,13 @@ def train(program: Program, wanted: Fit) -> None:
     directory = _run_directory(wanted.snapshot_prefix)
     folder = directory / NAME
     for group, values in options.items():
-        _write(folder / group / f"{NAME}.yaml", values)
+        file = folder / group / f"{NAME}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        top = "# @package _global_\n" if group == "experiment" else ""
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        text = yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True)
+        unfinished.write_text(top + text)
+        os.replace(unfinished, file)  # the ranks of a launcher all write it at once
     command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
     command += [f"experiment={NAME}", f"hydra.run.dir={in_quotes(directory)}"]
     if program.tables.plan is not None:
@@ -298,7 +299,6 @@ def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
 
 
 def _run_directory(prefix: str) -> Path:
-    """Create and return the directory into which the run writes."""
     if len(Path(prefix).parts) > 1:
         directory = Path(prefix).parent
         try:
@@ -314,15 +314,6 @@ def _run_directory(prefix: str) -> Path:
         now = datetime.now()
         directory = Path(new_directory(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"))
     return directory.absolute()
-
-
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    """Write a file of settings by a rename, because ranks of a launcher all write it at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    top = "# @package _global_\n" if file.parent.name == "experiment" else ""
-    own = file.with_suffix(f".{os.getpid()}")
-    own.write_text(top + yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True))
-    os.replace(own, file)
 
 
 def _run(command: Sequence[str], gpus: str | None) -> int:
@@ -604,7 +595,6 @@ class Model:
 def _rows(
     kind: str, inputs: Sequence[str], outputs: Sequence[str], shapes: Mapping[str, Shape], size: int
 ) -> list[tuple[str, ...]]:
-    """Return the lines of a layer in the summary: one for each input or output, side by side."""
     return [
         (
             "" if k else kind,

@@ -1,11 +1,11 @@
 """The arguments of HugeCTR's programs: the enumerations that they use, and checks at the call that
 passes an argument.
 
-    whole("CreateSolver", "batchsize", 1.5, 1)
+    checked("CreateSolver", "batchsize", 1.5, Positive)
         -> CreateSolver: batchsize=1.5: must be a whole number of at least 1
 
 A member of an enumeration that does not exist raises an error of one line with close matches. The
-checks turn numbers of NumPy into Python's own, because recapp writes settings into YAML.
+checks are those of settings, and make plain values, because recapp writes them into YAML.
 
 HugeCTR's words for tables and lookups, and recapp's word for each.
 
@@ -20,15 +20,13 @@ recapp's words only. Programs for HugeCTR use the same tables of words
 (`recapp/compat/hugectr/collection.py`).
 """
 
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from enum import Enum, EnumMeta, StrEnum
-from numbers import Real
-from operator import index
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, get_type_hints
 
+from recapp.console import note_once
 from recapp.errors import ConfigError, meant, suggest
 from recapp.settings.check_settings import unknown
 from recapp.settings.values import Natural, Width, Within, read
@@ -128,82 +126,94 @@ DeviceLayout = _named(
 )
 
 
-MOST = 2**63 - 1
-Member = TypeVar("Member", bound=Enum)
+Switch = bool | Literal[0, 1]
+NotNegative = Annotated[float, Within(0)]
 
 
-def whole(owner: str, name: str, value: Any, least: int = 0) -> int:
-    """Check and return a whole number.
+def plain(value: Any) -> Any:
+    """Return an argument as settings have it: Python's own numbers for those of NumPy and torch,
+    lists for tuples, names for members of an enumeration and texts for paths.
+    """
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, NamedEnum):
+        return value.name
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def checked(owner: str, name: str, value: Any, annotation: Any) -> Any:
+    """Check an argument as `recapp.settings.values.read` does, and return it as a plain value.
 
     Args:
         owner: The class or function that has the argument, for errors.
         name: The name of the argument.
         value: The value of the argument.
-        least: The smallest allowed value.
+        annotation: The annotation of the allowed values. `str` allows paths, too, and no empty
+            text. An enumeration allows its own members, which are returned as they are.
 
     Raises:
-        ConfigError: The value is no whole number, or out of bounds.
+        ConfigError: The value is not allowed.
     """
-    made = index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else None
-    if made is None or not least <= made <= MOST:
-        raise ConfigError(f"{owner}: {name}={value}: must be a whole number of at least {least}")
-    return made
-
-
-def number(owner: str, name: str, value: Any, least: float = 0.0, below: float = math.inf) -> float:
-    """Check and return a finite number.
-
-    Args:
-        owner: The class or function that has the argument, for errors.
-        name: The name of the argument.
-        value: The value of the argument.
-        least: The smallest allowed value.
-        below: The value must be smaller than this.
-
-    Raises:
-        ConfigError: The value is no finite number, or out of bounds.
-    """
-    right = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-    if not right or not least <= value < below:
-        bounds = f" of at least {least:g}" if least > -math.inf else ""
-        bounds += f" and below {below:g}" if below < math.inf else ""
-        raise ConfigError(f"{owner}: {name}={value}: must be a finite number{bounds}")
-    return value if type(value) is int else float(value)
-
-
-def switch(owner: str, name: str, value: Any) -> bool:
-    """Check and return True or False; 1 and 0 count as these.
-
-    Raises:
-        ConfigError: The value is neither.
-    """
-    if not isinstance(value, int) or value not in (0, 1):
-        raise ConfigError(f"{owner}: {name}={value}: must be True or False")
-    return bool(value)
-
-
-def text(owner: str, name: str, value: Any) -> str:
-    """Check and return a text that is not empty; a path is a text, too.
-
-    Raises:
-        ConfigError: The value is no such text.
-    """
-    made = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(made, str) or not made:
+    if annotation is str and not (isinstance(value, str | os.PathLike) and os.fspath(value)):
         raise ConfigError(f"{owner}: {name}={value!r}: must be a text that is not empty")
-    return made
+    if not (isinstance(annotation, type) and issubclass(annotation, Enum)):
+        return read(plain(value), annotation, f"{owner}: {name}")
+    if not isinstance(value, annotation):
+        known = ", ".join(annotation.__members__)
+        raise ConfigError(f"{owner}: {name}={value}: must be a {annotation.__name__}: {known}")
+    return value
 
 
-def member(owner: str, name: str, value: Any, kind: type[Member]) -> Member:
-    """Check and return a member of an enumeration.
+def check_fields(owner: str, record: Any) -> None:
+    """Check each field of a dataclass by its annotation, and make its value plain.
+
+    Args:
+        owner: The class or function that has the fields as arguments, for errors.
+        record: The dataclass, which may be frozen.
 
     Raises:
-        ConfigError: The value is no member of it.
+        ConfigError: The value of a field is not allowed.
     """
-    if not isinstance(value, kind):
-        known = ", ".join(kind.__members__)
-        raise ConfigError(f"{owner}: {name}={value}: must be a {kind.__name__}: {known}")
-    return value
+    for name, annotation in get_type_hints(type(record), include_extras=True).items():
+        value = checked(owner, name, getattr(record, name), annotation)
+        object.__setattr__(record, name, value)
+
+
+def check_others(
+    owner: str,
+    others: Mapping[str, Any],
+    ignored: Mapping[str, Any],
+    refused: Mapping[str, tuple[Any, str]],
+    known: Iterable[str],
+) -> None:
+    """Check the arguments of HugeCTR that recapp does not have.
+
+    Args:
+        owner: The class that has the arguments, for errors.
+        others: The arguments by name.
+        ignored: The default of each argument that only changes how HugeCTR computes; a note tells
+            that another value has no effect.
+        refused: The default of each argument that changes HugeCTR's results, and the text of the
+            error for another value.
+        known: The names of the other arguments.
+
+    Raises:
+        ConfigError: An argument has a value that recapp does not have, or does not exist.
+    """
+    for name, value in others.items():
+        if name in ignored:
+            if value != ignored[name]:
+                note_once(
+                    f"{owner}: {name} has no effect: it only changes how HugeCTR computes, reads "
+                    "or names its files"
+                )
+        elif name not in refused:
+            names = {*known, *ignored, *refused}
+            raise ConfigError(f"{owner}: unknown argument {name}; {suggest(name, names)}")
+        elif value != refused[name][0]:
+            raise ConfigError(f"{owner}: {name}={value}: {refused[name][1]}")
 
 
 TABLE_WORDS = {"max_vocabulary_size": "num_embeddings", "ev_size": "embedding_dim"}
@@ -342,40 +352,42 @@ def _is_list_of_mappings(value: Any) -> bool:
 
 def _table(values: Mapping[str, Any], where: str, taken: Collection[str]) -> dict[str, Any]:
     known = (*(each.name for each in fields(ListedTable)), *_TABLE_TYPES)
-    checked = _checked(values, _TABLE_TYPES, known, where)
-    entry = under_recapp_names(checked, TABLE_WORDS, where)
+    entry = _entry(values, _TABLE_TYPES, TABLE_WORDS, known, where)
     table_id = entry.pop("table_id", None)
     id_space = entry.pop("id_space", None)
-    if "max_vocabulary_size" in checked:
-        entry["num_embeddings"] = rows_of(checked["max_vocabulary_size"])
+    if "max_vocabulary_size" in values:
+        entry["num_embeddings"] = rows_of(entry["num_embeddings"])
     entry.setdefault("name", table_name(None, table_id, id_space, taken))
     return entry
 
 
 def _lookup(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     known = dict.fromkeys((*LOOKUP_WORDS, *(each.name for each in fields(ListedLookup))))
-    checked = _checked(values, _LOOKUP_TYPES, known, where)
-    entry = under_recapp_names(checked, LOOKUP_WORDS, where)
+    entry = _entry(values, _LOOKUP_TYPES, LOOKUP_WORDS, known, where)
     if combiner := entry.get("combiner"):
         entry["combiner"] = COMBINERS.get(combiner, combiner)
     return entry
 
 
-def _checked(
-    values: Mapping[str, Any], types: Mapping[str, Any], known: Iterable[str], where: str
+def _entry(
+    values: Mapping[str, Any],
+    types: Mapping[str, Any],
+    words: Mapping[str, str],
+    known: Iterable[str],
+    where: str,
 ) -> dict[str, Any]:
-    """Check the settings of an entry that have a type in `types`, and return the entry.
+    """Return the settings of an entry under recapp's names.
 
     Args:
         values: The entry.
-        types: The type of each setting that has a name or a word of HugeCTR's.
+        types: The type of each setting to check, by its name or by a word of HugeCTR's.
+        words: recapp's name of each name.
         known: The names of all settings of such an entry.
         where: The entry, for errors.
     """
-    made = dict(values)
+    settings = {}
     for key, value in values.items():
         if key not in known:
             raise ConfigError(unknown(f"{where}.{key}", [f"{where}.{name}" for name in known]))
-        if key in types:
-            made[key] = read(value, types[key], f"{where}.{key}")
-    return made
+        settings[key] = read(value, types.get(key, Any), f"{where}.{key}")
+    return under_recapp_names(settings, words, where)

@@ -118,7 +118,6 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
 
 
 def _kind_of(given: Any, setting: str) -> EmbOptimType:
-    """Return the optimiser that a text, or a member of such an enumeration, names."""
     name = given.name if isinstance(given, Enum) else str(given)
     for kind in EmbOptimType:
         if name.lower() in (kind.name.lower(), kind.value):

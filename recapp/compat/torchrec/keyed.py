@@ -6,7 +6,7 @@ A state dict with names can be loaded whatever the order of the parameters:
     {"param_groups": [{"params": [name, ...], "lr": ...}]}
 
 Names and argument order are those of `torchrec/optim/keyed.py`; the wrappers of that file are in
-`recapp/compat/torchrec/keyed_optimizers.py`. Under Lightning `HybridOptimizer` replaces them
+`recapp/compat/torchrec/optimizers.py`. Under Lightning `HybridOptimizer` replaces them
 (`recapp/optim/optimizer.py`).
 
 The state of a parameter is a dict whose values are numbers, tensors, sharded tensors, dicts of
@@ -430,8 +430,13 @@ class FusedOptimizer(KeyedOptimizer):
             for table, tensors in _state_blocks(collection).items():
                 weight = _name(path, collection, table)
                 stored = state_dict["state"].get(weight, {})
-                for name, held in tensors.items():
-                    _load(f"{weight}, {name}", stored.get(name), held)
+                for name, blocks in tensors.items():
+                    if name not in stored:
+                        raise ConfigError(f"the state has no entry for {weight}, {name}")
+                    first = blocks[0]
+                    fault = load_strips(stored[name], blocks, first.shape, first.data.dtype)
+                    if fault:
+                        raise ConfigError(f"{weight}, {name}: {fault}")
                 if _UPDATES not in stored:
                     raise ConfigError(f"the state has no entry for {weight}, {_UPDATES}")
                 collection.shared.updates = int(stored[_UPDATES])
@@ -474,11 +479,3 @@ def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
         if block.tensor != "weight":
             held[block.table].setdefault(block.tensor, []).append(block)
     return held
-
-
-def _load(name: str, value: Any, held: list[Block]) -> None:
-    if value is None:
-        raise ConfigError(f"the state has no entry for {name}")
-    fault = load_strips(value, held, held[0].shape, held[0].data.dtype)
-    if fault:
-        raise ConfigError(f"{name}: {fault}")

@@ -1,20 +1,15 @@
-"""TorchRec's eviction policies: they choose which ids keep the rows of a full table, and which ids
-may get a row at all.
-
-A policy scores ids by their number of occurrences and by the step of their last use. An unsharded
-table calls it at every interval (`recapp/compat/torchrec/managed_collisions.py`). For a sharded
-table it becomes the setting `eviction` of a dynamic table (`recapp/engine/admission.py`).
-
-TorchRec's managed collisions (ZCH): they map any ids to the numbers of a fixed number of rows.
+"""TorchRec's managed collisions (ZCH): they map any ids to the numbers of a fixed number of rows.
 
     ids 17 -3 17 4e9   --profile-->  counts and last uses of an interval, by id
                        --policy-->   the ids with the highest scores have numbers 0..zch_size-2
                        --remap-->    0 1 0 7999          zch_size-1 for all ids without a number
 
-Unsharded tables work in this way, and so do sharded tables whose program asks for numbers or needs
-them: numbers replace the ids before the lookup (`managed_collision_collections.py`). All other
-sharded tables become dynamic tables, which find rows by the ids themselves. For these the modules
-of this file are settings only: the number of rows and the eviction policy.
+A policy scores ids by their number of occurrences and by the step of their last use. Unsharded
+tables work in this way, and so do sharded tables whose program asks for numbers or needs them:
+numbers replace the ids before the lookup (`wrapped_collections.py`). All other sharded tables
+become dynamic tables, which find rows by the ids themselves. For these the modules of this file are
+settings only: the number of rows, and the policy as the setting `eviction`
+(`recapp/engine/admission.py`).
 
 Arguments that recapp does not need (`input_hash_size`, `buckets`) are accepted. An argument that
 should change the result and cannot raises an error.
@@ -158,15 +153,6 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
     @override
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
         return counts_N / (now - last_used_N + 1).double().pow(self._decay_exponent)
-
-
-def note_of_nearest(policy: MCHEvictionPolicy) -> None:
-    """Print a note, once, if sharded tables replace this policy by the nearest one."""
-    if isinstance(policy, DistanceLFU_EvictionPolicy) and policy.eviction is Eviction.LRU:
-        note_once(
-            "DistanceLFU_EvictionPolicy: sharded tables evict the rows unused for the longest "
-            "time, like LRU_EvictionPolicy, their nearest policy; LFU_EvictionPolicy counts uses"
-        )
 
 
 @torch.no_grad()
@@ -323,14 +309,14 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return bool(self._buffers) and int(self._buffer("_current_iter_tensor")) > 0
 
     def _buffer(self, name: str) -> Tensor:
-        held = self._buffers.get(name)
-        if held is None:
+        buffer = self._buffers.get(name)
+        if buffer is None:
             raise ConfigError(
                 f"{type(self).__name__}: the module is on the meta device, or its table is "
                 'sharded, so it cannot give ids their rows: build it with device="cpu", or call '
                 "the collection instead"
             )
-        return held
+        return buffer
 
     def dynamic(self) -> DynamicRows:
         """Return the settings of the dynamic table that replaces the table when it is sharded."""
@@ -349,10 +335,18 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
                 "make the collection with return_remapped_features=True, which shards numbered "
                 "rows"
             )
-        note_of_nearest(self.policy)
-        made = copy.copy(self)
-        made._buffers = {}
-        return made
+        if (
+            isinstance(self.policy, DistanceLFU_EvictionPolicy)
+            and self.policy.eviction is Eviction.LRU
+        ):
+            note_once(
+                "DistanceLFU_EvictionPolicy: sharded tables evict the rows unused for the longest "
+                "time, like LRU_EvictionPolicy, their nearest policy; LFU_EvictionPolicy counts "
+                "uses"
+            )
+        settings = copy.copy(self)
+        settings._buffers = {}
+        return settings
 
     def output_size(self) -> int:
         """Return the number of rows."""
@@ -497,8 +491,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self.begin(self._buffer("_current_iter_tensor").device)
         self._seen = []
 
+    @override
     def extra_repr(self) -> str:
-        """Return the number of rows and the eviction policy."""
         return f"{self._zch_size:,} rows, {type(self.policy).__name__}"
 
 
@@ -551,12 +545,12 @@ class ManagedCollisionCollection(nn.Module):
 
     def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
         """Return the dynamic tables that replace the tables when they are sharded, by name."""
-        found = {}
+        tables = {}
         for t in self._embedding_configs:
             dynamic = self._module(t.name).dynamic()
             assert dynamic.max_rows is not None
-            found[t.name] = replace(t, num_embeddings=dynamic.max_rows, dynamic=dynamic)
-        return found
+            tables[t.name] = replace(t, num_embeddings=dynamic.max_rows, dynamic=dynamic)
+        return tables
 
     @property
     def needs_numbers(self) -> bool:
@@ -656,7 +650,6 @@ class ManagedCollisionCollection(nn.Module):
         )
 
     def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the ids of all ranks by table, in training mode; else those of this rank."""
         if self.comm is None or self.comm.world == 1 or not self.training:
             return ids_T
         said = self.comm.all_gather([ids.cpu() for ids in ids_T])

@@ -117,7 +117,8 @@ class TorchRecBenchmark:
             if not isinstance(model, nn.Module):
                 raise ConfigError(f"model {name} is a {type(model).__name__}: give a torch module")
         _check_samples(batch, batch_size)
-        messages = {name: _messages_of(model) for name, model in models.items()}
+        tables = {name: sharded_tables(model) for name, model in models.items()}
+        messages = {name: held[0].comm if held else Comm() for name, held in tables.items()}
         first = next(iter(messages.values()))
         ranks = Comm(first.group, first.device)
         contenders = {
@@ -135,7 +136,6 @@ class TorchRecBenchmark:
 
 
 def _check_samples(batch: Any, batch_size: int) -> None:
-    """Check that a batch of bags has `batch_size` samples."""
     if batch is None or isinstance(batch_size, bool) or not isinstance(batch_size, int):
         raise ConfigError(
             f"batch={type(batch).__name__}, batch_size={batch_size!r}: give the argument of the "
@@ -148,12 +148,6 @@ def _check_samples(batch: Any, batch_size: int) -> None:
             f"batch_size={batch_size}, but the batch has {samples} samples: give the number of "
             "samples of the batch"
         )
-
-
-def _messages_of(model: nn.Module) -> Comm:
-    """Return the communicator of a model's tables; a new one for a model without tables."""
-    tables = sharded_tables(model)
-    return tables[0].comm if tables else Comm()
 
 
 def _tensor_bytes() -> int:
@@ -261,11 +255,10 @@ class TorchRecVisualizer:
         """
         times = _entries(results, TIME)
         spec = spec_of(times)
-        rates = [
-            f", {r['throughput']:,.0f} samples/s" for r in results.values() if "throughput" in r
+        labels = [
+            f"{ms:{spec}} ms" + (f", {r['throughput']:,.0f} samples/s" if "throughput" in r else "")
+            for ms, r in zip(times, results.values(), strict=True)
         ]
-        rates = rates if len(rates) == len(times) else [""] * len(times)
-        labels = [f"{ms:{spec}} ms{rate}" for ms, rate in zip(times, rates, strict=True)]
         known = all(key in result for result in results.values() for key in QUARTILES)
         whiskers = [(r[QUARTILES[0]], r[QUARTILES[1]]) for r in results.values() if known]
         with horizontal_bars(list(results), labels) as s:
@@ -311,7 +304,6 @@ class TorchRecVisualizer:
 
 
 def _entries(results: Mapping[str, Mapping[str, float]], key: str) -> list[float]:
-    """Return the entry of each result under a key."""
     if not results:
         raise ConfigError("results={}: give the measured results by strategy")
     for name, result in results.items():

@@ -26,7 +26,7 @@ from recapp.errors import ConfigError
 from recapp.planner import embedding_planner, planner_settings
 from recapp.planner import topology as recapp_topology
 from recapp.planner.hardware import Hardware, default_hardware
-from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.problem import Dense, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
 
@@ -185,7 +185,6 @@ def ParameterConstraints(
 
 
 def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> list[str]:
-    """Return the allowed sharding types that run with one of the kernels."""
     allowed = [record.name for record in BUILT_IN] if types is None else list(types)
     known = [kernel.value for kernel in EmbeddingComputeKernel]
     for kernel in kernels:
@@ -222,33 +221,6 @@ class FixedPercentageStorageReservation:
     def dense_bytes(self, dense: Dense) -> int:
         """Return the bytes to reserve for the dense part of a model in addition to the share."""
         return 0
-
-    def reserve(
-        self,
-        topology: recapp_topology.Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: Sequence[Any],
-        constraints: Mapping[str, planner_settings.ParameterConstraints] | None = None,
-    ) -> recapp_topology.Topology:
-        """Return the topology with the bytes that tables must leave free for a model.
-
-        Args:
-            topology: The ranks, with a memory cap.
-            batch_size: Ignored, because the share also covers batches and messages.
-            module: The model, whose dense part counts.
-            sharders: Ignored.
-            constraints: Ignored.
-
-        Raises:
-            ConfigError: The topology has no cap.
-        """
-        if topology.memory_bytes is None:
-            raise ConfigError(
-                "storage_reservation: the topology has no memory limit to reserve from: give "
-                "one, Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
-            )
-        return self.reserved(topology, dense_of(module))
 
     def reserved(
         self, topology: recapp_topology.Topology, dense: Dense
@@ -399,7 +371,6 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
 
 def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:
-    """Raise an error for arguments that recapp does not support."""
     if given:
         raise ConfigError(f"{what}: {', '.join(given)} would have no effect here: {why}")
 

@@ -47,6 +47,7 @@ from recapp.parallel import (
     CollectionSharder,
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
+    get_default_sharders,
     process_group_of,
 )
 from recapp.sharding import sharding_plan
@@ -124,7 +125,6 @@ def placement(compute_device: str, rank: int, local_size: int) -> str:
 
 
 def _shard(shard: Any) -> Shard:
-    """Return the rectangle that the metadata of a shard describe."""
     if isinstance(shard, Shard):
         return shard
     placement = str(shard.placement)
@@ -404,7 +404,7 @@ def apply_to_all(module: TableCollection, cut: Cut) -> dict[str, Cut]:
 
 def construct_module_sharding_plan(
     module: TableCollection,
-    per_param_sharding: Mapping[str, Cut],
+    per_param_sharding: Mapping[str, TableSharding | Cut],
     sharder: Any = None,
     local_size: int | None = None,
     world_size: int | None = None,
@@ -414,7 +414,7 @@ def construct_module_sharding_plan(
 
     Args:
         module: The collection.
-        per_param_sharding: The cut for each table, by table name.
+        per_param_sharding: The sharding or the cut of each table, by table name.
         sharder: Ignored, because every sharder makes the same shards.
         local_size: The number of ranks on a host; None puts all ranks on one host.
         world_size: The number of ranks W; None takes that of the default group, or 1.
@@ -434,9 +434,12 @@ def construct_module_sharding_plan(
     for name in tables:
         if name not in per_param_sharding:
             raise PlanError(f"per_param_sharding has no entry for table {name}")
-    cut = {name: per_param_sharding[name](table, machine) for name, table in tables.items()}
-    sharding_plan.ShardingPlan(cut, world).check(list(tables.values()))
-    return EmbeddingModuleShardingPlan(cut, world)
+    made = {}
+    for name, table in tables.items():
+        cut = per_param_sharding[name]
+        made[name] = cut if isinstance(cut, TableSharding) else cut(table, machine)
+    sharding_plan.ShardingPlan(made, world).check(list(tables.values()))
+    return EmbeddingModuleShardingPlan(made, world)
 
 
 def ShardingPlan(plan: Mapping[str, Mapping[str, TableSharding]]) -> sharding_plan.ShardingPlan:
@@ -468,6 +471,11 @@ def ShardingPlan(plan: Mapping[str, Mapping[str, TableSharding]]) -> sharding_pl
 
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
+    """Return the default sharders, by the class that they shard."""
+    return {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -542,17 +550,9 @@ def shard(
     group = process_group_of(env)
     world = 1 if group is None else dist.get_world_size(group)
     local = 1 if group is None else get_local_size(world)
-    given = plan if isinstance(plan, Mapping) else apply_to_all(module, plan)
-    cuts = {name: one for name, one in given.items() if not isinstance(one, TableSharding)}
-    ready = {name: one for name, one in given.items() if isinstance(one, TableSharding)}
-    if cuts:
-        whole = {name: cuts.get(name) or _as_it_is(ready[name]) for name in given}
-        ready = construct_module_sharding_plan(module, whole, sharder, local, world)
-    return (sharder or EmbeddingBagCollectionSharder()).shard(module, ready, env, device)
-
-
-def _as_it_is(sharding: TableSharding) -> Cut:
-    return lambda table, machine: sharding
+    cuts = plan if isinstance(plan, Mapping) else apply_to_all(module, plan)
+    made = construct_module_sharding_plan(module, cuts, sharder, local, world)
+    return (sharder or EmbeddingBagCollectionSharder()).shard(module, made, env, device)
 
 
 def shard_modules(

@@ -1,33 +1,24 @@
-"""TorchRec's quantised collections: read-only collections of one process, with the stored rows in
-their state dict.
-
-    collection.qconfig = QuantConfig(activation=..., weight=...)
-    EmbeddingBagCollection.from_float(collection)          # or torch's quantize_dynamic
-
-They are the engine's collections on a single rank (`recapp/inference/placed_model.py`).
-`recapp/compat/torchrec/quantised.py` quantises all collections of a model.
-
-The state dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for
-each row (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into
-a model that was quantised in the same way.
-
-TorchRec's functions and classes that make a model for serving from a trained one:
-`quantize_embeddings`, then `shard_quant_model`, and the classes around such a model in a server.
+"""TorchRec's quantised collections, and its functions that make a model for serving from a trained
+one. Both models are read-only.
 
     model = quantize_embeddings(model, dtype=torch.qint8)          # one process
     model, plan = shard_quant_model(model, world_size=2)           # every rank, its part
 
-Both models are read-only. `python -m recapp.export` makes the same from a checkpoint, table by
-table, without a process that holds the whole model. `PredictFactory` and `PredictModule` are for
-programs with their own server; recapp's own servers need neither (`python -m recapp.serve`).
+    collection.qconfig = QuantConfig(activation=..., weight=...)   # one collection
+    EmbeddingBagCollection.from_float(collection)                  # or torch's quantize_dynamic
+
+The collections are the engine's on a single rank (`recapp/inference/placed_model.py`). The state
+dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for each row
+(values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into a model
+that was quantised in the same way.
+
+`python -m recapp.export` makes such a model from a checkpoint, table by table, without a process
+that holds the whole model, and `python -m recapp.serve` serves it.
 """
 
 import copy
-import json
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -46,8 +37,7 @@ from recapp.engine.sharded_collection import (
     sharded_collections,
 )
 from recapp.errors import ConfigError
-from recapp.inference.held_tables import HeldTable, HeldTables
-from recapp.inference.placed_model import one_rank
+from recapp.inference.placed_model import HeldTable, HeldTables, one_rank
 from recapp.inference.storage import stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.embedding_planner import serving_plan
@@ -120,14 +110,10 @@ class QuantisedCollection:
             )
         tables: Any = getattr(module, "tables", list)
         names = [t.name for t in tables()]
-        output_dtype = qconfig.activation().dtype
-        check_output_dtype(output_dtype)
         of_tables = getattr(qconfig, "per_table_weight_dtype", None) or {}
         here = {name: of_tables[name] for name in names if name in of_tables}
-        made, held = read_only_model(module, qconfig.weight().dtype, False, here)
-        twin: Any = made
-        if isinstance(made, ShardedCollection):
-            twin = as_quantised(made, held, output_dtype)
+        output_dtype = qconfig.activation().dtype
+        twin: Any = quantised_model(module, qconfig.weight().dtype, False, here, output_dtype)
         if not isinstance(twin, cls):
             raise ConfigError(
                 f"from_float: a {type(module).__name__} has no quantised form quant.{cls.__name__}"
@@ -140,11 +126,11 @@ class EmbeddingBagCollection(ShardedEmbeddingBagCollection, QuantisedCollection)
 
     @override
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        found = super().forward(features)
-        if self.vector_dtype == found.values().dtype:
-            return found
-        values = found.values().to(self.vector_dtype)
-        return KeyedTensor(found.keys(), found.length_per_key(), values)
+        pooled = super().forward(features)
+        if self.vector_dtype == pooled.values().dtype:
+            return pooled
+        values = pooled.values().to(self.vector_dtype)
+        return KeyedTensor(pooled.keys(), pooled.length_per_key(), values)
 
 
 class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
@@ -152,14 +138,13 @@ class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
 
     @override
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        found = super().forward(features)
         return {
             name: jagged
             if jagged.values().dtype == self.vector_dtype
             else JaggedTensor(
                 jagged.values().to(self.vector_dtype), jagged.weights_or_none(), jagged.lengths()
             )
-            for name, jagged in found.items()
+            for name, jagged in super().forward(features).items()
         }
 
 
@@ -174,18 +159,18 @@ def as_quantised(
         held: The tables of the model, as in `QuantisedCollection`.
         output_dtype: The type of the vectors.
     """
-    made = (
+    twin = (
         EmbeddingCollection(collection.shared, collection.member, collection.need_indices())
         if isinstance(collection, ShardedEmbeddingCollection)
         else EmbeddingBagCollection(collection.shared, collection.member)
     )
-    made.held = held
-    made.vector_dtype = output_dtype
-    made.tables_in_state = False
+    twin.held = held
+    twin.vector_dtype = output_dtype
+    twin.tables_in_state = False
     if held is not None:
-        made.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
-        made.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
-    return made
+        twin.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+        twin.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
+    return twin
 
 
 def _stored(table: HeldTable) -> Tensor:
@@ -200,7 +185,6 @@ def _of_state(collection: Any, prefix: str) -> list[tuple[str, EmbeddingConfig, 
 
 
 def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Put the stored rows of each table into a state dict, and the positions of dynamic keys."""
     for name, table, held in _of_state(collection, prefix):
         state[name] = _stored(held)
         if table.dynamic is not None:
@@ -256,50 +240,42 @@ DATA_TYPES = {
 OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def check_output_dtype(output_dtype: torch.dtype) -> None:
-    """Check that a type is allowed for vectors.
-
-    Raises:
-        ConfigError: The type is not allowed.
-    """
-    if output_dtype not in OUTPUTS:
-        raise ConfigError(
-            f"output_dtype={output_dtype}: must be one of {', '.join(map(str, OUTPUTS))}"
-        )
-
-
-def read_only_model(
+def quantised_model(
     module: nn.Module,
     dtype: torch.dtype,
     inplace: bool,
     per_table_weight_dtype: Mapping[str, torch.dtype],
-) -> tuple[nn.Module, HeldTables]:
-    """Return a model with read-only collections of the engine on one rank, and its tables.
+    output_dtype: torch.dtype,
+) -> nn.Module:
+    """Return a model with quantised collections on one rank.
 
     Args:
         module: A model with collections that hold their rows, or such a collection.
         dtype: The type of the stored rows.
         inplace: Whether to replace the collections of the model itself instead of those of a copy.
         per_table_weight_dtype: The type of the stored rows of some tables, by table name.
+        output_dtype: The type of the vectors.
 
     Raises:
         ConfigError: A type or a table is unknown, tables are on the meta device, or several ranks
             hold them.
     """
-    found = [held for _, held in collections_in(module)]
-    tables = {t.name: t for held in found for t in held.tables()}
-    chosen = _chosen(tables, dtype, per_table_weight_dtype)
-    rows = _rows_of(module, found)
-    held_tables = HeldTables(
-        {name: _held(tables[name], chosen[name], *rows[name]) for name in tables}
-    )
-    twins = meta_twins(found, {name: seed for name, (_, _, seed) in rows.items()})
-    made = module if inplace else copy.deepcopy(module, dict(twins))
-    made = with_twins(made, found, twins) if inplace else made
-    for collection in dict.fromkeys(c for _, c in embedding_collections(made)):
-        collection.store_as(chosen)
-    device = next((p.device for p in made.parameters() if p.device.type != "meta"), None)
-    return one_rank(made, device or torch.device("cpu"), held_tables.make_store), held_tables
+    if output_dtype not in OUTPUTS:
+        raise ConfigError(
+            f"output_dtype={output_dtype}: must be one of {', '.join(map(str, OUTPUTS))}"
+        )
+    collections = [collection for _, collection in collections_in(module)]
+    tables = {t.name: t for collection in collections for t in collection.tables()}
+    types = _types(tables, dtype, per_table_weight_dtype)
+    rows = _rows_of(collections)
+    held = HeldTables({name: _held(tables[name], types[name], *rows[name]) for name in tables})
+    twins = meta_twins(collections, {name: seed for name, (_, _, seed) in rows.items()})
+    model = with_twins(module, twins) if inplace else copy.deepcopy(module, dict(twins))
+    for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
+        collection.store_as(types)
+    device = next((p.device for p in model.parameters() if p.device.type != "meta"), None)
+    model = one_rank(model, device or torch.device("cpu"), held.make_store)
+    return _over_held(model, held, defaultdict(lambda: output_dtype))
 
 
 def meta_twins(
@@ -312,28 +288,28 @@ def meta_twins(
         collections: The collections, sharded or not. Copies share a table if the originals do.
         seeds: The seed of each table's start values; a missing seed is 0.
     """
-    made: dict[int, UnshardedCollection] = {}
+    twins: dict[int, UnshardedCollection] = {}
     weights: dict[tuple[str, int], Any] = {}
     for collection in collections:
         tables = {t.name: t for t in collection.tables()}
         seed = seeds.get(next(iter(tables)), 0)
-        twin = made[id(collection)] = twin_of(collection, tables, torch.device("meta"), seed)
+        twin = twins[id(collection)] = twin_of(collection, tables, torch.device("meta"), seed)
         twin.dtype = collection.dtype  # even if all its tables have a narrower type by now
         for name in tables:
             own = getattr(twin, twin.tables_of)[name]
             own.weight = weights.setdefault((name, id(collection.holder_of(name))), own.weight)
-    return made
+    return twins
 
 
-def _chosen(
+def _types(
     tables: Mapping[str, EmbeddingConfig],
     dtype: torch.dtype,
     of_tables: Mapping[str, torch.dtype],
 ) -> dict[str, DataType]:
-    for name, wanted in (("dtype", dtype), *of_tables.items()):
-        if wanted not in DATA_TYPES:
+    for name, kind in (("dtype", dtype), *of_tables.items()):
+        if kind not in DATA_TYPES:
             known = ", ".join(map(str, DATA_TYPES))
-            raise ConfigError(f"quantize_embeddings: {name}={wanted}: must be one of {known}")
+            raise ConfigError(f"quantize_embeddings: {name}={kind}: must be one of {known}")
     unknown = [name for name in of_tables if name not in tables]
     if unknown:
         raise ConfigError(
@@ -342,13 +318,10 @@ def _chosen(
     return {name: DATA_TYPES[of_tables.get(name, dtype)] for name in tables}
 
 
-def _rows_of(
-    module: nn.Module, found: Sequence[Any]
-) -> dict[str, tuple[torch.Tensor, torch.Tensor | None, int]]:
+def _rows_of(collections: Sequence[Any]) -> dict[str, tuple[Tensor, Tensor | None, int]]:
     """Return the rows of each table, its keys if it is dynamic, and the seed of start values."""
-    made: dict[str, tuple[torch.Tensor, torch.Tensor | None, int]] = {}
-    state: dict[str, Any] = {}
-    for held in found:
+    rows: dict[str, tuple[Tensor, Tensor | None, int]] = {}
+    for held in collections:
         if isinstance(held, ShardedCollection):
             if held.shared.comm.world > 1:
                 raise ConfigError(
@@ -359,7 +332,7 @@ def _rows_of(
             for t in held.tables():
                 name = held.weight_name(t.name)
                 keys = state.get(f"{name.removesuffix('weight')}keys")
-                made[t.name] = (state[name], keys, held.shared.seeds[t.name])
+                rows[t.name] = (state[name], keys, held.shared.seeds[t.name])
             continue
         for t in held.tables():
             weight = held.weight(t.name).detach()
@@ -368,26 +341,25 @@ def _rows_of(
                     f"quantize_embeddings: table {t.name} has no rows yet: train it first, or load "
                     "a checkpoint"
                 )
-            made[t.name] = (weight, None, held.seed)
-    return made
+            rows[t.name] = (weight, None, held.seed)
+    return rows
 
 
 def _held(
     table: EmbeddingConfig,
     data_type: DataType,
-    rows: torch.Tensor,
-    keys: torch.Tensor | None,
+    rows: Tensor,
+    keys: Tensor | None,
     seed: int,
 ) -> HeldTable:
     positions = None
     if keys is not None:
         positions, order = positions_of(keys[:, 0]).sort()
         rows = rows[order]
-    made = stored(rows, data_type)
     return HeldTable(
         data_type,
         table.embedding_dim,
-        made,
+        stored(rows, data_type),
         0,
         len(rows),
         positions,
@@ -396,19 +368,15 @@ def _held(
     )
 
 
-def with_twins(
-    module: nn.Module, found: Sequence[nn.Module], twins: Mapping[int, nn.Module]
-) -> nn.Module:
+def with_twins(module: nn.Module, twins: Mapping[int, nn.Module]) -> nn.Module:
     """Replace collections of a model in place, and return the model.
 
     Args:
         module: The model, or a collection.
-        found: The collections to replace.
         twins: The replacement of each collection, by the `id` of the collection.
     """
-    wanted = {id(held) for held in found}
     for path, part in list(module.named_modules(remove_duplicate=False)):
-        if id(part) in wanted:
+        if id(part) in twins:
             if not path:
                 return twins[id(part)]
             parent, _, name = path.rpartition(".")
@@ -452,11 +420,16 @@ def quantize_embeddings(
         ConfigError: A type, a class or a table is unknown, tables are on the meta device, or
             several ranks hold them.
     """
-    _check_classes(additional_qconfig_spec_keys or (), additional_mapping or {})
-    check_output_dtype(output_dtype)
+    classes = {kind: TWINS.get(kind) for kind in additional_qconfig_spec_keys or ()}
+    for kind, twin in {**classes, **(additional_mapping or {})}.items():
+        if kind not in TWINS or twin is not TWINS[kind]:
+            known = ", ".join(f"{known.__name__} as quant.{known.__name__}" for known in TWINS)
+            raise ConfigError(
+                f"quantize_embeddings: additional_mapping of {kind.__name__}: recapp quantises "
+                f"{known}, also within other modules: leave it out"
+            )
     module = module.module if isinstance(module, DistributedModelParallel) else module
-    made, held = read_only_model(module, dtype, inplace, per_table_weight_dtype or {})
-    return _quantised(made, held, defaultdict(lambda: output_dtype))
+    return quantised_model(module, dtype, inplace, per_table_weight_dtype or {}, output_dtype)
 
 
 def quantize_inference_model(
@@ -481,12 +454,11 @@ def quantize_inference_model(
     Raises:
         ConfigError: An argument is wrong, here or in `quantize_embeddings`.
     """
-    for path, twin in (quantization_mapping or {}).items():
-        if DEFAULT_QUANT_MAPPING.get(path) is not twin:
-            raise ConfigError(
-                f"quantization_mapping: {path} to {twin.__name__}: must be entries of "
-                f"DEFAULT_QUANT_MAPPING, of {', '.join(DEFAULT_QUANT_MAPPING)}"
-            )
+    if (quantization_mapping or {}).items() - DEFAULT_QUANT_MAPPING.items():
+        raise ConfigError(
+            f"quantization_mapping={quantization_mapping}: must be entries of "
+            f"DEFAULT_QUANT_MAPPING, of {', '.join(DEFAULT_QUANT_MAPPING)}"
+        )
     if fp_weight_dtype not in (DEFAULT_QUANTIZATION_DTYPE, quantization_dtype):
         raise ConfigError(
             f"fp_weight_dtype={fp_weight_dtype}: tables with feature processors have the type of "
@@ -556,29 +528,27 @@ def shard_quant_model(
             f"shard_quant_model: world_size={world_size}, but there are {comm.world} ranks: "
             f"start {world_size} ranks, or leave world_size out"
         )
-    found = [c for c in sharded_collections(model) if isinstance(c, QuantisedCollection)]
-    tables = {name: t for c in found if c.held for name, t in c.held.tables.items()}
+    collections = [c for c in sharded_collections(model) if isinstance(c, QuantisedCollection)]
+    tables = {name: t for c in collections if c.held for name, t in c.held.tables.items()}
     if not tables:
         raise ConfigError("shard_quant_model: make the model by quantize_embeddings first")
-    held = HeldTables(tables)
-    twins = meta_twins(found, {})
-    made = copy.deepcopy(model, dict(twins))
-    made = twins.get(id(model), made)
-    types = {id(twins[id(c)]): c.output_dtype() for c in found}
-    paths = {path: types[id(c)] for path, c in embedding_collections(made)}
-    for collection in dict.fromkeys(c for _, c in embedding_collections(made)):
+    twins = meta_twins(collections, {})
+    twin = copy.deepcopy(model, dict(twins))
+    types = {id(twins[id(c)]): c.output_dtype() for c in collections}
+    paths = {path: types[id(c)] for path, c in embedding_collections(twin)}
+    for collection in dict.fromkeys(c for _, c in embedding_collections(twin)):
         collection.store_as({name: t.data_type for name, t in tables.items()})
     plan = sharding_plan
     if plan is None:
         memory = None if memory_size is None else [memory_size] * comm.world
         topology = Topology(comm.world, compute_device=device.type, memory_bytes=memory)
-        plan = serving_plan(embedding_tables(made), topology, embedding_lookups(made), constraints)
-    made = shard_model(made, plan, comm, None, trains=False, make_store=held.make_store)
-    made = _quantised(made, None, paths)
-    return made.to(device).eval().requires_grad_(False), plan
+        plan = serving_plan(embedding_tables(twin), topology, embedding_lookups(twin), constraints)
+    make_store = HeldTables(tables).make_store
+    twin = shard_model(twin, plan, comm, None, trains=False, make_store=make_store)
+    return _over_held(twin, None, paths).to(device).eval().requires_grad_(False), plan
 
 
-def _quantised(
+def _over_held(
     module: nn.Module, held: HeldTables | None, output_dtypes: Mapping[str, torch.dtype]
 ) -> nn.Module:
     """Replace the sharded collections of a model by quantised ones of the same tables, in place.
@@ -588,144 +558,9 @@ def _quantised(
         held: The tables of the model if this process holds them whole, else None.
         output_dtypes: The type of each collection's vectors, by its path.
     """
-    twins: dict[int, nn.Module] = {}
-    found = []
-    for path, part in module.named_modules():
-        if isinstance(part, ShardedCollection):
-            found.append(part)
-            twins[id(part)] = as_quantised(part, held, output_dtypes[path])
-    return with_twins(module, found, twins)
-
-
-def _check_classes(
-    keys: Sequence[type[nn.Module]], mapping: Mapping[type[nn.Module], type[nn.Module]]
-) -> None:
-    """Check that the classes of a program are collections of recapp with the right twins.
-
-    Raises:
-        ConfigError: A class is no such collection, or the program names another twin for it.
-    """
-    for kind in (*keys, *mapping):
-        if kind not in TWINS:
-            known = ", ".join(known.__name__ for known in TWINS)
-            raise ConfigError(
-                f"quantize_embeddings: {kind.__name__} is no collection: name one of {known}, "
-                "which are also quantised within other modules"
-            )
-        if mapping.get(kind, TWINS[kind]) is not TWINS[kind]:
-            raise ConfigError(
-                f"quantize_embeddings: additional_mapping of {kind.__name__} to "
-                f"{mapping[kind].__name__}: its quantised form must be "
-                f"quant.{TWINS[kind].__name__}"
-            )
-
-
-@dataclass
-class BatchingMetadata:
-    """Describes the batching of one input of requests.
-
-    Args:
-        type: The kind of the input, such as "dense" or "sparse".
-        device: "cpu" or "cuda".
-        pinned: The suffixes of the tensors in page-locked memory; "" for all.
-    """
-
-    type: str
-    device: str
-    pinned: list[str]
-
-
-@dataclass
-class QualNameMetadata:
-    """Describes the call of a method of the model.
-
-    Args:
-        need_preproc: Whether the input needs preprocessing.
-    """
-
-    need_preproc: bool
-
-
-class PredictFactory(ABC):
-    """Makes a model for inference, and describes its requests and answers."""
-
-    @abstractmethod
-    def create_predict_module(self) -> nn.Module:
-        """Return the model with its weights, sharded if there are several ranks."""
-
-    @abstractmethod
-    def batching_metadata(self) -> dict[str, BatchingMetadata]:
-        """Return the batching of requests, by the name of the input."""
-
-    @abstractmethod
-    def result_metadata(self) -> str:
-        """Return the kind of the model's output, by which a server splits it into answers."""
-
-    @abstractmethod
-    def run_weights_independent_tranformations(self, predict_module: nn.Module) -> nn.Module:
-        """Return the model after transformations that need no weights. The name is TorchRec's."""
-
-    @abstractmethod
-    def run_weights_dependent_transformations(self, predict_module: nn.Module) -> nn.Module:
-        """Return the model after transformations that need its weights."""
-
-    def batching_metadata_json(self) -> str:
-        """Return `batching_metadata()` as JSON."""
-        return _json(self.batching_metadata())
-
-    def qualname_metadata(self) -> dict[str, QualNameMetadata]:
-        """Return the descriptions of the model's methods, by name."""
-        return {}
-
-    def qualname_metadata_json(self) -> str:
-        """Return `qualname_metadata()` as JSON."""
-        return _json(self.qualname_metadata())
-
-    def model_inputs_data(self) -> dict[str, Any]:
-        """Return the data from which a benchmark makes inputs."""
-        return {}
-
-
-class PredictModule(nn.Module, ABC):
-    """Wraps a model for calls with a dict of tensors; a subclass implements `predict_forward`.
-
-    Args:
-        module: The model; the constructor puts it into evaluation mode.
-        device: The device of the inputs; None takes the current GPU, or the CPU if there is none.
-    """
-
-    def __init__(self, module: nn.Module, device: str | torch.device | None = None) -> None:
-        super().__init__()
-        self._module = module.eval()
-        self._device = None if device is None else torch.device(device)
-
-    @property
-    def predict_module(self) -> nn.Module:
-        """Return the model."""
-        return self._module
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the inputs."""
-        if self._device is not None:
-            return self._device
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
-
-    @abstractmethod
-    def predict_forward(self, batch: dict[str, Tensor]) -> Any:
-        """Call the model with a batch, and return its output as a dict of tensors."""
-
-    def forward(self, batch: dict[str, Tensor]) -> Any:
-        """Return the output for a batch, in inference mode."""
-        with torch.inference_mode():
-            return self.predict_forward(batch)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the state dict of the model, without a prefix in its names."""
-        return self._module.state_dict(*args, **kwargs)
-
-
-def _json(metadata: dict[str, Any]) -> str:
-    return json.dumps({name: asdict(value) for name, value in metadata.items()})
+    twins: dict[int, nn.Module] = {
+        id(part): as_quantised(part, held, output_dtypes[path])
+        for path, part in module.named_modules()
+        if isinstance(part, ShardedCollection)
+    }
+    return with_twins(module, twins)

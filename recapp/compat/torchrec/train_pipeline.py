@@ -94,7 +94,6 @@ class TrainPipelineBase(Generic[In, Out]):
         return output
 
     def _read(self, batches: Iterator[In]) -> Iterator[In]:
-        """Return an iterator of the batches on the device."""
         if not self.depth:
             return map(self._moved, batches)
         tables = sharded_tables(self.model)
@@ -249,12 +248,10 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
 
 
 def _value(given: Any) -> Any:
-    """Return the value of an awaitable; return any other object unchanged."""
     return given.wait() if isinstance(given, LazyAwaitable) else given
 
 
 def _of_values(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
-    """Return a method that applies an operator to the values of its operands."""
 
     def method(*operands: Any) -> Any:
         values = [_value(operand) for operand in operands]

@@ -78,8 +78,7 @@ class CollectionWrapper(nn.Module):
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
-        found: list[EmbeddingConfig] = self.collection.tables()
-        return found
+        return list(self.collection.tables())
 
     def over(self: W, collection: nn.Module) -> W:
         """Return a shallow copy of this module around another collection, as the sharded one."""
@@ -93,22 +92,28 @@ class WrappedSharder(CollectionSharder):
     """A sharder of modules that wrap a collection.
 
     Args:
-        sharder: A sharder with the optimiser and the type of sent vectors; None takes the next two
-            arguments.
+        ebc_sharder: A sharder with the optimiser and the type of sent vectors; None takes the
+            next arguments.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
         fused_params: The optimiser, as `CollectionSharder` takes it.
         qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+        ec_sharder: Another name of `ebc_sharder`, for collections of sequences.
 
     Raises:
-        ConfigError: A sharder is given together with one of the other arguments.
+        ConfigError: A sharder is given together with an optimiser or a type.
     """
 
     def __init__(
         self,
-        sharder: CollectionSharder | None,
+        ebc_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
         fused_params: Mapping[str, Any] | RowRule | None = None,
         qcomm_codecs_registry: Any = None,
+        *,
+        ec_sharder: CollectionSharder | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
+        sharder = ebc_sharder or ec_sharder
         if sharder is not None:
             if fused_params is not None or self.payload is not None:
                 raise ConfigError(
@@ -118,12 +123,11 @@ class WrappedSharder(CollectionSharder):
             self.rule = sharder.rule
             self.payload = sharder.payload
 
+    @override
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
-        """Return the weights of the collection by table name. Weights of dynamic tables have no
-        rows before sharding.
-        """
         return super().shardable_parameters(module.collection)
 
+    @override
     def shard(
         self,
         module: Any,
@@ -132,12 +136,6 @@ class WrappedSharder(CollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Return the module around the sharded twin of its collection. The arguments are those of
-        `CollectionSharder.shard`.
-
-        Raises:
-            ConfigError: The module has another class.
-        """
         if not isinstance(module, self.module_type):
             raise ConfigError(
                 f"{type(self).__name__}.shard: the module is a {type(module).__name__}; use the "
@@ -366,7 +364,7 @@ class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
     row-wise types for them.
 
     Args:
-        ebc_sharder: The `sharder` of `WrappedSharder`.
+        ebc_sharder: The argument of `WrappedSharder`.
         qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
@@ -375,7 +373,7 @@ class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
     def __init__(
         self, ebc_sharder: CollectionSharder | None = None, qcomm_codecs_registry: Any = None
     ) -> None:
-        super().__init__(ebc_sharder, None, qcomm_codecs_registry)
+        super().__init__(ebc_sharder, qcomm_codecs_registry=qcomm_codecs_registry)
 
 
 def _weights(argument: str, length: int, device: torch.device | str | None) -> nn.Parameter:
@@ -558,10 +556,15 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
         sharded = isinstance(self._embedding_module, ShardedCollection)
         if sharded and not self._by_numbers:
             return self._embedding_module(features), None
-        if not sharded:
-            self._check_has_rows()
-        held = getattr(self._embedding_module, self._embedding_module.tables_of)
-        frozen = [t.name for t in self.tables() if not held[t.name].weight.requires_grad]
+        for t in self.tables() if not sharded else ():
+            if self._embedding_module.weight(t.name).is_meta:
+                raise ConfigError(
+                    f"table {t.name} is on the meta device: only a sharded collection makes its "
+                    "rows, also on one process: wrap the model in DistributedModelParallel, or "
+                    'build its collection with device="cpu"'
+                )
+        of_tables = getattr(self._embedding_module, self._embedding_module.tables_of)
+        frozen = [t.name for t in self.tables() if not of_tables[t.name].weight.requires_grad]
         numbers = self._managed_collision_collection(features, frozen)
         evicted = self._managed_collision_collection.evict()
         for t in self._managed_collision_collection.embedding_configs():
@@ -569,24 +572,14 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
             if gone is not None and len(gone):
                 self._begin_anew(t, gone)
         if self._numbered is None:
-            found = self._embedding_module(numbers)
+            vectors = self._embedding_module(numbers)
         else:
             rows: dict[str, Tensor] = dict(self._embedding_module.named_parameters())
-            found = functional_call(self._numbered, rows, (numbers,))
-        return found, numbers if self._returns_numbers else None
-
-    def _check_has_rows(self) -> None:
-        for t in self.tables():
-            if self._embedding_module.weight(t.name).is_meta:
-                raise ConfigError(
-                    f"table {t.name} is on the meta device: only a sharded collection makes its "
-                    "rows, also on one process: wrap the model in DistributedModelParallel, or "
-                    'build its collection with device="cpu"'
-                )
+            vectors = functional_call(self._numbered, rows, (numbers,))
+        return vectors, numbers if self._returns_numbers else None
 
     @torch.no_grad()
     def _begin_anew(self, table: EmbeddingConfig, numbers: Tensor) -> None:
-        """Write start values into the rows of a table whose numbers went to other ids."""
         module = self._embedding_module
         if isinstance(module, ShardedCollection):
             module.shared.begin_rows(table.name, numbers)
@@ -645,75 +638,22 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
 
 
 class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
-    """A sharder of bags with managed collisions.
-
-    Args:
-        ebc_sharder: The `sharder` of `WrappedSharder`.
-        mc_sharder: Ignored, because managed collisions are sharded with the tables.
-        fused_params: The optimiser, as `CollectionSharder` takes it.
-        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
-    """
+    """A sharder of bags with managed collisions, by the arguments of `WrappedSharder`."""
 
     module_type = ManagedCollisionEmbeddingBagCollection
 
-    def __init__(
-        self,
-        ebc_sharder: CollectionSharder | None = None,
-        mc_sharder: CollectionSharder | None = None,
-        fused_params: Mapping[str, Any] | RowRule | None = None,
-        qcomm_codecs_registry: Any = None,
-    ) -> None:
-        super().__init__(ebc_sharder, fused_params, qcomm_codecs_registry)
-
 
 class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
-    """A sharder of sequences with managed collisions.
-
-    Args:
-        ec_sharder: The `sharder` of `WrappedSharder`.
-        mc_sharder: Ignored, because managed collisions are sharded with the tables.
-        fused_params: The optimiser, as `CollectionSharder` takes it.
-        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+    """A sharder of sequences with managed collisions, by the arguments of `WrappedSharder`. The
+    first one is `ec_sharder` in TorchRec.
     """
 
     module_type = ManagedCollisionEmbeddingCollection
 
-    def __init__(
-        self,
-        ec_sharder: CollectionSharder | None = None,
-        mc_sharder: CollectionSharder | None = None,
-        fused_params: Mapping[str, Any] | RowRule | None = None,
-        qcomm_codecs_registry: Any = None,
-    ) -> None:
-        super().__init__(ec_sharder, fused_params, qcomm_codecs_registry)
 
-
-class ManagedCollisionCollectionSharder(CollectionSharder):
-    """A sharder of managed collisions, which recapp shards with their tables only.
-
-    Args:
-        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
+class ManagedCollisionCollectionSharder(WrappedSharder):
+    """An argument `mc_sharder`, which has no effect: managed collisions are sharded with their
+    tables, by the sharders above.
     """
 
-    module_type = ManagedCollisionCollection
-
-    def __init__(self, qcomm_codecs_registry: Any = None) -> None:
-        super().__init__(None, qcomm_codecs_registry)
-
-    def shard(
-        self,
-        module: Any,
-        params: Mapping[str, TableSharding],
-        env: Any = None,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> Any:
-        """Refuse to shard managed collisions without their tables.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            "ManagedCollisionCollectionSharder.shard: managed collisions are sharded with their "
-            "tables only: shard the ManagedCollisionEmbeddingBagCollection with its own sharder"
-        )
+    module_type = BaseManagedCollisionEmbeddingCollection

@@ -1,5 +1,14 @@
-"""TorchRec's cross networks, with its constructors and its parameter names, so that state dicts
-load from TorchRec and into TorchRec. Every layer multiplies its input x with the first input x0:
+"""TorchRec's cross networks, its DLRM and its DeepFM, with its constructors and parameter names, so
+that state dicts load from TorchRec and into TorchRec.
+
+    logits_B1 = DLRM(collection, 13, [512, 128], [512, 1])(dense_features, sparse_features)
+    loss, (loss, logits, labels) = DLRMTrain(dlrm)(batch)
+
+    DeepFM(dense_module)([a_BND, b_BMC])          any module over all columns side by side
+    FactorizationMachine()([a_BND, b_BMC])        the sum over all pairs of columns, [B, 1]
+
+`DLRM_DCN` and `DLRM_Projection` are DLRMs with another interaction. Every layer of a cross network
+multiplies its input x with the first input x0:
 
 | network                  | x' =                                                       |
 |--------------------------|------------------------------------------------------------|
@@ -8,20 +17,13 @@ load from TorchRec and into TorchRec. Every layer multiplies its input x with th
 | `VectorCrossNet`         | x0 (w . x) + b + x                                         |
 | `LowRankMixtureCrossNet` | sum of G_e(x) x0 * (U_e g(C_e g(V_e x)) + b) + x           |
 
-Sources: arXiv 1708.05123 (vector) and arXiv 2008.13535 (the others). `recapp/models/crosses.py` has
-the layers of recapp's own models, which are faster.
+Sources: arXiv 1708.05123 (vector) and arXiv 2008.13535 (the others).
 
-Shapes: B batch, N columns, R rank, E experts.
+recapp's own models (`recapp/models`), which `python -m recapp.train` trains, take a `Batch`, allow
+tables of different widths and copy less; `model=deepfm` is the published model, with weights of ids
+and one product for each pair of vectors.
 
-TorchRec's DLRM: the same model as `recapp.DLRM`, with TorchRec's modules, parameter names and
-order of pairs, so that state dicts load from TorchRec and into TorchRec. `DLRM_DCN` and
-`DLRM_Projection` are DLRMs with another interaction.
-
-    logits_B1 = DLRM(collection, 13, [512, 128], [512, 1])(dense_features, sparse_features)
-    loss, (loss, logits, labels) = DLRMTrain(dlrm)(batch)
-
-`recapp.DLRM` takes a `Batch`, allows tables of different widths and copies less;
-`python -m recapp.train` trains that class.
+Shapes: B batch, N columns, R rank, E experts, I dense features, D columns of a vector, F features.
 """
 
 from abc import abstractmethod
@@ -35,9 +37,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from recapp.errors import ConfigError
+from recapp.models.fm import fm_term
 from recapp.models.layers import DotInteraction
 from recapp.models.model_checks import check_widths
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.collections import BagCollection
 
 
@@ -69,7 +73,6 @@ class _CrossNetwork(nn.Module):
         """Return the output of a layer, [B, N], from x0 and its input x."""
 
     def _weights(self, *shape: int) -> nn.ParameterList:
-        """Make a parameter for each layer, drawn as Xavier normal."""
         return nn.ParameterList(
             nn.Parameter(nn.init.xavier_normal_(torch.empty(shape)))
             for _ in range(self._num_layers)
@@ -258,7 +261,7 @@ class MLP(nn.Module):
         return output
 
 
-def check_one_dim(model: str, collection: BagCollection) -> int:
+def _one_dim(model: str, collection: BagCollection) -> int:
     """Return the width of all tables.
 
     Args:
@@ -290,7 +293,7 @@ class SparseArch(nn.Module):
     def __init__(self, embedding_bag_collection: BagCollection) -> None:
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
-        self.D = check_one_dim("TorchRec's DLRM", embedding_bag_collection)
+        self.D = _one_dim("TorchRec's DLRM", embedding_bag_collection)
         self.sparse_feature_names = [x.output for x in embedding_bag_collection.lookups]
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
@@ -299,8 +302,17 @@ class SparseArch(nn.Module):
         return pooled.reshape(-1, len(self.sparse_feature_names), self.D)
 
 
-class DenseArch(nn.Module):
-    """The bottom MLP: dense features to a vector, [B, D].
+class _Layers(nn.Module):
+    model: nn.Module
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the output of the layers, [B, columns of the last]."""
+        output: Tensor = self.model(features)
+        return output
+
+
+class DenseArch(_Layers):
+    """The bottom MLP: dense features [B, I] to vectors [B, D].
 
     Args:
         in_features: The number of dense features I.
@@ -313,11 +325,6 @@ class DenseArch(nn.Module):
     ) -> None:
         super().__init__()
         self.model = MLP(in_features, layer_sizes, device=device)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the vectors, [B, D]."""
-        vectors: Tensor = self.model(features)
-        return vectors
 
 
 class InteractionArch(nn.Module):
@@ -415,7 +422,7 @@ def side_by_side(dense_features: Tensor, sparse_features: Tensor) -> Tensor:
     return torch.cat([dense_features, sparse_features.flatten(1)], 1)
 
 
-class OverArch(nn.Module):
+class OverArch(_Layers):
     """The top MLP: the concatenation to logits, [B, 1].
 
     Args:
@@ -439,11 +446,6 @@ class OverArch(nn.Module):
             MLP(in_features, layer_sizes[:-1], device=device),
             nn.Linear(layer_sizes[-2], layer_sizes[-1], device=device),
         )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the logits, [B, layer_sizes[-1]]."""
-        logits: Tensor = self.model(features)
-        return logits
 
 
 class DLRM(nn.Module):
@@ -608,3 +610,155 @@ class DLRMTrain(nn.Module):
         logits_B = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels.float())
         return loss, (loss.detach(), logits_B.detach(), batch.labels.detach())
+
+
+def _columns(embeddings: Sequence[Tensor]) -> Tensor:
+    return torch.cat([vectors.flatten(1) for vectors in embeddings], 1)
+
+
+class DeepFM(nn.Module):
+    """The deep term of DeepFM: a module over all embeddings side by side.
+
+    Args:
+        dense_module: A module from [B, columns] to its output.
+    """
+
+    def __init__(self, dense_module: nn.Module) -> None:
+        super().__init__()
+        self.dense_module = dense_module
+
+    def forward(self, embeddings: list[Tensor]) -> Tensor:
+        """Return the output of the module for embeddings [B, ...] of any widths."""
+        output: Tensor = self.dense_module(_columns(embeddings))
+        return output
+
+
+class FactorizationMachine(nn.Module):
+    """The sum of the products of all pairs of columns, as in TorchRec. A published factorisation
+    machine adds products of vectors.
+    """
+
+    def forward(self, embeddings: list[Tensor]) -> Tensor:
+        """Return the sums, [B, 1], for embeddings [B, ...] of any widths."""
+        return fm_term(_columns(embeddings).unsqueeze(2)).unsqueeze(1)
+
+
+class DeepFMSparseArch(nn.Module):
+    """The tables: ids to pooled vectors.
+
+    Args:
+        embedding_bag_collection: The tables.
+    """
+
+    def __init__(self, embedding_bag_collection: BagCollection) -> None:
+        super().__init__()
+        self.embedding_bag_collection = embedding_bag_collection
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Return the pooled vectors by feature."""
+        pooled: KeyedTensor = self.embedding_bag_collection(features)
+        return pooled
+
+
+class DeepFMDenseArch(_Layers):
+    """Two linear layers with ReLU: dense features [B, I] to vectors [B, D].
+
+    Args:
+        in_features: The number of dense features I.
+        hidden_layer_size: The width of the first layer.
+        embedding_dim: The width of the second layer, D.
+    """
+
+    def __init__(self, in_features: int, hidden_layer_size: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.model = nn.Sequential(
+            nn.Linear(in_features, hidden_layer_size),
+            nn.ReLU(),
+            nn.Linear(hidden_layer_size, embedding_dim),
+            nn.ReLU(),
+        )
+
+
+class FMInteractionArch(nn.Module):
+    """Concatenates the dense vector, a deep term and the factorisation machine.
+
+    Args:
+        fm_in_features: The columns of the dense vector and of all pooled vectors.
+        sparse_feature_names: The features of the pooled vectors.
+        deep_fm_dimension: The width of the deep term.
+    """
+
+    def __init__(
+        self, fm_in_features: int, sparse_feature_names: list[str], deep_fm_dimension: int
+    ) -> None:
+        super().__init__()
+        self.sparse_feature_names = sparse_feature_names
+        self.deep_fm = DeepFM(
+            nn.Sequential(nn.Linear(fm_in_features, deep_fm_dimension), nn.ReLU())
+        )
+        self.fm = FactorizationMachine()
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedTensor) -> Tensor:
+        """Return [B, D + deep_fm_dimension + 1]; without features, the dense vectors.
+
+        Args:
+            dense_features: The output of `DeepFMDenseArch`, [B, D].
+            sparse_features: The pooled vectors.
+        """
+        if not self.sparse_feature_names:
+            return dense_features
+        vectors = [dense_features, *(sparse_features[name] for name in self.sparse_feature_names)]
+        return torch.cat([dense_features, self.deep_fm(vectors), self.fm(vectors)], 1)
+
+
+class DeepFMOverArch(_Layers):
+    """A linear layer and a sigmoid: the probability of a click, [B, 1].
+
+    Args:
+        in_features: The columns of the input.
+    """
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(in_features, 1), nn.Sigmoid())
+
+
+class SimpleDeepFMNN(nn.Module):
+    """Probabilities of clicks from dense features and ids, by the terms of DeepFM.
+
+    Args:
+        num_dense_features: The number of dense features I.
+        embedding_bag_collection: The tables, all of width D.
+        hidden_layer_size: The width of the hidden layer over the dense features.
+        deep_fm_dimension: The width of the deep term.
+
+    Raises:
+        ConfigError: The widths of the tables differ.
+    """
+
+    def __init__(
+        self,
+        num_dense_features: int,
+        embedding_bag_collection: BagCollection,
+        hidden_layer_size: int,
+        deep_fm_dimension: int,
+    ) -> None:
+        super().__init__()
+        dim = _one_dim("SimpleDeepFMNN", embedding_bag_collection)
+        names = [x.output for x in embedding_bag_collection.lookups]
+        self.sparse_arch = DeepFMSparseArch(embedding_bag_collection)
+        self.dense_arch = DeepFMDenseArch(num_dense_features, hidden_layer_size, dim)
+        self.inter_arch = FMInteractionArch(dim * (len(names) + 1), names, deep_fm_dimension)
+        self.over_arch = DeepFMOverArch(dim + deep_fm_dimension + 1)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """Return probabilities, [B, 1].
+
+        Args:
+            dense_features: The dense features, [B, I].
+            sparse_features: The ids, with stride B.
+        """
+        vectors_BD = self.dense_arch(dense_features)
+        interactions = self.inter_arch(vectors_BD, self.sparse_arch(sparse_features))
+        probabilities_B1: Tensor = self.over_arch(interactions)
+        return probabilities_B1

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recapp.dataset.data_settings import ScoringSettings
-from recapp.dataset.prediction_input import RankInput, open_input
 from recapp.dataset.schema import criteo_schema
+from recapp.dataset.scoring import RankInput, open_input
 from recapp.errors import ConfigError, DataError
 
 FILES = [[10, 3], [0], [7, 30], [1]]  # rows of the row groups of four files: 51
@@ -26,44 +26,25 @@ def numbered(tmp_path_factory):
     return write_numbered(tmp_path_factory.mktemp("input") / "logs", FILES)
 
 
-def all_batches(found, unscored, world):
-    """The batches of each rank, as (first row, row numbers)."""
-    return [
-        [(b.first_row, row_numbers(b)) for b in RankInput(found, unscored, rank, world)]
+@given(world=st.integers(1, 20), size=st.integers(1, 60))
+def test_every_row_is_in_one_batch_in_order_and_batches_begin_where_they_did_on_one_rank(
+    numbered, world, size
+):
+    rows = opened(numbered, rows_per_batch=size)
+    ranks = [
+        [(b.first_row, row_numbers(b)) for b in RankInput(rows, rank, world)]
         for rank in range(world)
     ]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 20])
-def test_every_row_is_in_one_batch_in_order_and_batches_begin_where_they_did_on_one_rank(
-    numbered, world
-):
-    found = opened(numbered, rows_per_batch=4, rows_per_part=8)
-    ranks = all_batches(found, range(found.parts), world)
-    assert len({len(own) for own in ranks}) == 1  # the exchange needs as many of every rank
-    batches = [batch for own in ranks for batch in own if batch[1]]
-    assert batches == [(n, list(range(n, min(n + 4, ROWS)))) for n in range(0, ROWS, 4)]
-
-
-@given(data=st.data(), world=st.integers(1, 5), size=st.integers(1, 9), batches=st.integers(1, 3))
-def test_after_any_parts_were_finished_the_others_are_scored_in_the_same_batches(
-    numbered, data, world, size, batches
-):
-    found = opened(numbered, rows_per_batch=size, rows_per_part=size * batches)
-    unscored = sorted(data.draw(st.sets(st.sampled_from(range(found.parts)))))
-    ranks = all_batches(found, unscored, world)
-    wanted = [
-        (n, list(range(n, min(n + size, ROWS))))
-        for n in range(0, ROWS, size)
-        if n // found.rows_per_part in unscored
-    ]
-    assert [batch for own in ranks for batch in own if batch[1]] == wanted
-    assert {len(own) for own in ranks} == {len(RankInput(found, unscored, 0, world))}
+    # the exchange needs as many of every rank
+    assert {len(batches) for batches in ranks} == {len(RankInput(rows, 0, world))}
+    assert len(ranks[0]) == -(-len(range(0, ROWS, size)) // world)
+    batches = [batch for rank in ranks for batch in rank if batch[1]]
+    assert batches == [(n, list(range(n, min(n + size, ROWS)))) for n in range(0, ROWS, size)]
 
 
 def test_the_rows_that_are_done_after_a_batch_of_each_rank_are_counted(numbered):
-    found = opened(numbered, rows_per_batch=4, rows_per_part=8)
-    ranks = [RankInput(found, range(found.parts), rank, 3) for rank in range(3)]
+    rows = opened(numbered, rows_per_batch=4)
+    ranks = [RankInput(rows, rank, 3) for rank in range(3)]
     done = [0] * len(ranks[0])
     for rank in ranks:
         for number, batch in enumerate(rank):
@@ -71,17 +52,7 @@ def test_the_rows_that_are_done_after_a_batch_of_each_rank_are_counted(numbered)
     assert [sum(done[: n + 1]) for n in range(len(done))] == [
         ranks[0].rows_after(n + 1) for n in range(len(done))
     ]
-    assert ranks[0].rows == ROWS == sum(done)
-
-
-def test_parts_are_a_64th_of_the_input_in_whole_batches_where_nobody_says_else(numbered):
-    assert opened(numbered, rows_per_batch=4).rows_per_part == 4
-    few = opened(numbered, rows_per_batch=1)
-    object.__setattr__(few, "rows", 64 * 10 + 1)
-    assert few.rows_per_part == 11
-    many = opened(numbered, rows_per_batch=4096)
-    object.__setattr__(many, "rows", 10**9)
-    assert many.rows_per_part == 262_144
+    assert sum(done) == ROWS
 
 
 def test_what_is_read_is_what_training_reads_without_a_label(numbered):
@@ -197,8 +168,6 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     [
         ({"columns": ["one", "score"]}, "score is the column of the scores"),
         ({"columns": ["one", "one"]}, "one is named more than once"),
-        ({"rows_per_batch": 4, "rows_per_part": 6}, "rows_per_part=6"),
-        ({"rows_per_batch": 4, "rows_per_part": 2}, "set 4"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, words):
@@ -242,11 +211,11 @@ def test_a_value_that_cannot_be_read_is_named_with_its_row(tmp_path):
     assert f"{tmp_path}/a.parquet: column row, row 7" in said
 
 
-def test_files_without_rows_have_an_empty_batch_and_no_part(tmp_path):
+def test_files_without_rows_have_an_empty_batch(tmp_path):
     pq.write_table(numbered_table(0, 0), tmp_path / "a.parquet")
     found = opened(tmp_path, columns=["one"])
-    assert found.parts == 0 and found.kept.names == ["one"]
-    (batch,) = RankInput(found, [])
+    assert found.rows == 0 and found.kept.names == ["one"]
+    (batch,) = RankInput(found)
     assert batch.rows == 0 and batch.kept.num_rows == 0
 
 

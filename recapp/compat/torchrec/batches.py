@@ -1,5 +1,5 @@
-"""The data of TorchRec's examples: the random data set and its batch, names of Criteo's columns,
-and the reader of MovieLens.
+"""TorchRec's functions of jagged tensors, and the data of its examples: the random data set and its
+batch, names of Criteo's columns, and the reader of MovieLens.
 
     for row in movielens_25m("ml-25m"):
         row["userId"], row["movieId"], row["rating"], row["timestamp"]
@@ -16,16 +16,19 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset
+from typing_extensions import override
 
 from recapp.errors import ConfigError, DataError
+from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
 
 
 class Multistreamable(ABC):
@@ -66,8 +69,8 @@ class Batch(Pipelineable):
     sparse_features: KeyedJaggedTensor
     labels: Tensor
 
+    @override
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        """Return the samples on a device."""
         return Batch(
             self.dense_features.to(device, non_blocking=non_blocking),
             self.sparse_features.to(device, non_blocking),
@@ -82,8 +85,8 @@ class Batch(Pipelineable):
             self.labels.pin_memory(),
         )
 
+    @override
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that is queued on `stream` now is done."""
         self.dense_features.record_stream(stream)
         self.sparse_features.record_stream(stream)
         self.labels.record_stream(stream)
@@ -143,7 +146,6 @@ class RandomRecDataset(IterableDataset[Batch]):
         self._made = [self._make() for _ in range(num_generated_batches)]
 
     def _each(self, name: str, given: Sequence[int] | None, one: int) -> list[int]:
-        """Return one number for each feature."""
         numbers = [one] * len(self.keys) if given is None else list(given)
         if len(numbers) != len(self.keys):
             raise ConfigError(
@@ -152,7 +154,6 @@ class RandomRecDataset(IterableDataset[Batch]):
         return numbers
 
     def _make(self) -> Batch:
-        """Draw a batch in TorchRec's order of draws."""
         B = self.batch_size
         lengths = []
         values = []
@@ -160,9 +161,9 @@ class RandomRecDataset(IterableDataset[Batch]):
             lengths_B = torch.randint(
                 least, most + 1, (B,), dtype=torch.int32, generator=self.generator
             )
-            count = int(lengths_B.sum())
+            total = int(lengths_B.sum())
             lengths.append(lengths_B)
-            values.append(torch.randint(0, size, (count,), generator=self.generator))
+            values.append(torch.randint(0, size, (total,), generator=self.generator))
         sparse = KeyedJaggedTensor.from_lengths_sync(
             self.keys, torch.cat(values), torch.cat(lengths)
         )
@@ -171,13 +172,8 @@ class RandomRecDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches, beginning with the first."""
-        return islice(self._endless(), self.num_batches)
-
-    def _endless(self) -> Iterator[Batch]:
-        number = 0
-        while True:
+        for number in islice(count(), self.num_batches):
             yield self._made[number % len(self._made)] if self.repeats else self._make()
-            number += 1
 
     def __len__(self) -> int:
         """Return the number of batches; `sys.maxsize` for an endless data set."""
@@ -194,8 +190,18 @@ TYPES: tuple[Callable[[str], Any], ...] = (int, int, float, int, str, str)
 RowMapper = Callable[[list[str]], Any]
 
 
+def named_values(row: list[str]) -> dict[str, Any]:
+    """Return the values of a row by the names of their columns, as `int`, `float` and `str`.
+
+    Args:
+        row: The texts of a rating, with or without those of the movie.
+    """
+    columns = zip(MOVIELENS_COLUMN_NAMES, TYPES, row, strict=False)
+    return {name: kind(text) for name, kind, text in columns}
+
+
 class MovieLens(IterableDataset[Any]):
-    """The rows of `ratings.csv`, one after the other.
+    """The rows of MovieLens 20M or 25M, one after the other: those of `ratings.csv`.
 
     Args:
         root: The directory of the files.
@@ -207,7 +213,11 @@ class MovieLens(IterableDataset[Any]):
     """
 
     def __init__(
-        self, root: str | Path, include_movies_data: bool, row_mapper: RowMapper | None
+        self,
+        root: str | Path,
+        *,
+        include_movies_data: bool = False,
+        row_mapper: RowMapper | None = named_values,
     ) -> None:
         super().__init__()
         self.ratings = Path(root) / RATINGS_FILENAME
@@ -240,26 +250,6 @@ class MovieLens(IterableDataset[Any]):
                 raise DataError(f"{self.ratings}:{line}: {error}") from error
 
 
-def named_values(row: list[str]) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns, as `int`, `float` and `str`.
-
-    Args:
-        row: The texts of a rating, with or without those of the movie.
-    """
-    columns = zip(MOVIELENS_COLUMN_NAMES, TYPES, row, strict=False)
-    return {name: kind(text) for name, kind, text in columns}
-
-
-def movielens(
-    root: str | Path,
-    *,
-    include_movies_data: bool = False,
-    row_mapper: RowMapper | None = named_values,
-) -> MovieLens:
-    """Return the rows of MovieLens 20M or 25M; the arguments are those of `MovieLens`."""
-    return MovieLens(root, include_movies_data, row_mapper)
-
-
 def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows after the header, each with the number of its last line."""
     with path.open(newline="", encoding="utf-8") as text:
@@ -271,3 +261,95 @@ def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
                     f"{path}:{reader.line_num}: {len(row)} columns, must have {columns}"
                 )
             yield reader.line_num, row
+
+
+class ComputeKJTToJTDict(nn.Module):
+    """A module that splits a KeyedJaggedTensor by key."""
+
+    def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Return a jagged tensor for each key, as a view."""
+        return keyed_jagged_tensor.to_dict()
+
+
+class ComputeJTDictToKJT(nn.Module):
+    """A module that joins jagged tensors into a KeyedJaggedTensor."""
+
+    def forward(self, jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """Return the entries as keys of one tensor, in order.
+
+        Raises:
+            DataError: Some entries have weights and others have none.
+        """
+        return KeyedJaggedTensor.from_jt_dict(jt_dict)
+
+
+def regroup_kts(
+    keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]
+) -> list[Tensor]:
+    """Concatenate the vectors of keys in groups, as `KeyedTensor.regroup` does."""
+    return KeyedTensor.regroup(keyed_tensors, groups)
+
+
+def jt_is_equal(jt_1: object, jt_2: object) -> bool:
+    """Return whether two jagged tensors hold the same bags. As in TorchRec, values and weights are
+    compared by `torch.allclose` and lengths exactly. An object of another class is never equal.
+    """
+    if not isinstance(jt_1, JaggedTensor) or not isinstance(jt_2, JaggedTensor):
+        return False
+    return _same_parts(jt_1, jt_2)
+
+
+def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
+    """Return whether two keyed jagged tensors hold the same keys in the same order with the same
+    bags, by the comparison of `jt_is_equal`.
+    """
+    if not isinstance(kjt_1, KeyedJaggedTensor) or not isinstance(kjt_2, KeyedJaggedTensor):
+        return False
+    if kjt_1.keys() != kjt_2.keys() or kjt_1.stride() != kjt_2.stride():
+        return False
+    return kjt_1.stride_per_key() == kjt_2.stride_per_key() and _same_parts(kjt_1, kjt_2)
+
+
+def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
+    """Check a keyed jagged tensor as its constructor does, and that all its values and weights
+    belong to a bag. For a tensor on an accelerator this waits for the device.
+
+    Raises:
+        DataError: A check fails; the error is a ValueError, as in TorchRec.
+    """
+    if not isinstance(kjt, KeyedJaggedTensor):
+        raise DataError(f"kjt is a {type(kjt).__name__}: give a KeyedJaggedTensor")
+    weights = kjt.weights_or_none()
+    KeyedJaggedTensor(
+        kjt.keys(),
+        kjt.values().cpu(),
+        None if weights is None else weights.cpu(),
+        kjt.lengths().cpu(),
+        None if (offsets := kjt.offsets_or_none()) is None else offsets.cpu(),
+        stride_per_key_per_rank=(
+            kjt.stride_per_key_per_rank() if kjt.variable_stride_per_key() else None
+        ),
+    )
+    held = kjt.without_slack()
+    for name, tensor in (("values", kjt.values()), ("weights", weights)):
+        if tensor is not None and len(tensor) != len(held.values()):
+            raise DataError(
+                f"there are {len(tensor)} {name}, but lengths sum to {len(held.values())}: the "
+                "last values belong to no bag: give one entry for each value of a bag"
+            )
+
+
+def _same_parts(
+    one: JaggedTensor | KeyedJaggedTensor, other: JaggedTensor | KeyedJaggedTensor
+) -> bool:
+    if not torch.equal(one.lengths().long(), other.lengths().long()):
+        return False
+    return _close(one.values(), other.values()) and _close(
+        one.weights_or_none(), other.weights_or_none()
+    )
+
+
+def _close(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one, other)

@@ -22,13 +22,13 @@ from recapp.console import note, short_path
 from recapp.dataset.files import file_names
 from recapp.dataset.fingerprint import file_facts, resumed_files
 from recapp.dataset.footers import first_outside, place_of_id
-from recapp.dataset.order import check_order
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
 from recapp.dataset.source import (
     open_files,
     open_source,
 )
+from recapp.dataset.stream import check_order
 from recapp.dataset.synthetic import check_directory
 from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.models.catalogue import MODELS

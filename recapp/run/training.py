@@ -461,8 +461,8 @@ def build_loggers(
     if not is_first():
         return [DummyLogger() for _ in recipe.logger]
     made = [
-        make_a(Logger, wanted, f"logger.{name}", save_dir=str(folder))  # type: ignore[type-abstract]
-        for name, wanted in recipe.logger.items()
+        make_a(Logger, each, f"logger.{name}", save_dir=str(folder))  # type: ignore[type-abstract]
+        for name, each in recipe.logger.items()
     ]
     if resumed and recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):

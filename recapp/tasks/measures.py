@@ -112,8 +112,7 @@ def measures_from(plain: Mapping[str, Any]) -> Measures:
         raise ValueError("no metrics of a task") from error
 
 
-GAUC = "gauc"
-"""The name of the mean AUC of groups."""
+GAUC = "gauc"  # the name of the mean AUC of groups
 
 
 @dataclass(frozen=True, kw_only=True)

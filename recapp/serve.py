@@ -165,7 +165,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     from recapp.inference.led_ranks import Leader, follow
     from recapp.model_loading import load_on
     from recapp.transport.communicator import leave_process_group
-    from recapp.transport.pulse import join_ranks
+    from recapp.transport.join_ranks import join_ranks
 
     recipe: Serve = recipe_of(settings, "serve")
     torch.set_num_threads(recipe.threads)

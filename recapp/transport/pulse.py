@@ -1,6 +1,4 @@
-"""The process group of the ranks of a server, and their pulses.
-
-Pulses show whether other ranks still run: each rank counts all the time, during any other work.
+"""Pulses show whether other ranks still run: each rank counts all the time, during any other work.
 
     rank 1   counts 17, 18, 19            a number of its own in the store where the ranks met
     rank 0   reads  17, 18, 18, 18, 18    rank 1 has not answered for 3 s
@@ -9,19 +7,15 @@ A message to a stopped rank would block the sender for half an hour. No rank wai
 separate thread counts, so the count goes on while a model is loaded, which takes minutes.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from typing import TYPE_CHECKING
 
 from recapp.errors import RankError
-from recapp.processes.rank_environment import RankInfo
-from recapp.transport.choose_transport import make_comm
-from recapp.transport.communicator import Comm
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 PULSE_SECONDS = 1.0
 QUIET_SECONDS = (
@@ -73,7 +67,7 @@ class Pulses:
 
     def __init__(
         self,
-        store: Store,
+        store: "Store",
         rank: int,
         world: int,
         *,
@@ -142,26 +136,3 @@ class Pulses:
 
 def _words(seconds: float, rank: int) -> str:
     return f"rank {rank} has not answered for {seconds:.0f} s: it is stopped or lost"
-
-
-def join_ranks(here: RankInfo, device: torch.device) -> tuple[Comm, Comm, Pulses]:
-    """Join the process group of all ranks that the environment names. Every rank calls it.
-
-    Args:
-        here: This rank, from the environment.
-        device: The device of this rank.
-
-    Returns:
-        Two communicators and the pulses. The first communicator carries the commands between
-        batches, the second the messages of tables, over the fastest transport. Both have torch's
-        timeout for a silent rank, because comparing the checksums of large tables takes minutes;
-        they notice at once when a rank has ended. The pulses distinguish a stopped rank from a busy
-        one.
-    """
-    dist.init_process_group("gloo")
-    group = dist.new_group(backend="nccl" if device.type == "cuda" else "gloo")
-    # a connection of its own: the connection of the process group may block
-    store = TCPStore(here.address, here.port, is_master=False)
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun reuses its store
-    pulses = Pulses(PrefixStore(f"recapp/pulse/{start}", store), here.rank, here.world)
-    return Comm(), make_comm(group, device), pulses

@@ -178,7 +178,7 @@ def _known(command: str, group: str) -> bool:
 
 def _first(command: str) -> tuple[str, ...]:
     """Return the settings of groups, and the groups, that the short help of a command shows."""
-    of_model = "train" in _primaries(conf_dir(), command)
+    of_model = "train" in comments_of(conf_dir() / f"{command}.yaml").parents
     return OF_STORED_MODEL if of_model else (*FIRST_WEEK, *FIRST_GROUPS)
 
 
@@ -192,7 +192,7 @@ def _opening(
     yield ""
     parents = [
         comments_of(conf / f"{name}.yaml")
-        for name in ("command", *_primaries(conf, command))
+        for name in ("command", *file.parents)
         if (conf / f"{name}.yaml").is_file()
     ]
     for name, value in config.items():
@@ -205,14 +205,6 @@ def _opening(
                 (comment for each in (file, *parents) if (comment := each.of.get(key))), ""
             )
             yield _line(key, item, words, columns)
-
-
-def _primaries(conf: Path, command: str) -> list[str]:
-    """Return the commands whose settings a command includes: eval includes those of train."""
-    text = yaml.safe_load((conf / f"{command}.yaml").read_text())
-    return [
-        str(each) for each in text.get("defaults", []) if isinstance(each, str) and each != "_self_"
-    ]
 
 
 def _group(

@@ -83,7 +83,7 @@ class DataSettings:
         table_dims: The dimension of single tables, by column.
         batch_size: The rows of a GLOBAL training batch, a multiple of `lanes`.
         val_batch_size: The rows of a GLOBAL validation batch; None takes `batch_size`.
-        lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
+        lanes: V of the data order (`recapp/dataset/stream.py`); at least the number of ranks.
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
         seed: The seed of the order of rows; None takes the seed of the run.
         num_workers: The reader processes of each rank; 0 reads in the rank's own process.

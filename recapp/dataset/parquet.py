@@ -85,7 +85,20 @@ class Parquet:
             footer = read_footer(path, stamp)
         except UNREADABLE as error:
             raise UnreadableFileError(reason(error)) from error
-        return Facts(footer.columns, row_counts(footer.metadata, path))
+        metadata = footer.metadata
+        groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        for index, rows in enumerate(groups):
+            if not 0 <= rows <= MOST_ROWS:
+                raise DataError(
+                    f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are "
+                    "read: write smaller ones"
+                )
+        if sum(groups) != metadata.num_rows:
+            raise DataError(
+                f"{path}: its footer counts {metadata.num_rows} rows, its row groups "
+                f"{sum(groups)}; write the file again"
+            )
+        return Facts(footer.columns, groups)
 
     def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a row group.
@@ -194,27 +207,6 @@ def _batches(
                     plain = without_views(left.column(name))
                     left = left.set_column(left.schema.get_field_index(name), name, plain)
                 yield left
-
-
-def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
-    """Return the number of rows of each row group.
-
-    Raises:
-        DataError: The numbers are impossible.
-    """
-    groups = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
-    for index, rows in enumerate(groups):
-        if not 0 <= rows <= MOST_ROWS:
-            raise DataError(
-                f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are read: "
-                "write smaller ones"
-            )
-    if sum(groups) != footer.num_rows:
-        raise DataError(
-            f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; "
-            "write the file again"
-        )
-    return groups
 
 
 def reason(error: Exception) -> str:

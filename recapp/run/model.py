@@ -16,9 +16,10 @@ from recapp.engine.sharded_collection import (
     sharded_collections,
     without_tables,
 )
-from recapp.errors import ArtefactError, ConfigError, RecappError
+from recapp.errors import ArtefactError, RecappError
+from recapp.models.catalogue import MODELS
 from recapp.models.ensemble import Ensemble
-from recapp.run.constructors import make
+from recapp.run.constructors import constructor_of, make_a
 from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.records import Constructor
@@ -27,6 +28,7 @@ from recapp.stored.meta_file import state_must_fit
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.named_collections import ModelTables
+from recapp.tables.table_settings import TablesOfDataset
 from recapp.tables.unsharded_collection import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -56,6 +58,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
         check_features(tables.tables, recipe.schema)
     check_collections(recipe.model, tables.collections)
     dense = len(recipe.schema.numbers)
+    output = recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
 
     def build() -> nn.Module:
         members = []
@@ -63,7 +66,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
             if number:  # the caller has set the seed of the first
                 torch.manual_seed(recipe.seed + number)
             members.append(_model(recipe.model, own, dense, recipe.seed + number))
-        return Ensemble(members, _output_of(recipe)) if len(members) > 1 else members[0]
+        return Ensemble(members, output) if len(members) > 1 else members[0]
 
     if on_paper:
         with torch.device("meta"):
@@ -72,29 +75,36 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     return build()
 
 
-def _output_of(recipe: Recipe) -> str:
-    """Return the name of the task's first output; `logit` for a recipe without a task."""
-    return recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
-
-
 def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:
-    given = {**settings.arguments, **_collections(tables, seed), "dense_in_features": dense}
-    model = make(Constructor(settings.target, given), "model")
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model._target_={settings.target}: must make a torch.nn.Module")
-    return model
-
-
-def _collections(tables: ModelTables, seed: int) -> dict[str, UnshardedCollection]:
-    """Return the collections by name. Those that read the same table share its rows."""
-    made: dict[str, UnshardedCollection] = {}
+    """Return a model. Collections that read the same table share its rows."""
+    collections: dict[str, UnshardedCollection] = {}
     first: dict[str, UnshardedCollection] = {}
     for name, own in tables.collections.items():
         kind = EmbeddingBagCollection if own.pools else EmbeddingCollection
-        made[name] = kind(own.tables, device=torch.device("meta"), seed=seed, lookups=own.lookups)
+        collection = kind(own.tables, device=torch.device("meta"), seed=seed, lookups=own.lookups)
+        collections[name] = collection
         for table in own.tables:
-            made[name].share(table.name, first.setdefault(table.name, made[name]))
-    return made
+            collection.share(table.name, first.setdefault(table.name, collection))
+    return make_a(nn.Module, settings, "model", **collections, dense_in_features=dense)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Make the model on paper. Check only its arguments and collections if its constructor may not
+    run there: a user's own, or one whose widths follow from ids that are counted later.
+
+    Raises:
+        ConfigError: The model cannot be made.
+    """
+    tables = recipe.tables
+    is_open = (
+        isinstance(tables, TablesOfDataset) and tables.dim_rule is not None and recipe.counts_ids
+    )
+    if recipe.model.target in MODELS and not is_open:
+        build_model(recipe, on_paper=True)
+        return
+    collections = recipe.model_tables.collections
+    check_collections(recipe.model, collections)
+    constructor_of(recipe.model, "model", [*collections, "dense_in_features"])
 
 
 TOLERANCE = 1e-4

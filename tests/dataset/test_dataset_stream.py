@@ -19,9 +19,8 @@ from dataset_files import (
 
 from recapp.dataset import parquet, stream
 from recapp.dataset.collate import Collate
-from recapp.dataset.order import deal, permutation
 from recapp.dataset.parquet import CHUNK_ROWS
-from recapp.dataset.stream import BatchStream, Reader, make_loader
+from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutation
 from recapp.errors import ConfigError, DataError
 
 SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "training": True}

@@ -481,7 +481,11 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     Raises:
         ConfigError: Dense parameters have an optimiser in backward, on several CPU ranks.
     """
-    tables = _table_parameter_names(module)
+    tables = [
+        f"{path}.weight".lstrip(".")
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, TableParameter)
+    ]
     dense = {
         name: p for name, p in module.named_parameters() if p.requires_grad and name not in tables
     }
@@ -504,15 +508,6 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     if comm.device.type == "cpu":
         wrapped.register_comm_hook(None, AverageOverRanks(comm.twin()))
     return wrapped
-
-
-def _table_parameter_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that are tables of the plan."""
-    return [
-        f"{path}.weight".lstrip(".")
-        for path, part in module.named_modules(remove_duplicate=False)
-        if isinstance(part, TableParameter)
-    ]
 
 
 def compile_dense(module: nn.Module) -> list[str]:

@@ -131,7 +131,6 @@ def check(settings: Serve) -> None:
 
 
 def _serve_on_ranks(settings: Serve) -> None:
-    """Start the ranks, and wait for their end."""
     console.note(f"starting {settings.ranks} ranks")
     with TemporaryDirectory() as folder:
         path = Path(folder, "settings.yaml")
@@ -290,7 +289,6 @@ def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | Non
 
 
 def _say(settings: Serve, address: str, served: "Served") -> None:
-    """Print the server's address, its model and its limits."""
     row = {
         "address": address,
         "model": served.name,

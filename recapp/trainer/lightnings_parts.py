@@ -51,8 +51,8 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_weights import MethodOf
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.processes.rank_environment import RankInfo, started_externally
-from recapp.processes.start_and_end import die_with_parent
+from recapp.processes.rank_environment import RankInfo, external_rank
+from recapp.processes.stopping import die_with_parent
 from recapp.trainer.trainer_settings import refuse_class
 
 FORK: Literal["fork"] = "fork"
@@ -228,7 +228,7 @@ class RankEnvironment(ClusterEnvironment):
     @staticmethod
     @override
     def detect() -> bool:
-        return started_externally()
+        return external_rank() is not None
 
     @override
     def world_size(self) -> int:

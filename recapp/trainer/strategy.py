@@ -61,8 +61,7 @@ from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
-from recapp.processes.start_and_end import die_with_parent
-from recapp.processes.stopping import saving
+from recapp.processes.stopping import die_with_parent, saving
 from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan

@@ -66,7 +66,7 @@ THIRD_PARTIES = {
         "trainer.strategy",
         "planner.embedding_planner",
         "benchmarks.session",
-        "benchmarks.link_costs",
+        "benchmarks.calibrate",
     ),
 }
 """Where a third party is at home: rooms or files, below the package."""

@@ -326,7 +326,6 @@ def _example_inputs(
 
 
 def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
-    """Return the CPU flags that this machine does not have."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -337,13 +336,11 @@ def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def _release(version: str) -> str:
-    """Return the major and minor number of a version."""
     return ".".join(version.split(".")[:2])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings of torch's compiler."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor")]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -101,7 +101,6 @@ def _under(
     comm: Comm,
     make_store: Callable[[StoredGroup], RowStore] | None,
 ) -> nn.Module:
-    """Return the model with its tables placed by a plan."""
     made = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
     return made.to(comm.device).eval().requires_grad_(False)
 
@@ -285,7 +284,6 @@ class HeldTables:
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join consecutive spans."""
     merged: list[tuple[int, int]] = []
     for first, last in spans:
         if merged and merged[-1][1] == first:
@@ -296,7 +294,6 @@ def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _columns(rows: Held, cols: range) -> Held:
-    """Return some columns of rows."""
     if isinstance(rows, QuantisedRows):
         return rows.strip_of(range(len(rows)), cols)
     return rows if len(cols) == rows.shape[1] else rows[:, cols.start : cols.stop].contiguous()
@@ -351,7 +348,6 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
 
 
 def _map(artefact: Artefact, file: str) -> Tensor:
-    """Return the bytes of a file as a mapped tensor."""
     if not artefact.manifest.files[file]["bytes"]:
         return torch.empty(0, dtype=torch.uint8)
     # a private map is writable; torch requires writable memory

@@ -164,7 +164,6 @@ class Probe:
         return {name: values_B.float() for name, values_B in named.items()}
 
     def _store(self, group: StoredGroup, recorded: _RecordingStore, rows_of: RowsOf) -> RowStore:
-        """Return a store of the rows that were read."""
         layout = group.layout
         dtype = layout.groups[group.number].dtype
         dynamic = layout.groups[group.number].dynamic
@@ -332,7 +331,6 @@ def measurements(tables: Sequence[EmbeddingConfig], fixed: Mapping[str, DataType
 
 
 def _narrower(table: EmbeddingConfig) -> list[DataType]:
-    """Return the data types that store a table in fewer bytes than now."""
     dim = table.embedding_dim
     now = row_bytes(table.data_type, dim)
     kinds = (DataType.FP16, DataType.INT8, DataType.INT4)

@@ -8,7 +8,8 @@ A checkpoint's rows are read into tables, under any plan, as training does. An a
 mapped. No other file asks which kind a stored model is.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,19 +24,16 @@ from recapp.processes.rank_environment import is_first
 from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Recipe, Train
+from recapp.stored.artefact_files import DERIVED_FILE
 from recapp.stored.checkpoint import load_together
 from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
+from recapp.stored.model_manifests import META, CheckpointManifest
 from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
 from recapp.trainer.sharded_checkpoint import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from recapp.run.training import RankModel
-from collections.abc import Iterable
-from dataclasses import replace
-
-from recapp.stored.artefact_files import DERIVED_FILE
-from recapp.stored.model_manifests import META, CheckpointManifest
 
 
 @dataclass(frozen=True)
@@ -198,20 +196,6 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
     assert recipe.ckpt_path is not None
     stored = open_stored(recipe.ckpt_path, wanted=wanted)
     return with_columns_of(recipe, stored), trained(stored)
-
-
-def with_stored_columns(recipe: T) -> T:
-    """Return the recipe of a run with the columns of its stored model, if it loads one. Every rank
-    calls it.
-
-    Raises:
-        CheckpointError: The model has no such values, or they are damaged.
-        ArtefactError: The same for an artefact.
-    """
-    if recipe.ckpt_path is None:
-        return recipe
-    with open_stored(recipe.ckpt_path, wanted=partial(files_of_values, recipe=recipe)) as stored:
-        return with_columns_of(recipe, stored)
 
 
 def with_columns_of(recipe: R, stored: StoredModel) -> R:

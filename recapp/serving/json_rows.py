@@ -172,7 +172,6 @@ def _in_one_form(values: list[Any], dense: bool, hexadecimal: bool) -> list[Any]
 
 
 def _vectors(name: str, values: list[Any]) -> pa.Array:
-    """Return lists of numbers as a column."""
     field = f"feature {name}"
     _check_flat(values, field, "list of numbers")
     for value in values:
@@ -186,7 +185,6 @@ def _vectors(name: str, values: list[Any]) -> pa.Array:
 
 
 def _check_flat(values: list[Any], field: str, allowed: str) -> None:
-    """Raise Refused for an object, and for a list inside of a list."""
     kinds = set(map(type, scalars_of(values)))
     if dict in kinds or list in kinds:
         fault = "an object" if dict in kinds else "a list inside of a list"

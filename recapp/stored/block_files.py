@@ -316,7 +316,6 @@ def link_blocks(
 
 
 def _rows_of(b: Block, rows: range) -> Tensor:
-    """Return some rows of a block on the CPU."""
     return b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
 
 

@@ -241,7 +241,6 @@ def _check_same(
 
 
 def _weights(stored: Checkpoint, names: Mapping[str, str]) -> Iterator[Block]:
-    """Return the weights of all tables of a checkpoint, under the names of the joined one."""
     for table, joined in names.items():
         found = stored.manifest.tensors[table, WEIGHT]
         shape = found[0].shape

@@ -227,7 +227,6 @@ class Manifest(ABC):
 
 
 def _damaged(kind: Kind, folder: Path, why: str) -> RecappError:
-    """Return the error for an invalid manifest."""
     return kind.error(f"the manifest of {kind.name} {folder} is damaged: {why}; {kind.fix}")
 
 

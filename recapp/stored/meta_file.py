@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from enum import Enum
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, get_args, get_origin
 
@@ -104,14 +105,8 @@ def _check_archive(source: BinaryIO) -> None:
         packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
         if packed or sum(e.file_size for e in entries) > size:
             raise ValueError("its entries expand to more than the file holds")
-        for entry in entries:
-            if entry.filename.endswith(".pkl"):
-                _check_names(archive.read(entry))
-
-
-def _check_names(program: bytes) -> None:
-    """Refuse a pickle with names beyond those of plain values and dense tensors."""
-    for code, name, _ in pickletools.genops(program):
+        programs = [archive.read(e) for e in entries if e.filename.endswith(".pkl")]
+    for code, name, _ in chain.from_iterable(map(pickletools.genops, programs)):
         by_stack = code.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")
         if by_stack or (code.name == "GLOBAL" and name not in _ASKED_FOR):
             raise ValueError(f"it names {name or code.name}, which is no plain type")

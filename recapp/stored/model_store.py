@@ -337,7 +337,6 @@ def find_checkpoints(folder: str | Path) -> list[Path]:
 
 
 def _written(path: Path) -> int:
-    """Return the time of the last write to the manifest of a checkpoint."""
     manifest = entry_of(files_at(path).current(path) / MANIFEST)
     return manifest.written if manifest else 0
 

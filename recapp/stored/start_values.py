@@ -155,7 +155,6 @@ def _read_checkpoint(
     rows: int | None,
     blocks: Sequence[Block] | None,
 ) -> None:
-    """Read the table of a checkpoint."""
     shapes = read_manifest(path).shapes
     if name not in shapes:
         raise ConfigError(
@@ -258,7 +257,6 @@ def _read_vectors(
 
 
 def _place(blocks: Sequence[Block], row_N: Tensor, values_ND: Tensor) -> None:
-    """Write the values of some rows into the rectangles that hold them."""
     for block in blocks:
         position_N = row_N if block.order is None else block.order.positions_of(row_N)
         here_N = (position_N >= block.rows.start) & (position_N < block.rows.stop)

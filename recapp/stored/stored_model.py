@@ -359,7 +359,6 @@ class Artefact(Snapshot[ArtefactManifest]):
         return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines, columns))
 
     def _made(self, file: str, make: Callable[[bytes], T]) -> T:
-        """Read a file, and convert its bytes with `make`."""
         raw = self.read(file)
         try:
             return make(raw)

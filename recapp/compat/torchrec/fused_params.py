@@ -91,7 +91,7 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
     Raises:
         ConfigError: The optimiser is no row rule, or does not have a parameter.
     """
-    given = dict(fused_params)
+    given: dict[str, Any] = dict(fused_params)
     kind = _kind_of(given.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
     rule = _RULE_NAMES.get(kind, kind.value)
     names = {field: name for name, field in _FIELDS.items()}
@@ -109,8 +109,8 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
                 "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
-    fields = {_FIELDS.get(name, name): value for name, value in (defaults | given).items()}
-    return make_rule({"rule": rule, **fields}, setting)
+    fields = {_FIELDS.get(name, name): value for name, value in {**defaults, **given}.items()}
+    return make_rule({"rule": rule} | fields, setting)
 
 
 def _kind_of(given: Any, setting: str) -> EmbOptimType:

@@ -19,7 +19,7 @@ from recapp.errors import ConfigError
 from recapp.run.commands import COMMANDS
 from recapp.run.recipe import Command, Train
 from recapp.settings.option_files import conf_dir, option_file, options
-from recapp.settings.records import fields_of, made_of, parts_of
+from recapp.settings.records import Constructor, fields_of, parts_of, records_of
 from recapp.settings.values import read, shown
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -173,15 +173,10 @@ def _hints(kind: type) -> dict[str, Any]:
     return {name: hint for name, (hint, _) in fields_of(kind).items()}
 
 
-def _records(kind: Any) -> list[type]:
-    """The records that an annotation allows."""
-    return [part for part in parts_of(kind) if hasattr(part, "__dataclass_fields__")]
-
-
 def _kinds(group: str) -> Mapping[str, Any]:
     """The annotations of a group's settings, by name; those of all records that it may be."""
     found: dict[str, Any] = {}
-    for part in _records(_hints(Train).get(group)):
+    for part in records_of(_hints(Train).get(group)):
         found = _hints(part) | found
     return found
 
@@ -190,10 +185,10 @@ def _kind(kinds: Mapping[str, Any], key: str) -> Any:
     """The annotation of a setting; of settings inside of others where a record has them."""
     first, _, rest = key.partition(".")
     kind = kinds.get(first, Any)
-    inner = _records(kind)
+    inner = records_of(kind)
     if not rest:
         whole = inner and str not in parts_of(kind)  # a file may stand for a record
-        return Any if whole or made_of(kind) else kind
+        return Any if whole or Constructor in parts_of(kind) else kind
     return _kind(_hints(inner[0]), rest) if inner else Any
 
 

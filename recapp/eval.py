@@ -104,14 +104,15 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     """
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.run_record import DETAILS_FILE
-    from recapp.run.run_checks import check_measuring
+    from recapp.run.run_checks import check_data, check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.curves import TerminalProgress
 
     recipe, opened = open_trained(recipe)
     if is_first() and not step:
-        check_measuring(recipe, opened.stored.manifest, test=recipe.split == "test")
+        check_scoring(recipe, opened.stored.manifest)
+        check_data(recipe, test=recipe.split == "test")
     data = build_data(recipe)
     model = opened.on_ranks(recipe)
     trainer = model.trainer(recipe, [TerminalProgress()] if wants_bar(recipe) else [])

@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
@@ -43,8 +44,7 @@ from recapp.run.recipe import Recipe
 from recapp.run.run_rows import made_up_rows, validation_source
 from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact_files import example_bytes
-from recapp.stored.directories import is_artefact
+from recapp.stored.model_store import is_artefact
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_lookups
 
@@ -185,7 +185,8 @@ def stored_models(path: Path, settings: Any, folder: Path) -> Iterator[StoredMod
     sizes = listed(settings.batch_size)
     rows = rows.take(np.arange(max(rows.num_rows, *sizes, 1)) % rows.num_rows)
     rows_file = folder / "rows.arrow"
-    rows_file.write_bytes(example_bytes(rows))
+    with pa.ipc.new_file(rows_file, rows.schema) as writer:
+        writer.write_table(rows)
     for width, stored in artefacts.items():
         eager = load_model(stored, trust_compiled=False)
         compiled = load_model(stored, trust_compiled=True) if settings.compile else None
@@ -209,7 +210,6 @@ def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
 
 
 def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
-    """Return the rows that batches are cut from."""
     schema = recipe.schema
     source = validation_source(recipe)
     if source is not None:

@@ -19,22 +19,15 @@ from torch import Tensor, nn
 
 from recapp import console
 from recapp.cli.stored_recipe import recipe_of_stored
-from recapp.dataset.collate import RawTable
 from recapp.dataset.decode import padding_id
 from recapp.dataset.schema import DERIVED
-from recapp.dataset.sequential_rows import example_rows
+from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of
 from recapp.engine.sharded_collection import (
     embedding_collections,
     sharded_collections,
     without_tables,
 )
 from recapp.errors import CheckpointError, ConfigError
-from recapp.inference.choose_storage import (
-    least_storage,
-    measurements,
-    storage_by_hand,
-    storage_of,
-)
 from recapp.inference.compiled import (
     COMPILED,
     NotCompiled,
@@ -43,12 +36,10 @@ from recapp.inference.compiled import (
     load_compiled,
 )
 from recapp.inference.export_settings import AUTO, Export
-from recapp.inference.held_tables import mapped_tables
-from recapp.inference.placed_model import one_rank
-from recapp.inference.probe import Measured, Probe
-from recapp.inference.row_writer import RowWriter
-from recapp.inference.storage import QUANTIZE, row_bytes
-from recapp.inference.trained_tables import TrainedTables
+from recapp.inference.placed_model import mapped_tables, one_rank
+from recapp.inference.probe import Measured, Probe, least_storage, measurements, storage_by_hand
+from recapp.inference.storage import QUANTIZE, row_bytes, storage_of
+from recapp.inference.table_files import RowWriter, TrainedTables
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.run.run_rows import (
@@ -59,13 +50,11 @@ from recapp.run.run_rows import (
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact_files import EXAMPLE_ROWS, dense_bytes, example_bytes, unfinished
-from recapp.stored.derived_values import DERIVED_FILE, written_values
-from recapp.stored.kinds import MANIFEST
+from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, written_values
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit
-from recapp.stored.model_manifests import DENSE, EXAMPLE, ArtefactManifest
-from recapp.stored.model_store import files_at, write_file
+from recapp.stored.model_manifests import DENSE, ArtefactManifest
+from recapp.stored.model_store import MANIFEST, files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
@@ -74,6 +63,7 @@ from recapp.tables.initial import start_values
 from recapp.tasks.task import Task
 
 BUDGET_NE = 1e-4
+EXAMPLE_ROWS = 16
 EXPORTED = "exported"
 CHANGES = {"normalized_entropy": "ne_change"}
 """The names of the changes of metrics in a report; the others are `<metric>_change`."""
@@ -181,7 +171,6 @@ class _Exporter:
         return {t.name: by_hand.get(t.name, storage_of(t, quantize)) for t in self.tables}
 
     def _probe(self) -> Probe:
-        """Return a probe: the model and the validation batches that measure it."""
         assert self.source is not None
         batches = validation_batches(self.source, self.recipe, self.options.report_rows)
         console.note("measuring the loss of each width on validation rows ...")
@@ -217,7 +206,6 @@ class _Exporter:
             model.load_state_dict(self.dense)
 
     def _write_tables(self, writer: RowWriter, chosen: Mapping[str, DataType]) -> None:
-        """Write the rows of all tables."""
         total = sum(self.trained.bytes_of(t) for t in self.tables) >> 20
         with console.progress("exporting tables, MB", total) as advance:
             for table in self.tables:
@@ -234,7 +222,6 @@ class _Exporter:
         manifest = self.snapshot.manifest
         files[DENSE] = self._written(DENSE, dense_bytes(self.dense))
         example = self._example()
-        files[EXAMPLE] = self._written(EXAMPLE, example_bytes(example))
         schema = self.recipe.schema
         info: dict[str, Any] = {
             "name": self.name,
@@ -254,6 +241,7 @@ class _Exporter:
             },
             "lookups": _lookups(self._model()),
             "ids": schema.id_encoding(),
+            "example": example,
             # a command line may have changed the model
             "config": {
                 **manifest.config,
@@ -266,7 +254,7 @@ class _Exporter:
         model = meta_model(described, self.recipe)
         one_rank(model, torch.device("cpu"), mapped_tables(artefact).make_store)
         load_dense(artefact, model)
-        batch = raw_rows_of(self.recipe).batch(example)
+        batch = raw_rows_of(self.recipe).batch(table_of(example, schema))
         outputs = self._outputs(model, batch)
         info["columns"] = [
             {"name": one.column, "output": one.name, "activation": one.activation}
@@ -290,11 +278,11 @@ class _Exporter:
     def _written(self, file: str, content: bytes) -> Mapping[str, Any]:
         return write_file(self.folder / file, content)
 
-    def _example(self) -> RawTable:
+    def _example(self) -> list[dict[str, Any]]:
         schema = self.recipe.schema
         if self.source is None:
-            return made_up_rows(schema, embedding_lookups(self._model()))
-        return example_rows(self.source, schema, EXAMPLE_ROWS)
+            return plain_rows(made_up_rows(schema, embedding_lookups(self._model())))
+        return plain_rows(example_rows(self.source, schema, EXAMPLE_ROWS))
 
     def _compiled(
         self,

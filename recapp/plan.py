@@ -11,8 +11,7 @@ without data.
 | `check`     | predictions next to the measurements of runs: `path=RUN_OR_SWEEP`                  |
 | `calibrate` | timings of this machine, as a hardware file for `topology.hardware=FILE`           |
 | `devices`   | the fewest devices that hold the tables for serving, in 32, 16, 8 and 4 bits       |
-| `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` compares them with  |
-|             | runs on few ranks                                                                  |
+| `scale`     | step time, memory and bytes of the tables as ranks grow                            |
 
 Without `+plan`, recapp's planner chooses the plan.
 """
@@ -31,7 +30,7 @@ from recapp import console
 from recapp.cli.command import run
 from recapp.cli.job import Job
 from recapp.processes.rank_process import leave
-from recapp.processes.start_and_end import loading
+from recapp.processes.stopping import loading
 from recapp.run.commands import OnPaper
 
 VERBS = {

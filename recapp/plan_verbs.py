@@ -5,8 +5,6 @@
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import fill
 from typing import Any
 
 from recapp import console
@@ -14,23 +12,15 @@ from recapp.cli.job import Job
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.inference.choose_storage import storage_of
-from recapp.inference.storage import QUANTIZE
+from recapp.inference.storage import QUANTIZE, storage_of
 from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_as
 from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.options import MODES
 from recapp.planner.planner_settings import ParameterConstraints, PlanSettings
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.reporting.plan_report import explained
+from recapp.reporting.plan_report import STEP, compared, explained, separated_pairs
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
-from recapp.reporting.prediction_errors import (
-    STEP,
-    compared,
-    compared_by_ranks,
-    order_of_plans,
-    separated_pairs,
-)
 from recapp.reporting.run_record import (
     PERFORMANCE_FILE,
     PREDICTED_FILE,
@@ -61,7 +51,6 @@ from recapp.tables.config import EmbeddingConfig, TableLookup
 BEST = "best"
 """The name of the planner's own plan."""
 
-MANY_RANKS = 2000  # whose plan takes so long that a line says so
 Settings = dict[str, Any]
 DEVICE_COLUMNS = (
     console.Column("quantize", "tables\nstored as"),
@@ -174,8 +163,6 @@ def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan
     plan = recipe.plan
     if plan is not None and (plan.path is not None or plan.rules is not None):
         return build_plan(recipe, problem), None
-    if problem.topology.world_size >= MANY_RANKS:
-        console.note(f"planning for {problem.topology.world_size:,} ranks takes a minute or more")
     with console.progress(
         f"planning {len(problem.tables):,} tables on {problem.topology.world_size:,} ranks", 1
     ) as advance:
@@ -194,24 +181,18 @@ def check(recipe: OnPaper, job: Job) -> None:
             "path must be given: a run or a sweep of recapp.train, path=outputs/first"
         )
     rows = compared(measured_runs(recipe.path))
-    tau = order_of_plans(rows)
-    steps = [row for row in rows if row.what == STEP]
+    plans = sum(row.what == STEP for row in rows)
     repeated = any(row.runs > 1 for row in rows)
     apart, right = separated_pairs(rows)
     if recipe.format == "json":
-        console.emit_document(
-            {
-                "rows": [*map(vars, rows)],
-                "kendall_tau": tau,
-                "pairs_told_apart": apart,
-                "pairs_in_order": right,
-            }
-        )
+        pairs = {"pairs_told_apart": apart, "pairs_in_order": right}
+        console.emit_document({"rows": [*map(vars, rows)], **pairs})
         return
     spread = [console.Column("least", "least", ",.3f"), console.Column("most", "most", ",.3f")]
     columns = [
         console.Column("run", "run"),
         console.Column("plan", "plan"),
+        console.Column("ranks", "ranks"),
         console.Column("what", "what"),
         console.Column("predicted", "predicted", ",.3f"),
         console.Column("measured", "measured", ",.3f"),
@@ -219,17 +200,11 @@ def check(recipe: OnPaper, job: Job) -> None:
         console.Column("error", "error", "+.1%"),
     ]
     console.print_table([*map(vars, rows)], columns, title="Predicted and measured")
-    if tau is not None:
+    if plans > 1:
         print(
-            f"\nKendall's tau of {len(steps)} plans' step times: {tau:.2f} (1: the order of plans "
-            "is right, -1: it is reversed)"
+            f"\nPairs of plans whose runs do not overlap: {apart} of {plans * (plans - 1) // 2}; "
+            f"in the predicted order: {right}"
         )
-        if repeated:
-            pairs = len(steps) * (len(steps) - 1) // 2
-            print(
-                f"Pairs of plans whose runs do not overlap: {apart} of {pairs}; in the predicted "
-                f"order: {right}"
-            )
 
 
 def measured_runs(path: str) -> list[tuple[str, PlanReport, Performance]]:
@@ -264,7 +239,6 @@ def scale(recipe: OnPaper, job: Job) -> None:
         if name not in known:
             said = shown(to_plain(recipe.plans))
             raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
-    checked = compared_by_ranks(measured_runs(recipe.path)) if recipe.path is not None else []
     hardware = recipe.topology.costs or default_hardware("cpu")
     problem = replace(problem_on_paper(recipe), batch_per_rank=recipe.weak_batch)
     rows = []
@@ -277,7 +251,7 @@ def scale(recipe: OnPaper, job: Job) -> None:
                 rows.append({"plan": plan, "mode": mode, "ranks": world, **_cost(at, wish)})
                 advance(1)
     if recipe.format == "json":
-        console.emit_document({"rows": rows, "checked": checked})
+        console.emit(rows, "json")
         return
     columns = [
         console.Column("plan", "plan"),
@@ -290,7 +264,6 @@ def scale(recipe: OnPaper, job: Job) -> None:
     ]
     title = f"{recipe.weak_batch:,} samples a rank on {hardware.name}; -: no room"
     console.print_table(rows, columns, title=title)
-    _print_checked(checked, hardware.name)
 
 
 def _topology(world: int, hardware: Hardware) -> Topology:
@@ -314,34 +287,6 @@ def _cost(problem: PlanningProblem, wish: ParameterConstraints) -> dict[str, flo
         "bytes_per_rank": float(cost.bytes_W.max()),
         "sent_per_rank": cost.sent_bytes / world,
     }
-
-
-def _print_checked(rows: list[Settings], hardware: str) -> None:
-    if not rows:
-        print("\nNot checked: recapp.train -m trainer.devices=1,2,4, then path=SWEEP here")
-        return
-    columns = [
-        console.Column("plan", "plan"),
-        console.Column("ranks", "ranks"),
-        console.Column("batch_per_rank", "batch a\nrank", ","),
-        console.Column("step_ms", "step\nms", ",.2f"),
-        console.Column("predicted_step_ms", "pre-\ndicted", ",.2f"),
-        console.Column("step_error", "error", "+.0%"),
-        console.Column("sent_per_rank", "MB sent\na rank", ",.3f", 1e6),
-        console.Column("predicted_sent_per_rank", "pre-\ndicted", ",.3f", 1e6),
-        console.Column("sent_error", "error", "+.1%"),
-    ]
-    print()
-    console.print_table(rows, columns, title="Checked against runs: measured and predicted")
-    others = sorted({r["hardware"] for r in rows} - {hardware})
-    if others:
-        print(
-            fill(
-                f"The runs were predicted for the hardware {', '.join(others)}, the table for "
-                f"{hardware}. Train with topology.hardware=FILE to predict both for one hardware.",
-                get_terminal_size((80, 24)).columns,
-            )
-        )
 
 
 # ---- serving

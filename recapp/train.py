@@ -142,7 +142,7 @@ class SweepProgress:
             return
         if self.format == "text":
             _print_verdicts(self.directory)
-        from recapp.reporting.run_page import REPORT_FILE, write_report
+        from recapp.reporting.report_pages import REPORT_FILE, write_report
 
         try:
             write_report(self.directory)
@@ -160,8 +160,7 @@ class SweepProgress:
 
 
 def _print_verdicts(sweep: Path) -> None:
-    """Print the first sentences of the sweep's report, if there are two runs to compare."""
-    from recapp.reporting.sweep_page import verdicts
+    from recapp.reporting.report_pages import verdicts
 
     good = [run for run in runs.read_runs(sweep) if run.ended_well]
     if len(good) > 1:
@@ -212,13 +211,14 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     recipe: Train = recipe_of(settings, "train")
     prepare_process(recipe)
     from recapp.reporting.summary import report_end
+    from recapp.run.resume import resumed_run
     from recapp.run.run_checks import check_run
-    from recapp.run.trained_model import with_stored_columns
 
-    recipe = with_stored_columns(recipe)
+    resumed = resumed_run(recipe)
+    recipe = resumed.recipe if resumed else recipe
     if is_first():
-        check_run(recipe)
-    measured, stopped = fit(recipe, job_dir)
+        check_run(recipe, resumed.manifest if resumed else None)
+    measured, stopped = fit(recipe, job_dir, resumed)
     if measured:
         report_end(measured, recipe.built_task, job_dir, recipe.format)
     if measured and stopped:
@@ -227,8 +227,15 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     leave_ranks(stopped)
 
 
-def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
+def fit(
+    recipe: Train, job_dir: Path, resumed: "Resumed | None"
+) -> tuple[dict[str, Any], Stopped | None]:
     """Train one model.
+
+    Args:
+        recipe: The recipe of the run.
+        job_dir: The directory in which the run writes.
+        resumed: The run if it resumes from a checkpoint, else None.
 
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks; and the signal that
@@ -240,23 +247,20 @@ def fit(recipe: Train, job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
         RunCallbacks,
         metrics_of_run,
         note_no_validation,
-        resumed_run,
         write_prediction,
     )
     from recapp.run.training import build_strategy
 
-    resumed = resumed_run(recipe)
     if resumed and resumed.is_over:
         return _over(recipe, resumed, job_dir), None
 
+    manifest = resumed.manifest if resumed else None
     data = training.build_data(recipe, partial(_write_sizes, recipe, job_dir))
     sized = training.sized_by(recipe, data)
     module = training.build_module(recipe, lambda: build_model(sized()))
-    strategy = build_strategy(
-        recipe, training=True, resumed=resumed.manifest if resumed else None, sized=sized
-    )
+    strategy = build_strategy(recipe, training=True, resumed=manifest, sized=sized)
 
-    loggers = training.build_loggers(recipe, job_dir)
+    loggers = training.build_loggers(recipe, job_dir, manifest)
     callbacks = RunCallbacks(
         recipe,
         job_dir,

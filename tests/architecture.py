@@ -47,7 +47,7 @@ THIRD_PARTIES = {
     "pyarrow": (
         "dataset",
         "inference.build_cpp",
-        "stored.artefact_files",
+        "inference_bench",
         "run.run_rows",
         "serving.batching",
         "serving.json_rows",
@@ -67,7 +67,7 @@ THIRD_PARTIES = {
         "trainer.strategy",
         "planner.embedding_planner",
         "benchmarks.session",
-        "benchmarks.link_costs",
+        "benchmarks.calibrate",
     ),
 }
 """Where a third party is at home: rooms or files, below the package."""

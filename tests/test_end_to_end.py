@@ -14,7 +14,7 @@ from jobs import command, metrics_of, small, validation
 
 from recapp.dataset.synthetic import read_truth
 from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.directories import find_checkpoints
+from recapp.stored.model_store import find_checkpoints
 
 PLANS = ("data_parallel", "row_wise")  # the README's five: test_readme.py
 STEPS = "trainer.max_steps=20"

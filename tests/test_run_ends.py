@@ -19,7 +19,7 @@ from hosts import TORCHRUN, Started, at_once, wait_for
 from jobs import Failed, environment, metrics_of, ranks_of, small, start
 
 from recapp.stored.checkpoint import read_manifest
-from recapp.stored.directories import find_checkpoints
+from recapp.stored.model_store import find_checkpoints
 
 
 @pytest.fixture(scope="module")

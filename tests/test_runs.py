@@ -17,7 +17,7 @@ from compilers import needs_compiler
 from jobs import command, metrics_of, small, validation
 
 from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.directories import find_checkpoints
+from recapp.stored.model_store import find_checkpoints
 
 pytestmark = pytest.mark.full
 

@@ -21,7 +21,7 @@ from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.run_checks import check_training
 from recapp.settings.check_settings import OF_TABLES_THAT_GROW, names_of
 from recapp.settings.option_files import is_group
-from recapp.settings.records import fields_of, parts_of
+from recapp.settings.records import fields_of, records_of
 from recapp.settings.records import to_plain as plain_of
 from recapp.settings.values import Within, read
 from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType
@@ -521,7 +521,7 @@ def settings_of_train():
 
     def walk(kind, prefix):
         for key, (annotation, _) in fields_of(kind).items():
-            groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
+            groups = records_of(annotation)
             for group in groups:
                 yield from walk(group, f"{prefix}{key}.")
             if not groups and f"{prefix}{key}" not in FREE:

@@ -330,7 +330,6 @@ def _group_counts(shared: ShardedTables, q: Requests, g: int) -> dict[str, tuple
     stored = store.nbytes.rows // max(1, store.rows)  # of a row
     touched = len(served.row_U)
     reads = len(asked.combine_links.index_N)
-    bags = asked.combine_links.bags
     pairs = asked.bags.pairs
     rows, vectors = (int(q.in_WG3[:, g, i].sum()) for i in (0, 1))
     written = asked.gradient_links.bags * (shared.comm.world if asked.everywhere else 1)
@@ -343,7 +342,7 @@ def _group_counts(shared: ShardedTables, q: Requests, g: int) -> dict[str, tuple
         "serve": (rows, 0),
         "group": (rows, 0),
         "answer": answers,
-        "combine": (reads, (reads + bags) * width * number),
+        "combine": (reads, (reads + asked.combine_links.bags) * width * number),
         "spread": (reads, (reads + written) * width * number),
         "update": (touched, gradients * width * number + 2 * touched * (stored + state)),
     }

@@ -17,7 +17,7 @@ it that are held in memory; a round counts as the mean of its steps.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from statistics import mean
@@ -30,7 +30,7 @@ from recapp.benchmarks.session import Session, listed
 from recapp.benchmarks.timing import Measured, Steps, Times, compared, in_turn
 from recapp.benchmarks.workloads import DENSE, MODELS, NamedModel
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.parquet import column_bytes
+from recapp.dataset.formats import column_bytes
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source
@@ -226,13 +226,14 @@ def stream_of(
 def _measure_stages(session: Session, source: Source, dataset: DataSettings) -> None:
     schema = criteo_schema()
     batch_size = min(dataset.batch_size, source.rows // dataset.lanes * dataset.lanes)
-    stages: dict[str, Callable[[], Iterable[Any]]] = {
-        "parquet": lambda: arrow_chunks(source),
-        "decoded": lambda: decoded_chunks(source, schema, dataset.dense_transform),
-        "batches": lambda: make_loader(stream_of(source, dataset, batch_size, 0, 1)),
+    stages: dict[str, Callable[[int], object]] = {
+        "parquet": lambda _: deque(arrow_chunks(source), 0),
+        "decoded": lambda _: deque(decoded_chunks(source, schema, dataset.dense_transform), 0),
+        "batches": lambda _: deque(make_loader(stream_of(source, dataset, batch_size, 0, 1)), 0),
     }
     contenders = {
-        name: Nothing() if session.comm.rank else _passes(chunks) for name, chunks in stages.items()
+        name: Nothing() if session.comm.rank else Steps({"step": read})
+        for name, read in stages.items()
     }
     row_groups = {(segment.file, segment.row_group) for segment in source.segments}
     size = sum(column_bytes(source.files[file], row_group) for file, row_group in row_groups)
@@ -247,11 +248,6 @@ def _measure_stages(session: Session, source: Source, dataset: DataSettings) -> 
                 "decode_share": None,
             }
         )
-
-
-def _passes(chunks: Callable[[], Iterable[Any]]) -> Steps:
-    """Return a contender whose step reads all rows of a source once, up to one stage."""
-    return Steps({"step": lambda _: deque(chunks(), maxlen=0)})
 
 
 def _measure_reading(

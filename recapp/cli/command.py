@@ -46,7 +46,7 @@ from recapp.processes.stopping import (
     raising_if_stopped,
     stoppable,
 )
-from recapp.reporting import about, run_record
+from recapp.reporting import run_record, summary
 from recapp.run.commands import COMMANDS
 from recapp.settings import option_files
 from recapp.settings.check_settings import override_names
@@ -308,7 +308,7 @@ class _Jobs:
 
 def versions() -> str:
     """Return the versions of recapp and of the packages that its results depend on, in a line."""
-    return ", ".join(f"{name} {text}" for name, text in about.versions().items())
+    return ", ".join(f"{name} {text}" for name, text in summary.versions().items())
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:
@@ -403,15 +403,10 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str],
         raise ConfigError(f"{message}; --help lists the settings")
 
     folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # also `a=b`
-    are_overrides = [
-        k not in folders and is_override(argument) for k, argument in enumerate(arguments)
-    ]
-    overrides = [
-        argument for argument, is_one in zip(arguments, are_overrides, strict=True) if is_one
-    ]
-    flags = [
-        argument for argument, is_one in zip(arguments, are_overrides, strict=True) if not is_one
-    ]
+    flags: list[str] = []
+    overrides: list[str] = []
+    for k, argument in enumerate(arguments):
+        (overrides if k not in folders and is_override(argument) else flags).append(argument)
     parser = get_args_parser()
     vars(parser)["error"] = complain
     sweeps = bool(parser.parse_args([*flags, *overrides]).multirun)

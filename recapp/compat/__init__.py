@@ -19,7 +19,7 @@ its modules, which are imported on first use.
 | **hugectr**                |                                                                    |
 | words, also in settings    | words                                                              |
 | plan files                 | plans                                                              |
-| a program, from the top    | program, solver, reader, iteration_lines                           |
+| a program, from the top    | program, program_settings, iteration_lines                         |
 | its tables                 | collection                                                         |
 | its dense layers           | graph, layers                                                      |
 """

@@ -66,7 +66,8 @@ class ForeignFinder(MetaPathFinder):
             return None
         own = PathFinder.find_spec(fullname, path)
         if own is None:
-            return ModuleSpec(fullname, ForeignLoader(), is_package=_is_package(fullname))
+            below = any(path.startswith(f"{below_root(fullname)}.") for path in _PATHS)
+            return ModuleSpec(fullname, ForeignLoader(), is_package=below)
         if own.loader is not None:
             vars(own.loader)["exec_module"] = _then_add_names(own.loader.exec_module)
         return own
@@ -122,10 +123,6 @@ def below_root(fullname: str) -> str:
     """Return a module's path without the name of the package; empty for other packages' modules."""
     root, _, path = fullname.partition(".")
     return path if root == ROOT else ""
-
-
-def _is_package(fullname: str) -> bool:
-    return any(path.startswith(f"{below_root(fullname)}.") for path in _PATHS)
 
 
 def _read(table: Mapping[str, str]) -> dict[str, dict[str, str]]:

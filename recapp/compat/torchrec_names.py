@@ -57,7 +57,7 @@ _OF_EVERY_HOME = {
     "recapp.compat.torchrec.batches:MOVIELENS_COLUMN_NAMES": (
         "datasets.movielens.DEFAULT_COLUMN_NAMES",
     ),
-    "recapp.compat.torchrec.batches:movielens": (
+    "recapp.compat.torchrec.batches:MovieLens": (
         "datasets.movielens.movielens_20m",
         "datasets.movielens.movielens_25m",
     ),

@@ -83,7 +83,7 @@ class DataSettings:
         table_dims: The dimension of single tables, by column.
         batch_size: The rows of a GLOBAL training batch, a multiple of `lanes`.
         val_batch_size: The rows of a GLOBAL validation batch; None takes `batch_size`.
-        lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
+        lanes: V of the data order (`recapp/dataset/stream.py`); at least the number of ranks.
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
         seed: The seed of the order of rows; None takes the seed of the run.
         num_workers: The reader processes of each rank; 0 reads in the rank's own process.
@@ -248,15 +248,5 @@ class ScoringSettings:
 
     def __post_init__(self) -> None:
         for name in self.columns:
-            if name == SCORE:
-                raise ConfigError(score_is_kept(name))
             if list(self.columns).count(name) > 1:
                 raise ConfigError(f"columns: {name} is named more than once; leave one of them")
-
-
-def score_is_kept(name: str) -> str:
-    """Return the text of the error for a kept column with the name of a column of scores."""
-    return (
-        f"columns: {name} is the column of the scores, so a column of the input with that name "
-        "cannot be kept; leave it out, or rename it in the input"
-    )

@@ -42,12 +42,12 @@ from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.derived_columns import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.text import (
+    RESERVED,
     BadValue,
     as_text,
     ids_of_hex,
     ids_of_text,
     refuse,
-    refuse_missing,
     shown,
     spelled_numbers,
 )
@@ -203,8 +203,8 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     ):
         return ids_of_text(column.cast(pa.string()), text)
     ids = values.astype(np.int64)
-    if pt.is_int64(kind) or pt.is_uint64(kind):
-        refuse_missing(ids, column)
+    if (pt.is_int64(kind) or pt.is_uint64(kind)) and len(ids) and int(ids.min()) == MISSING:
+        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {RESERVED}")
     if missing is not None:
         ids[missing] = MISSING
     return ids

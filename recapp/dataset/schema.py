@@ -321,20 +321,14 @@ class Schema:
         The entries are the hash of text, the columns whose text is hexadecimal, and the features
         with bags, if they are known.
         """
+        padding = dict(self.padding) if isinstance(self.padding, Mapping) else self.padding
         return {
             "text": TEXT_HASH,
             "hex": [name for name in self.sparse if name in self.hex],
             **({} if self.lists is None else {LISTS: sorted(self.lists)}),
-            **self.list_rules(),
-            **({DERIVED: [column.plain() for column in self.derived]} if self.derived else {}),
-        }
-
-    def list_rules(self) -> dict[str, Any]:
-        """Return the rules for lists of ids, in the form of a checkpoint."""
-        padding = dict(self.padding) if isinstance(self.padding, Mapping) else self.padding
-        return {
             **({} if padding is None else {PADDING: padding}),
             **({SEPARATOR: dict(self.separator)} if self.separator else {}),
+            **({DERIVED: [column.plain() for column in self.derived]} if self.derived else {}),
         }
 
     def with_stored_lists(self, ids: object) -> "Schema":
@@ -385,7 +379,7 @@ class Schema:
                 "feature here: set dataset.sparse as it was trained, or its manifest is damaged"
             )
         for key in (PADDING, SEPARATOR):
-            if (there := stored.get(key)) != self.list_rules().get(key):
+            if (there := stored.get(key)) != self.id_encoding().get(key):
                 raise CheckpointError(
                     f"{kind} {checkpoint} was trained with dataset.{key}="
                     f"{'null' if there is None else there}: set it as it was trained"

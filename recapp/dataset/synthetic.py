@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recapp.dataset.data_settings import Generate
-from recapp.dataset.order import Float64Array, normal, uniform
+from recapp.dataset.stream import Float64Array, normal, uniform
 from recapp.errors import ConfigError, DataError
 from recapp.settings.small_files import read_json
 

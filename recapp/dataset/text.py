@@ -23,7 +23,7 @@ from recapp.sparse.batch import MISSING
 
 Int64Array = npt.NDArray[np.int64]
 
-_RESERVED = "the one number that is no id: it stands for a missing one"
+RESERVED = "the one number that is no id: it stands for a missing one"
 _NO_INTEGER = (
     "which is no integer; set dataset.id_rule=hash (or the id_rule of its table), under which any "
     "text is an id, or name the column in dataset.hex if it is hexadecimal"
@@ -63,16 +63,6 @@ def refuse(bad_N: npt.NDArray[np.bool_], problem: Callable[[int], str]) -> None:
         raise BadValue(index, problem(index))
 
 
-def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
-    """Refuse ids that equal MISSING, which stands for a missing id.
-
-    Raises:
-        BadValue: An id is MISSING.
-    """
-    if len(ids) and int(ids.min()) == MISSING:
-        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {_RESERVED}")
-
-
 def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
     """Return the ids of text that is not hexadecimal, [N].
 
@@ -92,7 +82,7 @@ def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
     if bad >= 0:
         value = shown(column[int(bad)])
         raise BadValue(
-            int(bad), f"holds {value}, {_RESERVED if value == repr(str(MISSING)) else _NO_INTEGER}"
+            int(bad), f"holds {value}, {RESERVED if value == repr(str(MISSING)) else _NO_INTEGER}"
         )
     return ids
 
@@ -178,7 +168,7 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
         number = (number << 8) | pairs[:, pair]
     if width > 8 and len(number) and int(number.min()) == MISSING:
         index = int(np.flatnonzero(present)[int(np.argmin(number))])
-        raise BadValue(index, f"holds {shown(column[index])}, {_RESERVED}")
+        raise BadValue(index, f"holds {shown(column[index])}, {RESERVED}")
     ids[present] = number
     return ids
 

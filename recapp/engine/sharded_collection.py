@@ -31,7 +31,7 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.rules import RowRule
 from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
-from recapp.settings.other_systems import fused_optimizer
+from recapp.settings.other_systems import fused
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -229,7 +229,7 @@ class ShardedCollection(nn.Module):
         Raises:
             ConfigError: The tables are read-only.
         """
-        return fused_optimizer({"": self})
+        return fused("FusedOptimizer")({"": self})
 
     def extra_repr(self) -> str:
         """Return the tables and their places."""

@@ -33,6 +33,7 @@ from recapp.processes.faults import fault_of_compiler
 from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.stored.meta_file import is_a
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import TableLookup
 from recapp.tasks.task import Task
@@ -41,6 +42,8 @@ COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"
 FLAGS_OF_V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 """The CPU flags of x86-64-v3, in the names of Linux."""
+ENTRY = {"file": str, "torch": str, "machine": str, "flags": list[str], "outputs": list[str]}
+"""What loading needs of the manifest's entry."""
 BOUND = 1e-5
 """The tolerance between a compiled output and the modules' output, relative to max(1, |output|)."""
 
@@ -259,30 +262,25 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
         NotCompiled: The package was compiled for another machine or torch, or cannot be loaded.
         ArtefactError: The package is damaged.
     """
-    try:
-        machine = str(entry["machine"])
-        flags = [str(flag) for flag in entry["flags"]]
-        made_with = str(entry["torch"])
-        file = str(entry["file"])
-        names = [str(name) for name in entry["outputs"]]
-    except (KeyError, TypeError) as error:
-        raise artefact.damaged(f"compiled: {error}") from error
-    if machine != platform.machine():
+    for name, kind in ENTRY.items():
+        if not is_a(entry.get(name), kind):
+            raise artefact.manifest.damaged(f"compiled: {name!r}")
+    if (machine := entry["machine"]) != platform.machine():
         raise NotCompiled(f"it is code for {machine}, and this machine is {platform.machine()}")
-    if lacking := _lacking(flags):
+    if lacking := _lacking(entry["flags"]):
         raise NotCompiled(f"it needs {', '.join(lacking)}, which this CPU lacks")
-    if made_with != _release(torch.__version__):
+    if entry["torch"] != _release(torch.__version__):
         raise NotCompiled(
-            f"it was compiled with torch {made_with}, and this is {torch.__version__}"
+            f"it was compiled with torch {entry['torch']}, and this is {torch.__version__}"
         )
-    artefact.check(file)
+    artefact.check(entry["file"])
     with _quiet():
         try:
-            code = torch._inductor.aoti_load_package(str(artefact.manifest.folder / file))
+            code = torch._inductor.aoti_load_package(str(artefact.manifest.folder / entry["file"]))
         except RuntimeError as error:  # a full disk, a missing library, or not a package
             why = " ".join(str(error).split())
             raise NotCompiled(f"it cannot be loaded here: {why[:200]}") from error
-    return CompiledModel(model, code, names)
+    return CompiledModel(model, code, entry["outputs"])
 
 
 def check_compiled(compiled: CompiledModel, found: Mapping[str, Tensor], batch: Batch) -> float:
@@ -328,7 +326,6 @@ def _example_inputs(
 
 
 def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
-    """Return the CPU flags that this machine does not have."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -339,13 +336,11 @@ def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def _release(version: str) -> str:
-    """Return the major and minor number of a version."""
     return ".".join(version.split(".")[:2])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings of torch's compiler."""
     loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor")]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings():

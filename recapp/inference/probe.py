@@ -1,25 +1,35 @@
-"""Measure the effect of quantised tables on a model's scores without storing the tables. The probe
-holds only the table rows that its samples read.
+"""Choose the stored data type of each table, by settings or by measurements on a probe, which holds
+only the table rows that its samples read.
+
+    quantize=int8 quantize_tables={C3: int4}   by settings
+    quantize=auto budget_ne=0.0001             measure each table alone in 16, 8 and 4 bits, sort by
+                                               saved bytes per loss, and take as many as all
+                                               together stay within the budget of the task's
+                                               `storage_metric`, for clicks the normalised entropy
 
     batches --RecordingStore--> rows that they read --checkpoint--> fp32 rows --stored, read-->
     values as they would be served --model--> outputs --task--> metrics, scores
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.read_only_store import Held, KeyedStore, ReadOnlyStore
+from recapp.console import note
+from recapp.engine.read_only_store import KeyedStore, ReadOnlyStore
 from recapp.engine.row_store import RowStore, StoredGroup
+from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.inference.placed_model import one_rank
-from recapp.inference.storage import stored, values
+from recapp.inference.storage import row_bytes, storage_of, stored, values
 from recapp.kernels.links import Links
-from recapp.sharding.layout import Piece
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.named_collections import of_all_members
 from recapp.tasks.task import Task
 
 RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
@@ -154,7 +164,6 @@ class Probe:
         return {name: values_B.float() for name, values_B in named.items()}
 
     def _store(self, group: StoredGroup, recorded: _RecordingStore, rows_of: RowsOf) -> RowStore:
-        """Return a store of the rows that were read."""
         layout = group.layout
         dtype = layout.groups[group.number].dtype
         dynamic = layout.groups[group.number].dynamic
@@ -164,18 +173,21 @@ class Probe:
         parts: list[Tensor] = []
         for number, strip in enumerate(strips):
             table = layout.tables[layout.strips[strip].table]
-            own = recorded.seen(number) if dynamic else _rows_of_piece(recorded, pieces[strip])
-            numbers.append(own if dynamic else own + pieces[strip].base)
-            self._trained[table.name] = rows_of(table, own)
+            piece = pieces[strip]
+            number_U = recorded.seen(number if dynamic else 0)
+            if not dynamic:
+                inside = (number_U >= piece.base) & (number_U < piece.base + len(piece.rows))
+                number_U = number_U[inside]
+            numbers.append(number_U)
+            self._trained[table.name] = rows_of(table, number_U - (0 if dynamic else piece.base))
             parts.append(self._trained[table.name])
         rows_UD = torch.cat(parts).to(dtype)
         ends = torch.tensor([len(p) for p in parts]).cumsum(0).tolist()
         for strip, end, part in zip(strips, ends, parts, strict=True):
             name = layout.tables[layout.strips[strip].table].name
             self._held[name] = rows_UD[end - len(part) : end]
-        held: Held = rows_UD
         number_R = torch.cat(numbers)
-        return KeyedStore(group, held, number_R, [0, *ends] if dynamic else [0, len(number_R)])
+        return KeyedStore(group, rows_UD, number_R, [0, *ends] if dynamic else [0, len(number_R)])
 
 
 def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
@@ -198,8 +210,151 @@ def _distinct(numbers: Tensor) -> Tensor:
     return found
 
 
-def _rows_of_piece(recorded: _RecordingStore, piece: Piece) -> Tensor:
-    """Return the recorded rows of a whole table, by their numbers in the table."""
-    seen = recorded.seen(0)
-    inside = (seen >= piece.base) & (seen < piece.base + len(piece.rows))
-    return seen[inside] - piece.base
+# ---- the choice
+
+_NO_LOSS = 1e-9  # smallest loss: by chance a table may even seem to gain
+
+
+class _Move(NamedTuple):
+    """Storing one table in fewer bits.
+
+    Args:
+        table: Its name.
+        storage: The data type to store it in.
+        saved: The bytes saved.
+        loss: The loss of the metric.
+    """
+
+    table: str
+    storage: DataType
+    saved: int
+    loss: float
+
+
+def storage_by_hand(
+    tables: Sequence[EmbeddingConfig], of_tables: Mapping[str, Any]
+) -> dict[str, DataType]:
+    """Return the stored data types that `quantize_tables` sets, by table.
+
+    Args:
+        tables: The tables.
+        of_tables: none, fp16, int8 or int4, by name or glob; a name wins over a glob, and the last
+            glob over earlier ones.
+
+    Raises:
+        ConfigError: A table is unknown.
+    """
+    names = [t.name for t in tables]
+    for pattern in of_tables:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"quantize_tables.{pattern}: the model has no such table; {suggest(pattern, names)}"
+            )
+    of_tables = of_all_members(of_tables, tables)
+    storages = {}
+    for table in tables:
+        values = [v for pattern, v in of_tables.items() if fnmatchcase(table.name, pattern)]
+        if values:
+            storages[table.name] = storage_of(table, of_tables.get(table.name, values[-1]))
+    return storages
+
+
+def least_storage(
+    tables: Sequence[EmbeddingConfig],
+    rows: Mapping[str, int],
+    probe: Probe,
+    budget_ne: float,
+    fixed: Mapping[str, DataType],
+    advance: Callable[[int], None],
+) -> dict[str, DataType]:
+    """Return the data types that store the tables in the fewest bytes within a budget, by table.
+
+    Args:
+        tables: The tables.
+        rows: The number of rows of each table.
+        probe: Measures the cost of a choice.
+        budget_ne: The allowed rise of the cost, all tables together.
+        fixed: The data types of tables that are chosen already; their rise counts.
+        advance: A callback; called with 1 after each measurement.
+
+    Raises:
+        ConfigError: The rows do not determine the metric, or a fixed table cannot be
+            stored in its data type.
+        CheckpointError: A score is not finite.
+    """
+    trained = probe.measure({})
+    if not bool(trained.scores.isfinite().all()):
+        raise CheckpointError(
+            "quantize=auto: the checkpoint gives validation rows scores that are not finite: "
+            "export another checkpoint"
+        )
+    before = trained.cost
+    title = probe.task.storage_measures[-1].title
+    if math.isnan(before):
+        raise ConfigError(
+            f"quantize=auto: the {title} of the validation rows is not defined (they may have one "
+            "class only), so the loss of fewer bits cannot be measured: choose quantize=int8, or "
+            "other validation rows"
+        )
+    try:
+        cost = probe.measure(fixed).cost - before
+    except ValueError as error:
+        raise ConfigError(f"quantize_tables: {error}") from error
+    moves = []
+    for table in tables:
+        for storage in _narrower(table) if table.name not in fixed else ():
+            if (move := _tried(table, storage, rows[table.name], probe, before)) is not None:
+                moves.append(move)
+            advance(1)
+    ordered = sorted(moves, key=lambda move: move.saved / max(move.loss, _NO_LOSS), reverse=True)
+    if cost > budget_ne:
+        note(
+            f"the tables of quantize_tables alone cost {cost:.2g} of the {title}, more than "
+            f"budget_ne={budget_ne:g}: the other tables get fewer bits only if the sum is within it"
+        )
+    low = 0
+    high = len(ordered)
+    while low < high:  # bisect for the most moves that fit the budget: each further move costs more
+        middle = (low + high + 1) // 2
+        tried = probe.measure({**_taken(ordered[:middle]), **fixed})
+        if tried.cost - before <= budget_ne:
+            low = middle
+        else:
+            high = middle - 1
+    chosen = {t.name: t.data_type for t in tables}
+    return {**chosen, **_taken(ordered[:low]), **fixed}
+
+
+def measurements(tables: Sequence[EmbeddingConfig], fixed: Mapping[str, DataType]) -> int:
+    """Return the number of measurements that `least_storage` reports to `advance`."""
+    return sum(len(_narrower(t)) for t in tables if t.name not in fixed)
+
+
+def _narrower(table: EmbeddingConfig) -> list[DataType]:
+    dim = table.embedding_dim
+    now = row_bytes(table.data_type, dim)
+    kinds = (DataType.FP16, DataType.INT8, DataType.INT4)
+    return [kind for kind in kinds if row_bytes(kind, dim) < now]
+
+
+def _tried(
+    table: EmbeddingConfig, storage: DataType, rows: int, probe: Probe, before: float
+) -> _Move | None:
+    """Measure a table in fewer bits; return None if its values cannot be stored in them."""
+    try:
+        loss = probe.measure({table.name: storage}).cost - before
+    except ValueError as error:
+        note(f"quantize=auto: {error}")
+        return None
+    dim = table.embedding_dim
+    saved = rows * (row_bytes(table.data_type, dim) - row_bytes(storage, dim))
+    return _Move(table.name, storage, saved, loss)
+
+
+def _taken(moves: Sequence[_Move]) -> dict[str, DataType]:
+    """Return the data type of each table after some moves: its move that saves the most bytes."""
+    taken: dict[str, _Move] = {}
+    for move in moves:
+        if move.table not in taken or move.saved > taken[move.table].saved:
+            taken[move.table] = move
+    return {name: move.storage for name, move in taken.items()}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recapp.engine.read_only_store import Held, values_of
 from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise, quantise
-from recapp.tables.config import DataType
+from recapp.tables.config import DataType, EmbeddingConfig
 
 QUANTIZE = ("none", "fp16", "int8", "int4")
 """The values of `quantize` and `quantize_tables`; none keeps the data type of training."""
@@ -51,3 +51,12 @@ def values(rows: Held, dtype: torch.dtype = torch.float32) -> Tensor:
     if isinstance(rows, QuantisedRows):
         return dequantise(rows, torch.arange(len(values_of(rows))), dtype)
     return rows.to(dtype)
+
+
+def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
+    """Return the stored data type of a table under a `quantize` setting; narrower floats stay."""
+    if quantize == "none":
+        return table.data_type
+    wanted = DataType(quantize)
+    half = (DataType.FP16, DataType.BF16)
+    return table.data_type if wanted in half and table.data_type in half else wanted

@@ -329,13 +329,3 @@ def settings_of_table(table: str, sparse: Any) -> dict[str, Any]:
     tables = sparse.get("tables")
     given = pick(tables, table) if isinstance(tables, Mapping) else None
     return effective_settings(given if isinstance(given, Mapping) else {}, sparse)
-
-
-def check_tables(sparse: Mapping[str, Any], setting: str) -> None:
-    """Check the settings of single tables in `optimizer.sparse`, except those whose `_target_` is
-    no rule of recapp: checking these would import the target.
-
-    Raises:
-        ConfigError: The settings make no rule.
-    """
-    table_rules(sparse, setting, lambda wanted, where: rules.sgd())

@@ -1,33 +1,8 @@
 """The settings of the optimiser, the group `optimizer`."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from recapp.settings.records import Constructor, Made
-
-DenseOptimizer = Annotated[
-    Constructor,
-    Made(positional=1, tried=True, makes="torch.optim.Optimizer", such_as="torch.optim.Adam"),
-]
-RuleOfTables = Annotated[
-    Constructor,
-    Made(
-        tried=True,
-        makes="recapp.optim.rules.RowRule",
-        such_as="rowwise_adagrad, adam and the others of recapp.optim.rules",
-        beside="tables",
-        checked_by="recapp.optim.named_rules.check_tables",
-    ),
-]
-Schedule = Annotated[
-    Constructor,
-    Made(
-        positional=1,
-        makes="torch.optim.lr_scheduler.LRScheduler",
-        such_as="recapp.optim.schedule.warmup_poly",
-        own=(("monitor", "torch.optim.lr_scheduler.ReduceLROnPlateau"),),
-    ),
-]
+from recapp.settings.records import Constructor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +16,7 @@ class OptimizerSettings:
         schedule: The schedule of learning rates; None keeps them constant.
     """
 
-    dense: DenseOptimizer
-    sparse: RuleOfTables
+    dense: Constructor
+    sparse: Constructor
     restart_tables: tuple[str, ...] = ()
-    schedule: Schedule | None = None
+    schedule: Constructor | None = None

@@ -7,19 +7,11 @@ from typing import Annotated, Any, Literal
 
 from recapp.errors import ConfigError
 from recapp.planner.hardware import Hardware, read_hardware
-from recapp.settings.records import Constructor, Made, absent, in_hand
+from recapp.settings.records import Constructor, absent, in_hand
 from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.row_order import RowOrderName
 
 Mode = Literal["auto", "unique", "pooled"]
-OwnShardingType = Annotated[
-    Constructor,
-    Made(
-        tried=True,
-        makes="recapp.sharding.sharding_types.ShardingTypeRecord",
-        such_as="a function that returns one",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ class PlanSettings:
     mode: Mode | None = absent()
     column_width: Positive | None = absent()
     tables: dict[str, str] | None = absent()
-    sharding_types: dict[str, OwnShardingType] | None = absent()
+    sharding_types: dict[str, Constructor] | None = absent()
     row_order: RowOrderName | None = absent()
     deal: Literal["balanced", "round_robin"] | None = absent()
     dp_max_rows: Natural | None = absent()

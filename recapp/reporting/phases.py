@@ -109,24 +109,15 @@ class PhaseClock:
         return {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names}
 
     def phases_ms(self, warm_up: int) -> dict[str, float]:
-        """Return the median of each of `PHASES`, without the first `warm_up` steps.
+        """Return the median of each of `PHASES`, without the first `warm_up` steps; empty before
+        the first step.
 
         A mark that belongs to no phase counts as `dense`.
         """
-        return {
-            phase: statistics.median(values) for phase, values in self._by_phase(warm_up).items()
-        }
-
-    def phases_quartiles_ms(self, warm_up: int) -> dict[str, list[float]]:
-        """Return the quartiles of each of `PHASES`, without the first `warm_up` steps."""
-        return {phase: quartiles(values) for phase, values in self._by_phase(warm_up).items()}
-
-    def _by_phase(self, warm_up: int) -> dict[str, list[float]]:
-        """Return the milliseconds of each phase in each step; empty before the first step."""
         steps = []
         for step in self.measured(warm_up):
             spent = dict.fromkeys(PHASES, 0.0)
             for mark, ms in step.items():
                 spent[MARKS.get(mark, "dense")] += ms
             steps.append(spent)
-        return {phase: [step[phase] for step in steps] for phase in PHASES} if steps else {}
+        return {p: statistics.median(step[p] for step in steps) for p in PHASES if steps}

@@ -3,14 +3,14 @@ between ranks.
 
     PlanReport -> Pictures -> SVG
 
-The pictures work for two ranks and for a thousand, for one table and for thousands of tables. If
-there are too many to show each one, they show groups.
+The pictures work for two ranks and for a thousand, for one table and for thousands of tables, of
+which they show the longest.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from recapp.console import byte_unit, size
 from recapp.reporting import drawing
@@ -25,36 +25,16 @@ LINEAR_UP_TO = 8  # the scale is linear if the longest side is at most 8 times t
 REPLICATED = "#e6e6e6"
 HATCH = "#8c8c8c"
 WIDTH = 12.0  # inches, of a picture as wide as the page
+MOST_TABLES = 60  # that a picture shows
+SHELF = 9  # tables side by side
+LEFT = 0.15  # inches left of them
+TEXT = 0.64  # inches, of the text below a table
 FEW_RANKS = 4  # up to this number of ranks, a picture of few tables is as narrow as the tables
 MANY_SHARDS = 4000  # more shards are drawn as pixels in the SVG: as shapes they would be megabytes
 
 
 Box = tuple[float, float, float, float]
 """Left, bottom, width and height of a rectangle, in inches."""
-
-
-class Cells(NamedTuple):
-    """The room for each table in a picture, in inches; it depends on the number of tables.
-
-    Args:
-        columns: The number of tables side by side.
-        wide: The width of the widest table's rectangle.
-        high: The height of the longest table's rectangle.
-        text: The height of the text below a rectangle.
-        least: The least height of a line of tables, with its text.
-        left: The room left of a line of tables, for its text.
-    """
-
-    columns: int
-    wide: float
-    high: float
-    text: float
-    least: float
-    left: float
-
-
-DETAILED = Cells(9, 1.0, 1.4, 0.64, 0.0, 0.15)
-GROUPED = Cells(50, 0.17, 0.42, 0.14, 0.38, 1.75)
 
 
 def draw_plan(report: PlanReport, folder: Path) -> list[Path]:
@@ -82,59 +62,40 @@ def tables_picture(report: PlanReport) -> Picture:
 
     The shards lie inside the rectangle as they lie in the table, in the colours of their ranks.
     """
-    rows = sorted(report.rows, key=lambda row: (-row.rows, -row.dim, row.table))
+    every = sorted(report.rows, key=lambda row: (-row.rows, -row.dim, row.table))
+    rows = every[:MOST_TABLES]
     longest = rows[0]
-    cells = DETAILED if len(rows) <= 60 else GROUPED
-    high_of, tall = _scale([row.rows for row in rows], cells.high)
-    wide_of, broad = _scale([row.dim for row in rows], cells.wide)
-    shelves = [rows[i : i + cells.columns] for i in range(0, len(rows), cells.columns)]
-    heights = [max(high_of(shelf[0].rows) + cells.text, cells.least) for shelf in shelves]
-    head = 0.55
-    height = head + sum(heights)
+    high_of, tall = _scale([row.rows for row in rows], 1.4)
+    wide_of, broad = _scale([row.dim for row in rows], 1.0)
+    shelves = [rows[i : i + SHELF] for i in range(0, len(rows), SHELF)]
+    heights = [high_of(shelf[0].rows) + TEXT for shelf in shelves]
+    floor = sum(heights)
     colors = drawing.rank_colors(report.world_size)
-    step = (WIDTH - cells.left - 0.1) / cells.columns
+    step = (WIDTH - LEFT - 0.1) / SHELF
     few = len(colors) <= FEW_RANKS  # the legend is narrow enough
-    width = max(drawing.COLUMN, cells.left + step * len(shelves[0]) + 0.1) if few else WIDTH
-    with sheet(width, height, rows=0) as s:
+    width = max(drawing.COLUMN, LEFT + step * len(shelves[0]) + 0.1) if few else WIDTH
+    with sheet(width, floor + 0.55, rows=0) as s:
         axes = s.axes[0]
         tables: list[tuple[PlannedTable, Box]] = []
-        _ranks_legend(s, colors, height - 0.3)
-        floor = height - head
-        first = 1
+        _ranks_legend(s, colors, floor + 0.25)
         for shelf, high in zip(shelves, heights, strict=True):
             floor -= high
             for i, row in enumerate(shelf):
-                box = (
-                    cells.left + i * step,
-                    floor + cells.text,
-                    wide_of(row.dim),
-                    high_of(row.rows),
-                )
+                left = LEFT + i * step
+                box = (left, floor + TEXT, wide_of(row.dim), high_of(row.rows))
                 tables.append((row, box))
-                if cells is DETAILED:
-                    _name(axes, row, box[0], box[1] - 0.05)
-            if cells is GROUPED:
-                span = f"{_short(shelf[0].rows)} to {_short(shelf[-1].rows)} rows"
-                axes.text(
-                    0.1,
-                    floor + cells.text - 0.03,
-                    f"{first} to {first + len(shelf) - 1}\n{span}",
-                    fontsize=8,
-                    va="bottom",
-                    linespacing=1.3,
-                )
-            first += len(shelf)
-        _draw_shards(axes, tables, colors, numbers=cells is DETAILED)
-        counts = _counts(report)
-        order = " Tables stand from most rows to fewest." if cells is GROUPED else ""
+                _name(axes, row, left, floor + TEXT - 0.05)
+        _draw_shards(axes, tables, colors)
+        more = f" Of {len(every):,} tables these are the {MOST_TABLES} with the most rows."
         return s.finish(
             "plan_tables",
             "Tables and their shards",
-            f"{len(rows)} tables as rectangles; the longest is {longest.table} with "
-            f"{longest.rows:,} rows; {counts}.",
+            f"{len(every)} tables as rectangles; the longest is {longest.table} with "
+            f"{longest.rows:,} rows; {_counts(report)}.",
             f"A rectangle is a table: height is its rows ({tall}), width its columns ({broad}). "
             "Inside, shards lie as they do in the table and with their true shares, coloured by "
-            f"the rank that holds them; hatched tables are held by all ranks.{order}",
+            "the rank that holds them; hatched tables are held by all ranks."
+            f"{more if len(every) > MOST_TABLES else ''}",
         )
 
 
@@ -157,10 +118,9 @@ def _draw_shards(
     axes: "Axes",
     tables: Sequence[tuple[PlannedTable, Box]],
     colors: Sequence[str],
-    *,
-    numbers: bool,
 ) -> None:
-    """Draw the shards of all tables; a table's first rows are at the top.
+    """Draw the shards of all tables, with the numbers of their ranks where there is room; a table's
+    first rows are at the top.
 
     Thin shards have no white line around them, because the line would cover them.
 
@@ -168,7 +128,6 @@ def _draw_shards(
         axes: Axes whose units are inches.
         tables: The tables, each with its rectangle.
         colors: The colour of each rank.
-        numbers: Whether to write the number of its rank on each shard, if the number fits.
     """
     from matplotlib.collections import PolyCollection
 
@@ -201,7 +160,7 @@ def _draw_shards(
     axes.add_collection(PolyCollection(_corners(everywhere), **hatched))
     frame: Any = {"facecolors": "none", "edgecolors": QUIET, "linewidths": 0.4}
     axes.add_collection(PolyCollection(_corners(frames), **frame))
-    for rank, (x, y, wide, high) in shards if numbers else []:
+    for rank, (x, y, wide, high) in shards:
         if high > 0.13 and wide > 0.09 * len(str(rank)) + 0.04:
             middle: Any = {"ha": "center", "va": "center_baseline", "fontsize": 7}
             ink = drawing.ink_on(colors[rank])
@@ -215,7 +174,6 @@ def _corners(boxes: Sequence[Box]) -> list[list[tuple[float, float]]]:
 
 
 def _name(axes: "Axes", row: PlannedTable, x: float, y: float) -> None:
-    """Write the name of a table, its size and its sharding type below it."""
     axes.text(x, y, _cut(row.table, 17), fontsize=8, weight="bold", va="top")
     text = f"{_short(row.rows)} x {row.dim}\n{row.type}"
     style: dict[str, Any] = {"fontsize": 7.5, "va": "top", "color": INK, "linespacing": 1.3}
@@ -241,7 +199,7 @@ def _ranks_legend(s: drawing.Sheet, colors: Sequence[str], y: float) -> None:
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Patch
 
-    axes = s.chart
+    axes = s.axes[0]
     everywhere = Patch(facecolor=REPLICATED, edgecolor=HATCH, hatch="////", label="all ranks")
     handles = [everywhere] if len(colors) > 1 else []
     left = 0.1

@@ -12,12 +12,8 @@ from recapp.console import Column, print_table, readable, size
 from recapp.reporting import page
 from recapp.reporting.phases import PHASES
 from recapp.reporting.plan_figures import plan_pictures
-from recapp.reporting.run_record import PlannedTable, PlanReport
-from recapp.sharding.sharding_types import SHARDING_TYPES
+from recapp.reporting.run_record import KINDS, PlannedTable, PlanReport
 
-BAR = "█"
-BAR_WIDTH = 12  # characters of the longest bar
-MATRIX_RANKS = 8  # the most ranks for which every pair is shown
 MOST_TABLES = 60  # the most tables in a list; JSON and the page have all
 OF_TABLES = [phase for phase in PHASES if phase != "dense"]  # this phase belongs to no table
 TABLE = [
@@ -47,7 +43,7 @@ USES = [
 RANK = [
     Column("rank", "rank"),
     Column("host", "host"),
-    *(Column(key, f"{key}\nMB", ",.1f", 1e6) for key in ("weights", "state", "buffers")),
+    *(Column(key, f"{key}\nMB", ",.1f", 1e6) for key in KINDS),
     Column("capacity", "capacity\nMB", ",.1f", 1e6),
     *(Column(f"{phase}_ms", f"{phase}\nms", ".3f") for phase in PHASES),
 ]
@@ -68,7 +64,7 @@ CHANGE = [
 
 
 def print_plan(report: PlanReport) -> None:
-    """Print a plan: its step, tables, runner-ups, ranks, traffic and sharding types."""
+    """Print a plan: its step, tables, runner-ups, ranks and traffic."""
     for sentence in _sentences(report):
         _print_wrapped(sentence)
     more = (
@@ -80,9 +76,7 @@ def print_plan(report: PlanReport) -> None:
         _print_table(rows, columns, f"{title}{more}")
     _print_ranks(report)
     print()
-    _print_traffic(report)
-    print()
-    _print_types(report)
+    _print_wrapped(_traffic(report))
 
 
 def _tables(
@@ -107,9 +101,8 @@ def _print_table(
     print_table(rows, columns, title=title)
 
 
-def _print_wrapped(text: str, after: str = "") -> None:
-    """Print a sentence, wrapped to the width of the terminal."""
-    print(fill(readable(text), get_terminal_size((80, 24)).columns, subsequent_indent=after))
+def _print_wrapped(text: str) -> None:
+    print(fill(readable(text), get_terminal_size((80, 24)).columns))
 
 
 def _sentences(report: PlanReport) -> Iterator[str]:
@@ -160,25 +153,14 @@ def ranks_text(ranks: Sequence[int], world: int) -> str:
 
 
 def _print_ranks(report: PlanReport) -> None:
+    """Print bytes and time of each rank, of many ranks only of the ten slowest."""
     ranks = report.ranks
-    most_bytes = max(rank.bytes for rank in ranks) or 1
-    most_ms = max(rank.predicted_ms for rank in ranks) or 1
     few = len(ranks) <= MOST_TABLES
     slowest = sorted(ranks, key=lambda rank: -rank.predicted_ms)
-    lines = [
-        {
-            "rank": rank.rank,
-            "bytes": size(rank.bytes),
-            "memory": BAR * max(1, round(BAR_WIDTH * rank.bytes / most_bytes)),
-            "ms": rank.predicted_ms,
-            "time": BAR * max(1, round(BAR_WIDTH * rank.predicted_ms / most_ms)),
-        }
-        for rank in (ranks if few else slowest[:10])
-    ]
-    columns = [Column("rank", "rank"), Column("bytes", "bytes"), Column("memory", "")]
-    columns += [Column("ms", "ms", ".2f"), Column("time", "")]
     title = "Ranks" if few else f"The ten slowest of {len(ranks):,} ranks"
-    _print_table(lines, columns, title)
+    columns = [column for column in RANK if column.key in ("rank", "host", *KINDS, "capacity")]
+    columns.append(Column("predicted_ms", "ms", ".2f"))
+    _print_table([*map(vars, ranks if few else slowest[:10])], columns, title)
     for text, values in (
         ("memory: the fullest rank has", [rank.bytes for rank in ranks]),
         ("time: the slowest rank takes", [rank.predicted_ms for rank in ranks]),
@@ -187,37 +169,19 @@ def _print_ranks(report: PlanReport) -> None:
             print(f"{text} {max(values) / mean:.2f} times the mean")
 
 
-def _print_traffic(report: PlanReport) -> None:
-    world = report.world_size
-    sent = {(pair.source, pair.target): pair.bytes for pair in report.between_ranks}
+def _traffic(report: PlanReport) -> str:
+    """Return what ranks send each other in a step as a sentence."""
+    sent = [pair.bytes for pair in report.between_ranks]
     if not sent:
-        print("Nothing travels between ranks.")
-    elif world <= MATRIX_RANKS:
-        lines = [
-            {str(b): "-" if a == b else size(sent.get((a, b), 0)) for b in range(world)}
-            | {"from": str(a)}
-            for a in range(world)
-        ]
-        columns = [Column("from", "from \\ to"), *(Column(str(b), str(b)) for b in range(world))]
-        print_table(lines, columns, title="Bytes of a step")
-    else:
-        of_rank = Counter[int]()
-        for (a, _), n in sent.items():
-            of_rank[a] += n
-        _print_wrapped(
-            f"A step sends {size(report.sent_bytes)} between ranks, {size(max(of_rank.values()))} "
-            f"from the busiest and {size(min(of_rank[a] for a in range(world)))} from the idlest; "
-            f"largest pair {size(max(sent.values()))}."
-        )
-
-
-def _print_types(report: PlanReport) -> None:
-    for name, n in Counter(row.type for row in report.rows).most_common():
-        if record := SHARDING_TYPES.get(name):
-            text = f"{record.description}. + {record.pros}. - {record.cons}."
-        else:
-            text = "rectangles that no named type makes"
-        _print_wrapped(f"{n} x {name}: {text}", "  ")
+        return "Nothing travels between ranks."
+    of_rank = Counter(dict.fromkeys(range(report.world_size), 0))
+    for pair in report.between_ranks:
+        of_rank[pair.source] += pair.bytes
+    (_, most), *_, (_, least) = of_rank.most_common()
+    return (
+        f"A step sends {size(report.sent_bytes)} between ranks, {size(most)} from the busiest and "
+        f"{size(least)} from the idlest; largest pair {size(max(sent))}."
+    )
 
 
 # ---- two plans
@@ -287,13 +251,13 @@ def plan_page(report: PlanReport, path: Path) -> Path:
         path: The file of the page; its directory is made if it does not exist.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    quiet = [page.heading("Bytes between ranks"), page.paragraph("Nothing travels between ranks.")]
-    alone = [] if report.between_ranks else ["".join(quiet)]
     tables, *others = plan_pictures(report)
+    nothing = [] if report.between_ranks else [page.paragraph(_traffic(report))]
     parts = [
         *map(page.paragraph, _sentences(report)),
         page.figure(tables),
-        page.columns([*map(page.figure, others), *alone], wide=True),
+        page.columns([*map(page.figure, others)], wide=True),
+        *nothing,
         page.heading("In numbers"),
         *(page.table(rows, columns, title) for title, rows, columns in _tables(report)),
         page.table([*map(vars, report.ranks)], RANK, f"Ranks: all {report.world_size}"),

@@ -49,6 +49,7 @@ SETTINGS_FILE = "resolved.yaml"
 TASK_FILE = "task.json"
 # status of a run that has ended well, but with a metric that is not defined on its data
 UNDEFINED = "undefined"
+KINDS = ("weights", "state", "buffers")  # of the bytes of a rank's tables
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,6 @@ class Performance:
         steps: The number of measured steps.
         step_ms: The milliseconds of a step, with the wait for data.
         phases_ms: For each rank, the milliseconds by phase (`recapp/reporting/phases.py`).
-        phases_quartiles_ms: The same, as the two quartiles.
         parts_ms: The same by part; data, counts, ids, vectors and gradients are waits.
         memory: The bytes of each rank.
         sent_bytes: The bytes that each rank sends in a step.
@@ -187,7 +187,6 @@ class Performance:
     steps: int
     step_ms: float
     phases_ms: tuple[dict[str, float], ...]
-    phases_quartiles_ms: tuple[dict[str, list[float]], ...]
     parts_ms: tuple[dict[str, float], ...]
     memory: tuple[RankMemory, ...]
     sent_bytes: tuple[float, ...]

@@ -1,15 +1,20 @@
-"""What a run prints at its end, the summary, and the rows that it reads. Rank 0 prints, and writes
-`metrics.json`.
+"""What a run prints at its end, the summary; its facts; and the rows that it reads. Rank 0 prints,
+and writes `metrics.json`.
 """
 
 import math
 import os
+import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from recapp.console import Column, note, print_table, readable, short_path
+from recapp.dataset.data_settings import DataSettings
 from recapp.errors import TrainingError
 from recapp.reporting.details import print_slices, read_details, with_interval
 from recapp.reporting.run_record import (
@@ -21,6 +26,7 @@ from recapp.reporting.run_record import (
     write_metrics,
 )
 from recapp.settings.records import record
+from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import GAUC, Measures
 from recapp.tasks.task import Output, Task
 
@@ -29,6 +35,8 @@ HIDDEN_SHARE = "hidden_share_"
 CALIBRATION = ", predicted over real share: 1 is right"
 WIDTH = 80
 LONGEST_NAME = 26
+VERSION = "version_"  # prefix of a package's name
+PACKAGES = ("recapp", "torch", "lightning")
 USES = {"train": "train", "val": "validate", "test": "test", "input": "score"}
 
 
@@ -64,11 +72,9 @@ def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format:
             + (": no group has both classes" if f"{split}_{GAUC}" in added else "")
         )
     if format == "text":
-        step = run.checkpoint_step
-        of = f" (step {step} of {run.steps})" if step != run.steps else ""
-        result = f"checkpoint  {short_path(run.checkpoint or '')}{of}"
-        _print(_lines_of_run(run, split, measures), result, directory)
-        print_slices(read_details(directory, step))
+        result = f"checkpoint  {short_path(run.checkpoint or '')}{step_of_checkpoint(run)}"
+        _print(lines_of_run(run, split, measures), result, directory)
+        print_slices(read_details(directory, run.checkpoint_step))
 
 
 def report_prediction(
@@ -107,7 +113,20 @@ def _refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> N
             )
 
 
-def _lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tuple[str, str]]:
+def step_of_checkpoint(run: RunRecord) -> str:
+    """Return the step of a run's checkpoint in words, ` (step 400 of 800)`; empty for the last."""
+    last = run.checkpoint_step == run.steps
+    return "" if last else f" (step {run.checkpoint_step} of {run.steps})"
+
+
+def lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a summary, as a name and a text.
+
+    Args:
+        run: The results of a training run or an evaluation.
+        split: The measured rows, `val` or `test`.
+        measures: The metrics of the task.
+    """
     for measure in measures:
         if (key := f"{split}_{measure.name}") in run.more:
             text = _score(run.value(key)) + with_interval(run, key)
@@ -171,6 +190,65 @@ def _plan(run: RunRecord) -> str:
 
 def _score(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.5f}"
+
+
+# ---- the facts that a person needs to repeat a run, or to doubt it
+
+
+def about(
+    dataset: DataSettings,
+    model: str,
+    precision: object,
+    *,
+    rows: tuple[int, int],
+    rows_read: Mapping[str, Any],
+    hosts: Sequence[str],
+    tables: Sequence[EmbeddingConfig],
+    device: str,
+) -> dict[str, Any]:
+    """Return the facts about a training run that has just ended, for `metrics.json`.
+
+        {"dataset": "/data/clicks", "rows_train": 5142, "rows_val": 858, "model": "DLRM",
+         "tables": 26, "table_rows": 1008234, "batch_size": 1024, "precision": "32-true",
+         "hosts": ["node7"], "device": "cpu", "version_recapp": "0.1.0", ...,
+         "date": "2026-11-22T10:15:00+00:00"}
+
+    Args:
+        dataset: The settings of the data set.
+        model: The dotted class of the model.
+        precision: The precision of the trainer.
+        rows: The number of training rows and the number of validation rows.
+        rows_read: The record of their files (`recapp/dataset/click_rows.py`), as plain values.
+        hosts: The host of each rank.
+        tables: The embedding tables of the model.
+        device: The device of rank 0.
+    """
+    small = dataset.scaled
+    return {
+        "dataset": small.path if isinstance(small.path, str) else list(small.path),
+        "rows_train": rows[0],
+        "rows_val": rows[1],
+        "rows_read": rows_read,
+        "model": model.rpartition(".")[2],
+        "tables": len(tables),
+        "table_rows": sum(table.num_embeddings for table in tables),
+        "table_parameters": sum(table.num_embeddings * table.embedding_dim for table in tables),
+        "batch_size": small.batch_size,
+        "precision": precision,
+        "hosts": list(dict.fromkeys(hosts)),
+        "device": str(device),
+        **{f"{VERSION}{name}": text for name, text in versions().items()},
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which a run's results depend."""
+    of_packages = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):  # imported from a directory, not installed
+            of_packages[name] = version(name)
+    return {**of_packages, "python": platform.python_version()}
 
 
 # ---- the rows that a run reads

@@ -3,7 +3,7 @@
 plain settings, from Hydra or from a file -> checked -> record
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -15,10 +15,9 @@ from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
 from recapp.settings import check_settings
-from recapp.settings.check_settings import names_of
-from recapp.settings.records import composed, record, to_plain
+from recapp.settings.records import composed, record
 from recapp.settings.values import Natural, Positive, Within
-from recapp.tables.table_settings import WIDE, ListedTables, TablesOfDataset
+from recapp.tables.table_settings import ListedTables, TablesOfDataset
 from recapp.transport.choose_transport import Transport
 
 
@@ -262,8 +261,8 @@ def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
 def checked(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
     """Return the plain settings of a command, checked and with defaults filled in.
 
-    The constructors of `_target_`s are checked where they are made (`check_constructors`), by a
-    process that has imported torch and Lightning already.
+    A `_target_` is checked where it is called, by a process that has imported torch and Lightning
+    already (`recapp/run/constructors.py`).
 
     Args:
         settings: Plain settings, resolved. A setting that must be given may still be `???`.
@@ -274,32 +273,3 @@ def checked(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
             and a close one.
     """
     return check_settings.checked(settings, COMMANDS[command])
-
-
-def check_constructors(recipe: Recipe, groups: Collection[str] | None = None) -> None:
-    """Check the constructors that settings name: import them, compare their arguments with the
-    settings, and try those without side effects.
-
-    Args:
-        recipe: The recipe of a run.
-        groups: The groups whose constructors are checked; None checks all.
-
-    Raises:
-        ConfigError: A constructor does not exist or refuses an argument.
-    """
-    settings = to_plain(recipe)
-    settings.pop("choices")
-    kind = type(recipe)
-    further = {"model": _named_collections(settings["tables"])}
-    every = names_of(kind) if groups is None else groups
-    check_settings.checked(settings, kind, every, further)
-
-
-def _named_collections(tables: Mapping[str, Any]) -> dict[str, str]:
-    """Return the further collections that settings of tables name or may make, with their
-    meaning.
-    """
-    entries = [*(tables.get("tables") or ()), *(tables.get("lookups") or ())]
-    named = [entry["collection"] for entry in entries if entry.get("collection")]
-    named += [WIDE, *(tables.get("collections") or ())]
-    return dict.fromkeys(named, "the tables of this collection, tables=...")

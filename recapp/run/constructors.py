@@ -3,8 +3,8 @@
 This file imports neither torch nor Lightning; what a constructor makes may.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from recapp.errors import ConfigError, RecappError, suggest
 from recapp.optim.named_rules import RULES, Rules, table_rules
@@ -12,11 +12,40 @@ from recapp.optim.rules import RowRule
 from recapp.planner.planner_settings import PlanSettings
 from recapp.settings.check_settings import find_constructor, told
 from recapp.settings.records import TARGET, Constructor, constructor
+from recapp.settings.values import check_arguments
 from recapp.tasks.measures import GAUC, MetricSettings
-from recapp.tasks.task import Output, Task
+from recapp.tasks.task import Task
 
 REFUSALS = (TypeError, ValueError, ImportError)  # ImportError: a logger is not installed
 MISCONFIGURED = "MisconfigurationException"  # Lightning's; scoring does not import it
+GIVEN = {  # what recapp adds to the arguments of the settings; any other is a collection of tables
+    "dense_in_features": "the number of dense columns, dataset=...",
+    "names": "the metrics that are measured, metrics.names",
+    "save_dir": "the run's directory, hydra.run.dir=DIR",
+}
+T = TypeVar("T")
+
+
+def constructor_of(
+    settings: Constructor, setting: str, given: Iterable[str] = (), positional: int = 0
+) -> Any:
+    """Return the constructor that settings name, after a check of their arguments.
+
+    Args:
+        settings: The constructor and its arguments.
+        setting: The dotted name of `settings`, for errors.
+        given: The names of the arguments that recapp adds.
+        positional: The number of positional arguments that recapp adds.
+
+    Raises:
+        ConfigError: The constructor does not exist, or does not take an argument or its type.
+    """
+    target = find_constructor(settings.target, setting)
+    meanings = {
+        name: GIVEN.get(name, "the tables of this collection, tables=...") for name in given
+    }
+    check_arguments(target, settings.arguments, setting, given=meanings, positional=positional)
+    return target
 
 
 def make(settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> Any:
@@ -34,9 +63,35 @@ def make(settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> An
     Raises:
         ConfigError: The constructor does not exist, does not take an argument, or refuses a value.
     """
-    target = find_constructor(settings.target, setting)
+    target = constructor_of(settings, setting, extra, len(args))
     where = f"{setting} ({settings.target})"
     return construct(target, where, *args, **settings.arguments, **extra)
+
+
+def make_a(kind: type[T], settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> T:
+    """Call a constructor that must make an object of a class.
+
+    Args:
+        kind: The class. A class that is not derived from it is refused before it is called.
+        settings: As those of `make`, and so are the following arguments.
+        setting: The dotted name of `settings`, for errors.
+        args: Positional arguments that recapp adds.
+        extra: Keyword arguments that recapp adds.
+
+    Raises:
+        ConfigError: As `make`, or the constructor makes something else.
+    """
+    target = find_constructor(settings.target, setting)
+    is_other = isinstance(target, type) and not issubclass(target, kind)
+    made = None if is_other else make(settings, setting, *args, **extra)
+    if isinstance(made, kind):
+        return made
+    name = (target if is_other else type(made)).__name__
+    package = kind.__module__.partition(".")[0]
+    raise ConfigError(
+        f"{setting}.{TARGET}={settings.target}: makes a {name}, and must make a {kind.__name__} of "
+        f"{package}"
+    )
 
 
 def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:
@@ -104,12 +159,7 @@ def register_own_types(plan: PlanSettings) -> None:
         from recapp.sharding.sharding_types import ShardingTypeRecord, register  # imports numpy
 
         setting = f"plan.sharding_types.{name}"
-        record = make(own_type, setting)
-        if not isinstance(record, ShardingTypeRecord):
-            raise ConfigError(
-                f"{setting}.{TARGET}={own_type.target}: must make a ShardingTypeRecord of "
-                "recapp.sharding.sharding_types"
-            )
+        record = make_a(ShardingTypeRecord, own_type, setting)
         if record.name != name:
             raise ConfigError(
                 f"{setting}: its record is named {record.name}: write "
@@ -141,29 +191,18 @@ def build_task(
         if GAUC in names and metrics.group is None:
             raise ConfigError(f"metrics.names has {GAUC}: set metrics.group=COLUMN, which adds it")
         names = [name for name in names if name not in (GAUC, *metrics.extra)]
-    kind = find_constructor(settings.target, "task")
-    task = construct(kind, f"task ({settings.target})", names=names, **settings.arguments)
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"task._target_={settings.target}: must make a recapp.tasks.task.Task, as "
-            "recapp.tasks.click.ClickTask does"
-        )
+    task = make_a(Task, settings, "task", names=names)  # type: ignore[type-abstract]
     if fault := _fault_of_outputs(task) or _fault_of_metrics(task):
         raise ConfigError(f"task._target_={settings.target}: {fault}")
-    output = _output_of(task, metrics.output) if metrics else None
-    if metrics and output and metrics.adds:
+    outputs = {output.name: output for output in task.outputs}
+    name = metrics.output if metrics and metrics.output is not None else task.outputs[0].name
+    if name not in outputs:
+        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
+    if metrics and metrics.adds:
         from recapp.tasks.added_metrics import added_metrics  # imports torch
 
-        task.add(added_metrics(task, output, metrics, make))
+        task.add(added_metrics(task, outputs[name], metrics, make))
     return task
-
-
-def _output_of(task: Task, name: str | None) -> Output:
-    """Return the output that `metrics.output` names; None is the first."""
-    outputs = {output.name: output for output in task.outputs}
-    if name is not None and name not in outputs:
-        raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
-    return task.outputs[0] if name is None else outputs[name]
 
 
 def _fault_of_outputs(task: Task) -> str | None:

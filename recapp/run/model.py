@@ -5,11 +5,12 @@ Ranks import this file, so it does not import Hydra.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from recapp.console import note
 from recapp.dataset.collate import RawRows
 from recapp.engine.sharded_collection import (
     embedding_collections,
@@ -17,22 +18,25 @@ from recapp.engine.sharded_collection import (
     without_tables,
 )
 from recapp.errors import ArtefactError, ConfigError, RecappError
+from recapp.models.catalogue import MODELS
 from recapp.models.ensemble import Ensemble
-from recapp.run.constructors import make
+from recapp.processes.process_memory import free_memory_bytes, memory_pools
+from recapp.processes.rank_environment import rank_info
+from recapp.run.constructors import constructor_of, make_a
 from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.records import Constructor
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.stored_model import Artefact
-from recapp.tables.collections import embedding_tables
+from recapp.tables.collections import collections_in, embedding_tables
 from recapp.tables.named_collections import ModelTables
+from recapp.tables.table_settings import TablesOfDataset
 from recapp.tables.unsharded_collection import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     UnshardedCollection,
 )
-from recapp.trainer.memory_use import check_room
 
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
@@ -56,6 +60,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
         check_features(tables.tables, recipe.schema)
     check_collections(recipe.model, tables.collections)
     dense = len(recipe.schema.numbers)
+    output = recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
 
     def build() -> nn.Module:
         members = []
@@ -63,38 +68,92 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
             if number:  # the caller has set the seed of the first
                 torch.manual_seed(recipe.seed + number)
             members.append(_model(recipe.model, own, dense, recipe.seed + number))
-        return Ensemble(members, _output_of(recipe)) if len(members) > 1 else members[0]
+        return Ensemble(members, output) if len(members) > 1 else members[0]
 
     if on_paper:
         with torch.device("meta"):
             return build()
-    check_room(build)
+    _check_room(build)
     return build()
 
 
-def _output_of(recipe: Recipe) -> str:
-    """Return the name of the task's first output; `logit` for a recipe without a task."""
-    return recipe.built_task.outputs[0].name if isinstance(recipe, Train) else "logit"
+COPIES = 2  # weights and gradients; the memory of the optimiser's state depends on the optimiser
+
+
+def _check_room(make: Callable[[], nn.Module]) -> None:
+    """Refuse a model whose dense part does not fit into the memory of this rank.
+
+    The model is built on the CPU for every training device, so the memory of the CPU counts. For a
+    layer that is too large, torch reports only the bytes that the allocator could not get. So the
+    model is first built on the meta device, without memory, to count its parameters.
+
+    Args:
+        make: Builds the model. It is called on the meta device. The states of random generators are
+            restored.
+
+    Raises:
+        ConfigError: Weights and gradients need more than the free memory. The text names the
+            largest parameter.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = make()
+    # a model that computes with its start values cannot be built on the meta device
+    except (RuntimeError, ConfigError) as error:
+        if not isinstance(error.__cause__ or error, RuntimeError):
+            raise
+        note(
+            "the memory of the model cannot be computed before it is built: "
+            f"{' '.join(str(error).split())}"
+        )
+        return
+    of_tables = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
+    dense = {name: p for name, p in module.named_parameters() if id(p) not in of_tables}
+    needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
+    info = rank_info()
+    pools = memory_pools(torch.device("cpu"))
+    free = free_memory_bytes([pools] * (info.local_world if info else 1))[0]
+    if free is not None and needed > free:
+        name, largest = max(dense.items(), key=lambda item: item[1].numel())
+        shape = " x ".join(f"{n:,}" for n in largest.shape)
+        raise ConfigError(
+            f"model: weights and gradients of the dense part need {needed:,} bytes on each rank, "
+            f"and {free:,} are free; "
+            f"{name} alone is {shape}: use narrower layers (model.bottom_layers, "
+            "model.top_layers) or a smaller tables.dim"
+        )
 
 
 def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:
-    given = {**settings.arguments, **_collections(tables, seed), "dense_in_features": dense}
-    model = make(Constructor(settings.target, given), "model")
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model._target_={settings.target}: must make a torch.nn.Module")
-    return model
-
-
-def _collections(tables: ModelTables, seed: int) -> dict[str, UnshardedCollection]:
-    """Return the collections by name. Those that read the same table share its rows."""
-    made: dict[str, UnshardedCollection] = {}
+    """Return a model. Collections that read the same table share its rows."""
+    collections: dict[str, UnshardedCollection] = {}
     first: dict[str, UnshardedCollection] = {}
     for name, own in tables.collections.items():
         kind = EmbeddingBagCollection if own.pools else EmbeddingCollection
-        made[name] = kind(own.tables, device=torch.device("meta"), seed=seed, lookups=own.lookups)
+        collection = kind(own.tables, device=torch.device("meta"), seed=seed, lookups=own.lookups)
+        collections[name] = collection
         for table in own.tables:
-            made[name].share(table.name, first.setdefault(table.name, made[name]))
-    return made
+            collection.share(table.name, first.setdefault(table.name, collection))
+    return make_a(nn.Module, settings, "model", **collections, dense_in_features=dense)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Make the model on paper. Check only its arguments and collections if its constructor may not
+    run there: a user's own, or one whose widths follow from ids that are counted later.
+
+    Raises:
+        ConfigError: The model cannot be made.
+    """
+    tables = recipe.tables
+    is_open = (
+        isinstance(tables, TablesOfDataset) and tables.dim_rule is not None and recipe.counts_ids
+    )
+    if recipe.model.target in MODELS and not is_open:
+        build_model(recipe, on_paper=True)
+        return
+    collections = recipe.model_tables.collections
+    check_collections(recipe.model, collections)
+    constructor_of(recipe.model, "model", [*collections, "dense_in_features"])
 
 
 TOLERANCE = 1e-4
@@ -131,9 +190,9 @@ def load_dense(artefact: Artefact, model: nn.Module) -> None:
         with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
             missing, unknown = model.load_state_dict(state, strict=False)
     except RecappError as error:
-        raise artefact.damaged(str(error)) from error
+        raise artefact.manifest.damaged(str(error)) from error
     if odd := [*(set(missing) - tables), *unknown]:
-        raise artefact.damaged(f"the dense part differs from its settings in {odd[0]}")
+        raise artefact.manifest.damaged(f"the dense part differs from its settings in {odd[0]}")
 
 
 def model_to_shard(artefact: Artefact, recipe: Recipe) -> nn.Module:

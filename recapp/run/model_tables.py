@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from typing import Any
 
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.derived_columns import Kind
@@ -160,11 +159,6 @@ class _TablesOfColumns:
     dataset: DataSettings
     schema: Schema
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """Return the sparse columns and the derived ones, in order."""
-        return self.schema.features
-
     def of_model(self, model: Constructor) -> ModelTables:
         """Return the tables of a model, by collection."""
         settings = self.settings
@@ -188,7 +182,7 @@ class _TablesOfColumns:
             )
             for x in lookups_of(made)
         ]
-        order = {column: place for place, column in enumerate(self.columns)}
+        order = {column: place for place, column in enumerate(self.schema.features)}
         named.sort(key=lambda each: order[each[1].feature])
         for name, own in further.items():
             tables = self._further(name, own)
@@ -202,8 +196,8 @@ class _TablesOfColumns:
         shared = self.settings.shared or {}
         self._check_columns("tables.shared", list(shared))
         for column, owner in shared.items():
-            if owner not in self.columns or owner in shared:
-                owners = [name for name in self.columns if name not in shared]
+            if owner not in self.schema.features or owner in shared:
+                owners = [name for name in self.schema.features if name not in shared]
                 raise ConfigError(
                     f"tables.shared={shown(shared)}: {column} reads the table of {owner}, which is "
                     f"no sparse column with a table of its own; {suggest(owner, owners)}"
@@ -216,7 +210,7 @@ class _TablesOfColumns:
                     f"{shared[column]} (tables.shared): leave it out, or name {shared[column]}"
                 )
         made = []
-        for column in self.columns:
+        for column in self.schema.features:
             if column in shared:
                 continue
             readers = [column, *(name for name, owner in shared.items() if owner == column)]
@@ -242,7 +236,9 @@ class _TablesOfColumns:
             raise ConfigError(f"{setting}=[]: makes no table: name columns, or null for all")
         if own.columns is not None:
             self._check_columns(setting, own.columns)
-        pooled = [column for column in self.columns if column not in self.settings.sequences]
+        pooled = [
+            column for column in self.schema.features if column not in self.settings.sequences
+        ]
         columns = pooled if own.columns is None else own.columns
         return [self._table(f"{name}_{column}", [column], own, own.pooling) for column in columns]
 
@@ -253,10 +249,10 @@ class _TablesOfColumns:
     def _check_columns(self, setting: str, named: Sequence[str]) -> None:
         """Check that names are sparse columns, each named once."""
         for name in named:
-            if name not in self.columns:
+            if name not in self.schema.features:
                 raise ConfigError(
                     f"{setting} names {name}, which is no sparse column; "
-                    f"{suggest(name, self.columns)}"
+                    f"{suggest(name, self.schema.features)}"
                 )
             if list(named).count(name) > 1:
                 raise ConfigError(f"{setting}={shown(named)}: names {name} twice: name it once")
@@ -269,7 +265,7 @@ class _TablesOfColumns:
         rows = derived.rows if derived else None
         if derived and derived.kind is Kind.VOCABULARY and rows is not None:
             return rows
-        place = self.columns.index(column)
+        place = self.schema.features.index(column)
         if self.dataset.table_rows and place < len(self.dataset.table_rows):
             return self.dataset.table_rows[place]
         if self.dataset.cardinality and place < len(self.dataset.cardinality):
@@ -298,25 +294,18 @@ class _TablesOfColumns:
     ) -> EmbeddingConfig:
         """Return a table that some columns read."""
         settings = self.settings
-        rule = self._id_rule(readers)
         rows = self._most_rows(readers)
-        given: Any = DYNAMIC if settings.grow else rows
+        dynamic = settings.dynamic or DynamicRows()
+        if dynamic.expected_rows is None:
+            dynamic = replace(dynamic, expected_rows=min(rows, dynamic.max_rows or rows))
         return table_config(
             name=name,
-            num_embeddings=given,
-            dynamic=_dynamic(settings, rows) if settings.grow else None,
+            num_embeddings=DYNAMIC if settings.grow else rows,
+            dynamic=dynamic if settings.grow else None,
             embedding_dim=own.dim,
             feature_names=list(readers),
             pooling=PoolingType(pooling),
             data_type=DataType(settings.data_type),
-            id_rule=IdRule(rule),
+            id_rule=IdRule(self._id_rule(readers)),
             init_range=own.init_range,
         )
-
-
-def _dynamic(tables: TablesOfDataset, rows: int) -> DynamicRows:
-    """Return the settings of a dynamic table. `rows` is the default of `expected_rows`."""
-    said = tables.dynamic or DynamicRows()
-    if said.expected_rows is not None:
-        return said
-    return replace(said, expected_rows=min(rows, said.max_rows or rows))

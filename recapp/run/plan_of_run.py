@@ -9,21 +9,20 @@ neither, the planner decides within `planner.constraints`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from recapp.errors import PlanError, suggest
+from recapp.errors import PlanError
 from recapp.optim.named_rules import rules_of
 from recapp.planner.buffers import with_reserve
 from recapp.planner.embedding_planner import Outcome, plan_tables
-from recapp.planner.options import MODES, Constraints
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import Topology, topology_of
 from recapp.processes.launch import rank_count
-from recapp.run.commands import OnPaper, check_constructors
+from recapp.run.commands import OnPaper
 from recapp.run.model import build_model
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import sized_on_paper, statistics_of
@@ -33,7 +32,6 @@ from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.named_collections import of_all_members
-from recapp.tables.row_order import RowOrderName
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
 """Bytes of one number in a message between ranks, by `engine.payload`."""
@@ -46,7 +44,6 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
     model. Tables and lookups are those of the model, in the order of its collections, as ranks find
     them. Id statistics are read if the data exist and `statistics` is not `assumed`.
     """
-    check_constructors(recipe, ("model",))
     recipe = sized_on_paper(recipe)
     model = build_model(recipe, on_paper=True)
     tables = embedding_tables(model)
@@ -77,13 +74,16 @@ def problem_of_run(
         val_rows: The number of validation rows; None assumes full validation batches.
     """
     world = found.topology.world_size
+    dataset = recipe.dataset.scaled
+    size = dataset.val_batch_size or dataset.batch_size
+    val_batch = size if val_rows is None else min(size, val_rows)
     average = recipe.trainer.average
     averaged = found.rule is not None and average.kind != "none"
     problem = replace(
         found,
-        batch_per_rank=-(-recipe.dataset.scaled.batch_size // world),
+        batch_per_rank=-(-dataset.batch_size // world),
         payload_bytes=PAYLOAD_BYTES[recipe.engine.payload],
-        val_batch_per_rank=_val_batch(recipe, world, val_rows),
+        val_batch_per_rank=-(-val_batch // world) if recipe.trainer.limit_val_batches != 0 else 0,
         look_ahead=recipe.engine.look_ahead,
         average_every=(average.every or math.inf) if averaged else None,
     )
@@ -99,15 +99,6 @@ def _topology_on_paper(recipe: Recipe) -> Topology:
     world = machines.ranks or (devices if isinstance(devices, int) else rank_count(devices))
     device = "cuda" if on in ("cuda", "gpu") else "cpu"
     return topology_of(replace(machines, ranks=world), world, device)
-
-
-def _val_batch(recipe: Recipe, world: int, rows: int | None) -> int:
-    """Return a rank's share of the largest validation batch; 0 without validation."""
-    if recipe.trainer.limit_val_batches == 0:
-        return 0
-    dataset = recipe.dataset.scaled
-    size = dataset.val_batch_size or dataset.batch_size
-    return -(-(size if rows is None else min(size, rows)) // world)
 
 
 def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
@@ -153,12 +144,20 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
         PlanError: The constraints cannot be met, or no plan fits.
     """
     plan = recipe.plan or PlanSettings()
-    constraints = build_constraints(
-        of_all_members(recipe.planner.constraints or {}, problem.tables),
-        of_all_members(plan.tables or {}, problem.tables),
-        plan.mode or recipe.planner.mode,
-        None if plan.rules is not None else plan.row_order,
-    )
+    constraints = dict(of_all_members(recipe.planner.constraints or {}, problem.tables))
+    for pattern, kind in of_all_members(plan.tables or {}, problem.tables).items():
+        sharding_type(kind, f"plan.tables.{pattern}={kind}")
+        constraints[pattern] = ParameterConstraints(sharding_types=[kind]).over(
+            constraints.get(pattern, ParameterConstraints())
+        )
+    mode = plan.mode or recipe.planner.mode
+    row_order = None if plan.rules is not None else plan.row_order
+    if mode != "auto" or row_order is not None:
+        every = ParameterConstraints(
+            modes=None if mode == "auto" else [mode],
+            row_orders=None if row_order is None else [row_order],
+        )
+        constraints = {"*": every.over(constraints.pop("*", ParameterConstraints()))} | constraints
     return plan_tables(problem, constraints if problem.tables else {})
 
 
@@ -181,40 +180,6 @@ def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
         read[lookup.table.name][lookup.feature] = None
     tables = (replace(table, feature_names=list(read[table.name])) for table in problem.tables)
     return PlannedFor(tuple(tables), problem.batch_per_rank, ids)
-
-
-def build_constraints(
-    named: Constraints,
-    overrides: Mapping[str, str],
-    mode: str,
-    row_order: RowOrderName | None = None,
-) -> Constraints:
-    """Return the planner's constraints, by table or glob.
-
-    Args:
-        named: `planner.constraints`.
-        overrides: The types of single tables (`+plan.tables.C3=row_wise`).
-        mode: The mode of all tables, or `auto`.
-        row_order: The order of the rows of all tables; None leaves it to the planner.
-
-    Raises:
-        PlanError: A mode or type does not exist.
-    """
-    found = dict(named)
-    if mode not in ("auto", *MODES):
-        raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
-    for pattern, kind in overrides.items():
-        sharding_type(kind, f"plan.tables.{pattern}={kind}")
-        found[pattern] = ParameterConstraints(sharding_types=[kind]).over(
-            found.get(pattern, ParameterConstraints())
-        )
-    if mode != "auto" or row_order is not None:
-        every = ParameterConstraints(
-            modes=None if mode == "auto" else [mode],
-            row_orders=None if row_order is None else [row_order],
-        )
-        found = {"*": every.over(found.pop("*", ParameterConstraints()))} | found
-    return found
 
 
 def _rules(plan: PlanSettings, tables: Sequence[EmbeddingConfig]) -> list[PlanRule]:

@@ -21,12 +21,12 @@ from recapp.errors import ConfigError
 from recapp.optim.optimizer_settings import OptimizerSettings
 from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSettings
 from recapp.processes.launch import LaunchSettings
-from recapp.settings.records import Constructor, Made, absent, composed, in_hand, not_a_setting
+from recapp.settings.records import Constructor, absent, composed, in_hand, not_a_setting
 from recapp.settings.values import Within, shown
 from recapp.tables.named_collections import MOST_MEMBERS
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
 from recapp.tasks.measures import MetricSettings
-from recapp.trainer.trainer_settings import CallbackSettings, LoggerSettings, TrainerSettings
+from recapp.trainer.trainer_settings import TrainerSettings
 
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema, Values
@@ -34,29 +34,6 @@ if TYPE_CHECKING:
     from recapp.tables.config import EmbeddingConfig
     from recapp.tables.named_collections import ModelTables
     from recapp.tasks.task import Task
-
-Model = Annotated[
-    Constructor,
-    Made(
-        (
-            ("embedding_bag_collection", "the tables, tables=..."),
-            ("embedding_collection", "the tables whose lookups do not pool, tables=..."),
-            ("dense_in_features", "the number of dense columns, dataset=..."),
-        ),
-        makes="torch.nn.Module",
-        such_as="recapp.models.published_dlrm.DLRM",
-    ),
-]
-
-
-TaskSettings = Annotated[
-    Constructor,
-    Made(
-        (("names", "the metrics that are measured, metrics.names"),),
-        makes="recapp.tasks.task.Task",
-        such_as="recapp.tasks.click.ClickTask",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +68,7 @@ class Recipe(Command):
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
     ensemble: Annotated[int, Within(1, MOST_MEMBERS)] = 1
     dataset: DataSettings = composed()
-    model: Model = composed()
+    model: Constructor = composed()
     tables: TablesOfDataset | ListedTables = composed()
     optimizer: OptimizerSettings = composed()
     trainer: TrainerSettings = composed()
@@ -155,8 +132,7 @@ class Recipe(Command):
         or listed.
         """
         tables = self.tables
-        fixed = isinstance(tables, TablesOfDataset) and not tables.grow
-        return tables.max_rows if isinstance(tables, TablesOfDataset) and fixed else None
+        return tables.max_rows if isinstance(tables, TablesOfDataset) and not tables.grow else None
 
     @property
     def without_validation(self) -> str | None:
@@ -238,10 +214,10 @@ class Train(Recipe):
     ckpt_path: str | None = None
     resume_data: Literal["check", "ignore"] = "check"
     trust: tuple[str, ...] = ()
-    task: TaskSettings = composed()
+    task: Constructor = composed()
     metrics: MetricSettings = composed()
-    logger: dict[str, LoggerSettings] = field(default_factory=dict)
-    callbacks: dict[str, CallbackSettings] = field(default_factory=dict)
+    logger: dict[str, Constructor] = field(default_factory=dict)
+    callbacks: dict[str, Constructor] = field(default_factory=dict)
 
     @cached_property
     def built_task(self) -> "Task":

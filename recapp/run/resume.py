@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,12 +14,13 @@ from recapp.dataset.schema import Schema
 from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.processes.rank_environment import is_first, rank_info
-from recapp.reporting.about import about
 from recapp.reporting.plan_report import explained
 from recapp.reporting.run_record import PREDICTED_FILE, write_record
+from recapp.reporting.summary import about
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
 from recapp.run.run_rows import score_of_click_model
+from recapp.run.trained_model import files_of_values, with_columns_of
 from recapp.run.training import (
     average_of,
     build_callback,
@@ -28,10 +30,10 @@ from recapp.run.training import (
     with_monitor,
 )
 from recapp.settings.records import constructor, to_plain
-from recapp.stored.checkpoint import read_manifest, read_meta
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import folder_of
+from recapp.stored.model_store import is_checkpoint
+from recapp.stored.stored_model import Checkpoint, open_stored
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     FillTables,
@@ -66,7 +68,7 @@ class Resumed:
     """A run that resumes from a checkpoint.
 
     Args:
-        recipe: The recipe of the run.
+        recipe: The recipe of the run, with the columns of the checkpoint.
         path: The checkpoint.
         manifest: Its manifest.
     """
@@ -197,9 +199,18 @@ class Resumed:
 
 
 def resumed_run(recipe: Train) -> Resumed | None:
-    """Return the run of a recipe if it resumes from a checkpoint, else None."""
+    """Return the run of a recipe if it resumes from a checkpoint, else None. The checkpoint is
+    opened once; the recipe has its columns. Every rank calls this.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, or is damaged.
+    """
     path = recipe.ckpt_path
-    return Resumed(recipe, path, read_manifest(path)) if path else None
+    if path is None:
+        return None
+    with open_stored(path, wanted=partial(files_of_values, recipe=recipe)) as stored:
+        assert isinstance(stored, Checkpoint)
+        return Resumed(with_columns_of(recipe, stored), path, stored.manifest)
 
 
 class RunCallbacks:

@@ -15,32 +15,35 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from recapp.console import note, short_path
 from recapp.dataset.files import file_names
 from recapp.dataset.fingerprint import file_facts, resumed_files
 from recapp.dataset.footers import first_outside, place_of_id
-from recapp.dataset.order import check_order
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
 from recapp.dataset.source import (
     open_files,
     open_source,
 )
+from recapp.dataset.stream import check_order
 from recapp.dataset.synthetic import check_directory
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.models.catalogue import MODELS, KnownModel
+from recapp.models.catalogue import MODELS
 from recapp.optim.named_rules import check_types, rules_of, tables_that_restart
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import rank_info
-from recapp.run.commands import check_constructors
-from recapp.run.model import build_model
-from recapp.run.model_tables import check_collections
+from recapp.run.constructors import constructor_of
+from recapp.run.model import build_model, check_model
 from recapp.run.recipe import Train
+from recapp.run.training import dense_optimizer, without_monitor
 from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import Paths, shown
 from recapp.stored.block_files import by
-from recapp.stored.checkpoint import read_manifest
 from recapp.stored.manifest import Manifest
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.start_values import check_values as check_start_files
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
@@ -59,19 +62,20 @@ START_VALUES = (  # of rows and of optimiser state
 )
 
 
-def check_run(recipe: Train) -> None:
+def check_run(recipe: Train, resumed: CheckpointManifest | None) -> None:
     """Check a run that trains, and print what is odd about its data.
 
     Args:
         recipe: The recipe of the run.
+        resumed: The manifest of the checkpoint from which it resumes; None for a new run.
 
     Raises:
         RecappError: The first mistake.
     """
     check_training(recipe)
     check_data(recipe)
-    if recipe.ckpt_path:
-        check_resumed(recipe)
+    if resumed:
+        check_resumed(recipe, resumed)
     else:
         check_start_values(recipe)
     check_ids(recipe)
@@ -80,21 +84,6 @@ def check_run(recipe: Train) -> None:
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"
         )
-
-
-def check_measuring(recipe: Train, manifest: Manifest, *, test: bool) -> None:
-    """Check a run that measures a stored model, and print what is odd about its data.
-
-    Args:
-        recipe: The recipe of the run.
-        manifest: The manifest of the model.
-        test: Whether it measures on `dataset.test_path`.
-
-    Raises:
-        RecappError: The first mistake.
-    """
-    check_scoring(recipe, manifest)
-    check_data(recipe, test=test)
 
 
 def check_scoring(recipe: Train, manifest: Manifest) -> None:
@@ -107,7 +96,7 @@ def check_scoring(recipe: Train, manifest: Manifest) -> None:
     Raises:
         RecappError: The first mistake.
     """
-    check_constructors(recipe, ("model", "task"))
+    check_model(recipe)
     check_tables(recipe, manifest)
 
 
@@ -272,14 +261,20 @@ def check_training(recipe: Train) -> None:
             do not fit the tables, the model does not take a collection of tables, or tables cannot
             begin anew or be joined.
     """
-    check_constructors(recipe)
+    dense_optimizer(recipe.optimizer.dense, [nn.Parameter(torch.zeros(1))])
+    if schedule := recipe.optimizer.schedule:  # made for param groups that ranks make
+        constructor_of(without_monitor(schedule), "optimizer.schedule", positional=1)
+    for name, logger in recipe.logger.items():  # only rank 0 makes them
+        constructor_of(logger, f"logger.{name}", ["save_dir"])
+    check_model(recipe)
+    outputs = [output.name for output in recipe.built_task.outputs]
     known = MODELS.get(recipe.model.target)
-    if known is None or _dims_are_open(recipe):  # its constructor may not run on paper
-        check_collections(recipe.model, recipe.model_tables.collections)
-    else:
-        build_model(recipe, on_paper=True)
-    if known is not None:
-        _check_output(recipe, known)
+    if known and known.of_clicks(recipe.model.arguments) and outputs != ["logit"]:
+        raise ConfigError(
+            f"model ({recipe.model.target}): trains with losses of clicks besides that of the task "
+            f"({type(recipe.built_task).__name__}), which predicts {', '.join(outputs)}: choose "
+            "another model, or task=click"
+        )
     if recipe.metrics.bootstrap:
         raise ConfigError(
             f"metrics.bootstrap={recipe.metrics.bootstrap}: intervals are of recapp.eval: "
@@ -293,23 +288,6 @@ def check_training(recipe: Train) -> None:
     for member in recipe.members:
         for collection in member.collections.values():
             check_types(rules, collection.tables)
-
-
-def _dims_are_open(recipe: Train) -> bool:
-    """Return whether the dims of tables follow from ids that are counted later."""
-    tables = recipe.tables
-    return isinstance(tables, TablesOfDataset) and tables.dim_rule is not None and recipe.counts_ids
-
-
-def _check_output(recipe: Train, known: KnownModel) -> None:
-    """Check that a model whose losses are those of clicks predicts a logit."""
-    outputs = [output.name for output in recipe.built_task.outputs]
-    if known.of_clicks(recipe.model.arguments) and outputs != ["logit"]:
-        raise ConfigError(
-            f"model ({recipe.model.target}): trains with losses of clicks besides that of the task "
-            f"({type(recipe.built_task).__name__}), which predicts {', '.join(outputs)}: choose "
-            "another model, or task=click"
-        )
 
 
 def _check_snapshots(recipe: Train) -> None:
@@ -376,22 +354,21 @@ def check_start_values(recipe: Train) -> None:
 # ---- a checkpoint under changed settings
 
 
-def check_resumed(recipe: Train) -> None:
+def check_resumed(recipe: Train, manifest: CheckpointManifest) -> None:
     """Check that training can resume from its checkpoint, with the settings of this run.
 
     Args:
         recipe: The recipe of a run that resumes from a checkpoint.
+        manifest: The manifest of the checkpoint.
 
     Raises:
         CheckpointError: The checkpoint has no state of training, or other tables; or it was saved
             within an epoch, and the files have changed since.
         ConfigError: A setting has changed that a run has no use for once it has begun.
     """
-    assert recipe.ckpt_path is not None
-    manifest = read_manifest(recipe.ckpt_path)
     if manifest.is_joined:
         raise CheckpointError(
-            f"ckpt_path={short_path(recipe.ckpt_path)}: joins several models and has no state of "
+            f"ckpt_path={short_path(manifest.folder)}: joins several models and has no state of "
             "training: resume from last.ckpt beside it"
         )
     check_starts(recipe, manifest.config)

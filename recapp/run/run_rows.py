@@ -64,9 +64,17 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
     why = "statistics=assumed"
     if recipe.statistics != "assumed":
         try:
-            return _sized(recipe)
+            rows = rows_of(recipe).fitted()
+            counted = rows.table_rows(recipe.most_rows) if recipe.counts_ids else None
         except DataError as error:
             why = str(error)
+        else:
+            if counted is not None:
+                console.note(
+                    f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training "
+                    "rows, as in training"
+                )
+            return recipe.sized(counted, rows.schema.values or None)
     tables = recipe.tables
     if not recipe.counts_ids or not isinstance(tables, TablesOfDataset):
         console.note(f"tables of derived columns have the rows that settings say: {why}")
@@ -76,20 +84,6 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
         most = f"tables.max_rows={tables.max_rows}" if tables.max_rows else f"{EXPECTED_ROWS:,}"
         console.note(f"every table is assumed to have {most} rows, no ids were counted: {why}")
     return recipe
-
-
-def _sized(recipe: OnPaper) -> OnPaper:
-    """Return a recipe whose derived columns are fitted and whose tables are sized by their ids."""
-    rows = rows_of(recipe).fitted()
-    values = rows.schema.values or None
-    if not recipe.counts_ids:
-        return recipe.sized(None, values)
-    counted = rows.table_rows(recipe.most_rows)
-    console.note(
-        f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows, as in "
-        "training"
-    )
-    return recipe.sized(counted, values)
 
 
 def write_generated(dataset: DataSettings) -> None:

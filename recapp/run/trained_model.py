@@ -8,7 +8,8 @@ A checkpoint's rows are read into tables, under any plan, as training does. An a
 mapped. No other file asks which kind a stored model is.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,25 +19,21 @@ from recapp import console
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.held_tables import mapped_tables
-from recapp.inference.placed_model import placed, together
+from recapp.inference.placed_model import mapped_tables, placed, together
 from recapp.processes.rank_environment import is_first
 from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Recipe, Train
+from recapp.stored.artefact_files import DERIVED_FILE
 from recapp.stored.checkpoint import load_together
 from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
+from recapp.stored.model_manifests import META, CheckpointManifest
 from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
 from recapp.trainer.sharded_checkpoint import StoredTables
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from recapp.run.training import RankModel
-from collections.abc import Iterable
-from dataclasses import replace
-
-from recapp.stored.derived_values import DERIVED_FILE
-from recapp.stored.model_manifests import META, CheckpointManifest
 
 
 @dataclass(frozen=True)
@@ -199,20 +196,6 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
     assert recipe.ckpt_path is not None
     stored = open_stored(recipe.ckpt_path, wanted=wanted)
     return with_columns_of(recipe, stored), trained(stored)
-
-
-def with_stored_columns(recipe: T) -> T:
-    """Return the recipe of a run with the columns of its stored model, if it loads one. Every rank
-    calls it.
-
-    Raises:
-        CheckpointError: The model has no such values, or they are damaged.
-        ArtefactError: The same for an artefact.
-    """
-    if recipe.ckpt_path is None:
-        return recipe
-    with open_stored(recipe.ckpt_path, wanted=partial(files_of_values, recipe=recipe)) as stored:
-        return with_columns_of(recipe, stored)
 
 
 def with_columns_of(recipe: R, stored: StoredModel) -> R:

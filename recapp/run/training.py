@@ -30,7 +30,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.engine.row_store import RowStore, StoredGroup
@@ -38,7 +38,7 @@ from recapp.errors import ConfigError, alike, suggest
 from recapp.optim.rules import sgd
 from recapp.planner.topology import RESERVE_BYTES
 from recapp.processes.rank_environment import is_first, rank_info
-from recapp.run.constructors import construct, make
+from recapp.run.constructors import construct, make_a
 from recapp.run.model import check_outputs
 from recapp.run.plan_of_run import plan_of_run
 from recapp.run.recipe import Recipe, Train
@@ -46,10 +46,9 @@ from recapp.run.run_rows import write_generated
 from recapp.settings.check_settings import find_constructor
 from recapp.settings.records import Constructor, constructor, to_plain
 from recapp.sparse.batch import Batch
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.checkpoint import goes_on_in
 from recapp.stored.manifest import Manifest
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.run_files import goes_on_in
 from recapp.tables.named_collections import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.callbacks import RestartTables
@@ -117,7 +116,7 @@ def build_module(recipe: Train, make_model: Callable[[], nn.Module]) -> TaskModu
     module = TaskModule(
         recipe.built_task,
         make_model,
-        partial(_dense_optimizer, recipe.optimizer.dense),
+        partial(dense_optimizer, recipe.optimizer.dense),
         (lambda optimizer: make_schedule(schedule, optimizer, total)) if schedule else None,
         recipe.seed,
         monitor=monitor,
@@ -139,12 +138,12 @@ def make_schedule(
     Raises:
         ConfigError: The schedule cannot be made.
     """
+    settings = without_monitor(settings)
     parameters = signature(find_constructor(settings.target, "optimizer.schedule")).parameters
-    wanted = settings.without("monitor")
-    open_total = TOTAL in parameters and wanted.arguments.get(TOTAL) is None
+    open_total = TOTAL in parameters and settings.arguments.get(TOTAL) is None
     more = {TOTAL: total()} if open_total else {}
     try:
-        made = make(wanted.without(*more), "optimizer.schedule", optimizer, **more)
+        return make_a(LRScheduler, settings.without(*more), "optimizer.schedule", optimizer, **more)
     except ConfigError as error:
         if CYCLES not in parameters or not isinstance(error.__cause__, LookupError):
             raise
@@ -152,8 +151,12 @@ def make_schedule(
             f"optimizer.schedule ({settings.target}): cycles the momentum of all param groups, and "
             f"those of tables have none: add {CYCLES}: false to optimizer.schedule"
         ) from error
-    assert isinstance(made, LRScheduler)
-    return made
+
+
+def without_monitor(schedule: Constructor) -> Constructor:
+    """Return a schedule without the metric that it follows, which Lightning reads."""
+    kind = find_constructor(schedule.target, "optimizer.schedule")
+    return schedule.without("monitor") if _is(kind, ReduceLROnPlateau) else schedule
 
 
 def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
@@ -170,16 +173,19 @@ def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     )
 
 
-def _dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Return the optimiser of the dense part.
+
+    Args:
+        settings: The settings `optimizer.dense`.
+        parameters: The parameters of the dense part.
+
+    Raises:
+        ConfigError: The settings make no optimiser.
+    """
     # a model of tables alone has no parameters, and torch's optimisers refuse an empty list
-    held: list[Any] = list(parameters) or [{"params": []}]
-    made = make(settings, "optimizer.dense", held)
-    if not isinstance(made, Optimizer):
-        raise ConfigError(
-            f"optimizer.dense._target_={settings.target}: must make a torch optimiser, e.g. "
-            "torch.optim.Adam"
-        )
-    return made
+    groups: list[Any] = list(parameters) or [{"params": []}]
+    return make_a(Optimizer, settings, "optimizer.dense", groups)
 
 
 # ---- the validation metrics that callbacks and schedules may monitor
@@ -264,7 +270,9 @@ def schedule_of(recipe: Train) -> Constructor | None:
             f"{recipe.without_validation}: optimizer.schedule ({schedule.target}) follows a metric "
             "of validations; validate, or choose another schedule"
         )
-    monitor = given.get("monitor") or (best if best in measured else _usual(recipe))
+    usual = [name for name in (best, recipe.built_task.measures.objective) if name in measured]
+    usual += [name for name, better in measured.items() if better]
+    monitor = given.get("monitor") or next(iter([*usual, *measured]))
     mode = given.get("mode") or measured.get(monitor)
     check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
     if mode is None:
@@ -273,17 +281,6 @@ def schedule_of(recipe: Train) -> Constructor | None:
             f"better; {suggest(monitor, [name for name, better in measured.items() if better])}"
         )
     return Constructor(schedule.target, {**given, "monitor": monitor, "mode": mode})
-
-
-def _usual(recipe: Train) -> str:
-    """Return the metric that a schedule follows if the settings leave it open: the task's best one,
-    or the first one measured for which one direction is better.
-    """
-    measured = measured_by(recipe)
-    best = recipe.built_task.measures.objective
-    if best in measured:
-        return best
-    return next((name for name, better in measured.items() if better), next(iter(measured)))
 
 
 def with_monitor(settings: Mapping[str, Any]) -> Any:
@@ -390,33 +387,19 @@ def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
         if wanted.arguments.get("save_last"):
             raise ConfigError(f"{setting}.save_last: cannot be set: every run keeps last.ckpt")
         extra["dirpath"] = str(folder)
-    if _is(kind, EarlyStopping) and AT_EPOCH_END in signature(kind).parameters:
-        extra |= _check_after_validation(wanted.arguments)
-    return _made(wanted, setting, Callback, **extra)
-
-
-def _made(wanted: Constructor, setting: str, kind: type, **extra: Any) -> Any:
-    """Call a constructor that must return a part of Lightning."""
-    made = make(wanted, setting, **extra)
-    if not isinstance(made, kind):
-        raise ConfigError(
-            f"{setting}._target_={wanted.target}: makes a {type(made).__name__}, and must make a "
-            f"{kind.__name__} of lightning.pytorch"
-        )
-    return made
+    if (
+        _is(kind, EarlyStopping)
+        and AT_EPOCH_END in signature(kind).parameters
+        and AT_EPOCH_END not in wanted.arguments
+        and str(wanted.arguments.get("monitor")).startswith("val_")
+    ):
+        # its own default is the end of an epoch, and a run that resumes there has no metric yet
+        extra[AT_EPOCH_END] = False
+    return make_a(Callback, wanted, setting, **extra)
 
 
 def _is(kind: Any, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
-
-
-def _check_after_validation(given: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the setting by which early stopping checks after a validation. Lightning's own default
-    is the end of an epoch, and a run that resumes there has no metric yet.
-    """
-    if AT_EPOCH_END in given or not str(given.get("monitor")).startswith("val_"):
-        return {}
-    return {AT_EPOCH_END: False}
 
 
 def _check_filename(
@@ -461,7 +444,9 @@ def has_bar(callbacks: Iterable[Callback]) -> bool:
     return any(isinstance(callback, ProgressBar) for callback in callbacks)
 
 
-def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
+def build_loggers(
+    recipe: Train, folder: Path, resumed: CheckpointManifest | None = None
+) -> list[Logger]:
     """Return the loggers of `conf/logger`. They write below the directory of the run.
 
     Only rank 0 makes them, because a constructor may create a database or a run of a service. Other
@@ -471,16 +456,17 @@ def build_loggers(recipe: Train, folder: Path) -> list[Logger]:
     Args:
         recipe: The recipe of the run.
         folder: The directory of the run.
+        resumed: The manifest of the checkpoint from which it resumes.
     """
     if not is_first():
         return [DummyLogger() for _ in recipe.logger]
     made = [
-        _made(wanted, f"logger.{name}", Logger, save_dir=str(folder))
-        for name, wanted in recipe.logger.items()
+        make_a(Logger, each, f"logger.{name}", save_dir=str(folder))  # type: ignore[type-abstract]
+        for name, each in recipe.logger.items()
     ]
-    if recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
+    if resumed and recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
-            curves.kept_steps = read_manifest(recipe.ckpt_path).step
+            curves.kept_steps = resumed.step
     return made
 
 

@@ -38,7 +38,7 @@ from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Admission, Limits, Refused, bad, busy, read_body
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
-from recapp.serving.question import json_answer, read_object
+from recapp.serving.question import Question, json_answer, read_object
 from recapp.serving.served_model import ModelInService, Served
 
 READERS = {"infer": read_infer, "infer_rows": read_rows}
@@ -193,7 +193,12 @@ class Server:
     async def index(self, request: Request) -> Response:
         """List the model in service."""
         served = self.model.current()
-        state = {"name": served.name, "version": served.version, "state": "READY", "reason": ""}
+        state = {
+            "name": served.name,
+            "version": served.scorer.version,
+            "state": "READY",
+            "reason": "",
+        }
         return json_answer([state])
 
     async def load(self, request: Request) -> Response:
@@ -209,7 +214,7 @@ class Server:
                 "artefact=..."
             )
         served = await self.model.reload()
-        return json_answer({"name": served.name, "version": served.version})
+        return json_answer({"name": served.name, "version": served.scorer.version})
 
     # ---- scores
 
@@ -231,27 +236,26 @@ class Server:
             self.counts.request(verb, status, time.perf_counter() - start)
 
     async def _infer(self, verb: str, request: Request, start: float) -> Response:
+        def read(served: Served) -> Question:
+            check_place(request, served)  # a reload may have changed the version in between
+            return READERS[verb](body, request.headers, served, self.limits)
+
         check_origin(request)
         self._served(request)
         self._check_ranks()
         with self.admission.request():
             body = await self._body(request)
             try:
-                work = self._submit(verb, request, body, start)
+                work = Work(read, start, asyncio.get_running_loop().create_future())
+                self.batcher.submit(work)
                 response = await self._answer(work, request, start)
             finally:
                 self.admission.release(len(body))
-        total = time.perf_counter() - start
-        timing = ", ".join(
-            f"{name};dur={seconds * 1e3:.3f}"
-            for name, seconds in (
-                ("queue", work.waited_s),
-                ("read", work.read_s),
-                ("model", work.model_s),
-                ("total", total),
-            )
+        spans = {"queue": work.waited_s, "read": work.read_s, "model": work.model_s}
+        spans["total"] = time.perf_counter() - start
+        response.headers["server-timing"] = ", ".join(
+            f"{name};dur={seconds * 1e3:.3f}" for name, seconds in spans.items()
         )
-        response.headers["server-timing"] = timing
         return response
 
     async def _body(self, request: Request) -> memoryview:
@@ -270,15 +274,6 @@ class Server:
                 "faster, or less of it",
                 {"connection": "close"},
             ) from None
-
-    def _submit(self, verb: str, request: Request, body: memoryview, start: float) -> Work:
-        def read(served: Served) -> Any:
-            check_place(request, served)  # a reload may have changed the version in between
-            return READERS[verb](body, request.headers, served, self.limits)
-
-        work = Work(read, start, asyncio.get_running_loop().create_future())
-        self.batcher.submit(work)
-        return work
 
     async def _answer(self, work: Work, request: Request, start: float) -> Response:
         """Wait for the answer, until it comes, the client disconnects or the time is over.
@@ -316,9 +311,9 @@ def check_place(request: Request, served: Served) -> None:
     if name != served.name:
         raise Refused(404, f"no model {name:.80}; {suggest(name[:80], [served.name])}")
     version = request.path_params.get("version")
-    if version is not None and version != served.version:
+    if version is not None and version != served.scorer.version:
         raise Refused(
-            404, f"model {name} has no version {version:.80}; {served.version} is in service"
+            404, f"model {name} has no version {version:.80}; {served.scorer.version} is in service"
         )
 
 

@@ -192,7 +192,6 @@ class Batcher:
         return work.question is not None
 
     def _compute(self, works: Sequence[Work]) -> None:
-        """Compute a batch and answer its requests."""
         works = [work for work in works if not work.dropped]
         if not works:
             return

@@ -61,13 +61,15 @@ def read_rows(
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise bad('rows: must be a list of objects, {"rows": [{"FEATURE": VALUE}]}')
     check_rows(len(rows), limits)
-    features = served.features
+    features = served.scorer.schema.inputs
     _check_names(rows, features)
     table = pa.table({name: _column(name, rows, served) for name in features})
     check_ids(table, served.scorer.schema, limits)
 
     def write(outputs: Mapping[str, Tensor]) -> Response:
-        scores = {name: column.tolist() for name, column in served.task.scores(outputs).items()}
+        scores = {
+            name: column.tolist() for name, column in served.scorer.task.scores(outputs).items()
+        }
         return json_answer({**served.named, "scores": one_or_all(scores)})
 
     return Question(table, write)
@@ -170,7 +172,6 @@ def _in_one_form(values: list[Any], dense: bool, hexadecimal: bool) -> list[Any]
 
 
 def _vectors(name: str, values: list[Any]) -> pa.Array:
-    """Return lists of numbers as a column."""
     field = f"feature {name}"
     _check_flat(values, field, "list of numbers")
     for value in values:
@@ -184,7 +185,6 @@ def _vectors(name: str, values: list[Any]) -> pa.Array:
 
 
 def _check_flat(values: list[Any], field: str, allowed: str) -> None:
-    """Raise Refused for an object, and for a list inside of a list."""
     kinds = set(map(type, scalars_of(values)))
     if dict in kinds or list in kinds:
         fault = "an object" if dict in kinds else "a list inside of a list"

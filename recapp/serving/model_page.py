@@ -35,11 +35,14 @@ def page_of(served: Served, version: str) -> Response:
         "style": style,
         "script": script,
         "name": escape(readable(served.name)),
-        "version": escape(readable(served.version)),
+        "version": escape(readable(served.scorer.version)),
         "facts": _facts(served.scorer.info),
         "features": _folded(
             "features, all of them needed in every request",
-            [{"name": name, "datatype": served.datatype(name)} for name in served.features],
+            [
+                {"name": name, "datatype": served.datatype(name)}
+                for name in served.scorer.schema.inputs
+            ],
         ),
         "recapp": escape(version),
     }

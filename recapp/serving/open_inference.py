@@ -51,7 +51,7 @@ from recapp.serving.question import (
     read_object,
     written,
 )
-from recapp.serving.served_model import Served
+from recapp.serving.served_model import Served, columns_of
 
 JSON_LENGTH = "inference-header-content-length"
 BINARY = "application/octet-stream"
@@ -97,19 +97,6 @@ class InputTensor:
     width: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class OutputChoice:
-    """An output that a request asks for.
-
-    Args:
-        name: One of `Served.outputs`.
-        binary: Whether its values are binary data behind the JSON.
-    """
-
-    name: str
-    binary: bool
-
-
 def read_infer(
     body: memoryview, headers: Mapping[str, str], served: Served, limits: Limits
 ) -> Question:
@@ -136,7 +123,7 @@ def read_infer(
 
     def write(outputs: Mapping[str, Tensor]) -> Response:
         plain = {name: values_B.float() for name, values_B in outputs.items()}
-        return _reply(head, choices, {**plain, **served.task.scores(outputs)})
+        return _reply(head, choices, {**plain, **served.scorer.task.scores(outputs)})
 
     return Question(table, write)
 
@@ -176,7 +163,7 @@ def _parameters(entry: object, field: str) -> Mapping[str, Any]:
     if entry is None:
         return {}
     if not isinstance(entry, Mapping):
-        raise bad(f"{field}: must be an object, not {entry!r:.40}")
+        raise bad(f"{field} must be an object, not {entry!r:.40}")
     return entry
 
 
@@ -187,47 +174,42 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _choices(request: Mapping[str, Any], served: Served) -> list[OutputChoice]:
-    everything = _flag(_parameters(request.get("parameters"), "parameters"), ALL_BINARY, False)
+def _choices(request: Mapping[str, Any], served: Served) -> dict[str, bool]:
+    """Return the outputs that a request asks for, each with whether its values are binary."""
+    everything = _flag(_parameters(request.get("parameters"), "parameters:"), ALL_BINARY, False)
     outputs = request.get("outputs")
     if outputs is None:
-        return [OutputChoice(output.column, everything) for output in served.task.outputs]
+        return dict.fromkeys(columns_of(served.scorer), everything)
     if not isinstance(outputs, list) or not outputs:
         raise bad(f"outputs: must be a list of objects with a name: {', '.join(served.outputs)}")
-    choices: list[OutputChoice] = []
+    choices: dict[str, bool] = {}
     for entry in outputs:
-        output = _output(entry, everything, served.outputs)
-        if any(output.name == other.name for other in choices):
-            raise bad(f"output {output.name}: is named twice")
-        choices.append(output)
+        name = entry.get("name") if isinstance(entry, Mapping) else entry
+        if not isinstance(entry, Mapping) or name not in served.outputs:
+            near = suggest(str(name)[:40], served.outputs)
+            raise bad(f"output {name!r:.40}: the model has none; {near}")
+        if name in choices:
+            raise bad(f"output {name}: is named twice")
+        parameters = _parameters(entry.get("parameters"), f"output {name}: parameters:")
+        if parameters.get("classification"):
+            raise bad(f"output {name}: classification needs classes, which a score does not have")
+        choices[name] = _flag(parameters, "binary_data", everything)
     return choices
 
 
-def _output(entry: object, binary: bool, names: Sequence[str]) -> OutputChoice:
-    if not isinstance(entry, Mapping) or entry.get("name") not in names:
-        name = entry.get("name") if isinstance(entry, Mapping) else entry
-        raise bad(f"output {name!r:.40}: the model has none; {suggest(str(name)[:40], names)}")
-    parameters = _parameters(entry.get("parameters"), f"output {entry['name']}: parameters")
-    if parameters.get("classification"):
-        raise bad(
-            f"output {entry['name']}: classification needs classes, which a score does not have"
-        )
-    return OutputChoice(entry["name"], _flag(parameters, "binary_data", binary))
-
-
 def _reply(
-    head: Mapping[str, str], choices: Sequence[OutputChoice], values: Mapping[str, Tensor]
+    head: Mapping[str, str], choices: Mapping[str, bool], values: Mapping[str, Tensor]
 ) -> Response:
     outputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
-    for output in choices:
-        values_B = values[output.name]
+    for name, binary in choices.items():
+        values_B = values[name]
         described: dict[str, Any] = {
-            "name": output.name,
+            "name": name,
             "datatype": "FP32",
             "shape": [len(values_B)],
         }
-        if output.binary:
+        if binary:
             parts.append(binary_of(values_B.numpy()))
             described["parameters"] = {BINARY_SIZE: len(parts[-1])}
         else:
@@ -266,10 +248,8 @@ def read_tensor(
     shape: Any = entry.get("shape")
     count = _count(shape, name, vectors)
     width = shape[1] if len(shape) > 1 else 1
-    parameters = entry.get("parameters")
-    if not isinstance(parameters, Mapping | None):
-        raise bad(f"input {name}: parameters must be an object, not {parameters!r:.40}")
-    if parameters and BINARY_SIZE in parameters:
+    parameters = _parameters(entry.get("parameters"), f"input {name}: parameters")
+    if BINARY_SIZE in parameters:
         size = parameters[BINARY_SIZE]
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise bad(f"input {name}: {BINARY_SIZE} must be a number of bytes, not {size!r}")

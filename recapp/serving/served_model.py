@@ -27,7 +27,6 @@ from recapp.inference.scorer import Scorer
 from recapp.processes.process_memory import give_back_unused
 from recapp.serving.counts import Counts
 from recapp.serving.limits import Refused, bad, busy
-from recapp.tasks.task import Task
 
 ROUNDING = 1e-5
 """The tolerance between the scores of the example and those stored with it, relative to max(1,
@@ -50,38 +49,23 @@ class Served:
     scorer: Scorer
 
     @property
-    def version(self) -> str:
-        """Return the version of the model."""
-        return self.scorer.version
-
-    @property
     def named(self) -> dict[str, str]:
         """Return the name and the version of the model, as answers have them."""
-        return {"model_name": self.name, "model_version": self.version}
-
-    @property
-    def task(self) -> Task:
-        """Return the task of the model, which makes scores of its outputs."""
-        return self.scorer.task
+        return {"model_name": self.name, "model_version": self.scorer.version}
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Return the names that a request may ask for: columns of scores, then outputs."""
         return tuple(
-            dict.fromkeys([*columns_of(self.scorer), *(o.name for o in self.task.outputs)])
+            dict.fromkeys([*columns_of(self.scorer), *(o.name for o in self.scorer.task.outputs)])
         )
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Return the names of the columns of a row, dense features first."""
-        return self.scorer.schema.inputs
 
     def metadata(self) -> dict[str, Any]:
         """Return the model metadata of the Open Inference protocol."""
         schema = self.scorer.schema
         return {
             "name": self.name,
-            "versions": [self.version],
+            "versions": [self.scorer.version],
             "platform": "recapp",
             "inputs": [
                 {
@@ -213,7 +197,7 @@ class ModelInService:
 
     def _put(self, served: Served) -> None:
         self._served = served
-        self._counts.model.info({"name": served.name, "version": served.version})
+        self._counts.model.info({"name": served.name, "version": served.scorer.version})
 
     def current(self) -> Served:
         """Return the model in service."""
@@ -236,7 +220,7 @@ class ModelInService:
             self._counts.reloads.labels("refused").inc()
             kind = "" if isinstance(error, RecappError) else f"{type(error).__name__}: "
             text = (
-                f"not loaded, version {before.version} stays in service: "
+                f"not loaded, version {before.scorer.version} stays in service: "
                 f"{kind}{' '.join(str(error).split())}"
             )
             note(text)
@@ -245,7 +229,7 @@ class ModelInService:
             self.loads = False
         self._put(Served(before.name, scorer))
         self._counts.reloads.labels("loaded").inc()
-        note(f"version {scorer.version} is in service instead of {before.version}")
+        note(f"version {scorer.version} is in service instead of {before.scorer.version}")
         del before
         await asyncio.to_thread(give_back_unused)
         return self._served

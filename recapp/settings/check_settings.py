@@ -5,31 +5,31 @@ keys, missing keys, wrong values.
                       -> settings
 
 Every command checks the settings that Hydra composed, or those of a checkpoint after the command
-line has changed them. The check imports a `_target_` only where it is asked to: importing torch and
-Lightning takes seconds, and rank 0 has imported them.
+line has changed them. The check imports no `_target_`: importing torch and Lightning takes seconds.
+Its arguments are checked where it is called (`recapp/run/constructors.py`).
 """
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from traceback import extract_tb
 from typing import Any
 
-from recapp.errors import ConfigError, RecappError, alike, listed, meant, suggest
+from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.settings.records import (
     ABSENT,
     TARGET,
-    Made,
+    Constructor,
     closest,
     fields_of,
     item_of,
-    made_of,
     parts_of,
+    records_of,
     to_plain,
     values_of,
 )
-from recapp.settings.values import check_arguments, read, shown, takes
+from recapp.settings.values import read, shown, takes
 
 MISSING = "???"  # Hydra's value of a setting that must be given
 # keys of Hydra's own instantiate, which recapp does not call
@@ -62,26 +62,17 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
 }
 
 
-def checked(
-    config: Mapping[str, Any],
-    kind: type,
-    groups: Collection[str] = (),
-    given: Mapping[str, Mapping[str, str]] | None = None,
-) -> dict[str, Any]:
+def checked(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Return the settings of a command, complete and with the types that the record names.
 
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
         kind: The record of the command's settings.
-        groups: The groups whose constructors are checked.
-        given: Arguments that recapp passes to the constructor of a group beside those of
-            `Made.given`, by the name of the group: the meaning of each.
 
     Raises:
         ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
     """
-    checker = _Checker(kind, groups, given or {})
-    return checker.group(dict(config), kind, "")
+    return _Checker(kind).group(dict(config), kind, "")
 
 
 def names_of(kind: type) -> list[str]:
@@ -100,9 +91,9 @@ def may_be_set(config: Mapping[str, Any], kind: type) -> list[str]:
     """
     names = []
     for key, (annotation, _) in fields_of(kind).items():
-        groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
-        if groups and isinstance(value := config.get(key), dict):
-            names += [f"{key}.{field}" for field in fields_of(closest(value, groups))]
+        kinds = records_of(annotation)
+        if kinds and isinstance(value := config.get(key), dict):
+            names += [f"{key}.{field}" for field in fields_of(closest(value, kinds))]
     return names
 
 
@@ -155,47 +146,37 @@ class _Checker:
 
     Args:
         command: The record of the command's settings.
-        groups: The groups whose constructors are checked.
-        given: The `given` of `checked`.
     """
 
     command: type
-    groups: Collection[str]
-    given: Mapping[str, Mapping[str, str]]
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
         """Check a setting, which may be a group, and return its value."""
-        if value == MISSING:
+        parts = parts_of(annotation)
+        if value == MISSING or (value is None and type(None) in parts):
             return value
-        groups = [part for part in parts_of(annotation) if dataclasses.is_dataclass(part)]
-        if groups and isinstance(value, dict):
-            return self.group(value, closest(value, groups), name)
-        others = {*parts_of(annotation)} - {*groups, type(None)}
-        if groups and not others and not (value is None and type(None) in parts_of(annotation)):
+        kinds = records_of(annotation)
+        if kinds and isinstance(value, dict):
+            return self.group(value, closest(value, kinds), name)
+        if kinds and not {*parts} - {*kinds, type(None)}:
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
-        if mark := made_of(annotation):
-            return (
-                value
-                if value is None and type(None) in parts_of(annotation)
-                else self.constructor(value, mark, name)
-            )
+        if Constructor in parts:
+            return _constructor(value, name)
         if inner := values_of(annotation):
-            if value is None and type(None) in parts_of(annotation):
-                return value
             if not isinstance(value, dict):
-                key = TARGET if made_of(inner) else next(iter(fields_of(inner)))
+                key = TARGET if inner is Constructor else next(iter(fields_of(inner)))
                 raise ConfigError(
                     f"{name}={value}: is a mapping of names to settings, +{name}.NAME.{key}=..."
                 )
             return {
                 str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
             }
-        items = [i for i in map(item_of, parts_of(annotation)) if dataclasses.is_dataclass(i)]
+        items = [i for i in map(item_of, parts) if dataclasses.is_dataclass(i)]
         if items and isinstance(value, list):
             return [
                 self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
             ]
-        return None if groups and not others else read(value, annotation, name)
+        return read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
         """Check the settings of a dataclass and return them, with its defaults for missing ones."""
@@ -235,70 +216,19 @@ class _Checker:
             names += [f"{prefix}{name}" for name in taken]
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
-    def constructor(self, value: Any, mark: Made, name: str) -> Any:
-        """Return a mapping with a `_target_`; check its arguments in one of the `groups`."""
-        if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
+
+def _constructor(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
+        raise ConfigError(
+            f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class"
+        )
+    for key in value:
+        if key in CONVERSIONS:
             raise ConfigError(
-                f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class"
+                f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
+                "are read"
             )
-        for key in value:
-            if key in CONVERSIONS:
-                raise ConfigError(
-                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
-                    "are read"
-                )
-        if name.partition(".")[0] in self.groups:
-            arguments = {key: value[key] for key in value if key not in (TARGET, mark.beside)}
-            target = find_constructor(value[TARGET], name)
-            for key, kind in mark.own:
-                if isinstance(target, type) and issubclass(target, _named(kind)):
-                    arguments.pop(key, None)
-            wrong = (
-                f"{name}.{TARGET}={value[TARGET]}: must make a {mark.makes}, as {mark.such_as} do"
-            )
-            if isinstance(target, type) and not issubclass(target, _named(mark.makes)):
-                raise ConfigError(wrong)
-            passed = {**dict(mark.given), **self.given.get(name, {})}
-            check_arguments(target, arguments, name, given=passed, positional=mark.positional)
-            if mark.tried:
-                parameters = [_parameter() for _ in range(mark.positional)]
-                instance = _try(target, parameters, arguments, f"{name} ({value[TARGET]})")
-                if not isinstance(instance, _named(mark.makes)):
-                    raise ConfigError(wrong)
-            if mark.beside:
-                self.beside(value, mark, name)
-        return value
-
-    def beside(self, value: dict[str, Any], mark: Made, name: str) -> None:
-        """Check the mapping of names to constructors of the same kind among the arguments
-        (`Made.beside`).
-        """
-        _named(mark.checked_by)(value, name)
-        for key, item in (value.get(mark.beside) or {}).items():
-            if TARGET in item:
-                alone = dataclasses.replace(mark, beside="")
-                self.constructor(item, alone, f"{name}.{mark.beside}.{key}")
-
-
-def _named(dotted: str) -> Any:
-    home, _, name = dotted.rpartition(".")
-    return getattr(import_module(home), name)
-
-
-def _parameter() -> Any:
-    """Return a parameter list to construct an optimiser with, to try its arguments."""
-    import torch
-
-    return [torch.zeros(1, requires_grad=True)]
-
-
-def _try(target: Any, positional: list[Any], arguments: Mapping[str, Any], name: str) -> Any:
-    try:
-        return target(*positional, **arguments)
-    except RecappError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
+    return value
 
 
 def find_constructor(target: str, name: str) -> Any:
@@ -350,6 +280,6 @@ def told(error: Exception) -> str:
 def _names(kind: type, prefix: str) -> Iterable[str]:
     for key, (annotation, _) in fields_of(kind).items():
         yield f"{prefix}{key}"
-        for part in parts_of(annotation):
-            if dataclasses.is_dataclass(part) and str not in parts_of(annotation):  # no file's
-                yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
+        for part in records_of(annotation):
+            if str not in parts_of(annotation):  # no file's
+                yield from _names(part, f"{prefix}{key}.")

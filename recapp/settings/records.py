@@ -59,35 +59,6 @@ def in_hand() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
-    """Mark a setting as a constructor: a mapping with a `_target_` and its arguments.
-
-    Args:
-        given: Arguments that recapp passes by name, and the meaning of each.
-        positional: The number of arguments that recapp passes by position.
-        tried: Whether to call the constructor once before ranks start, to see whether it accepts
-            the values. Only for constructors without side effects. Each positional argument is then
-            a list of one parameter.
-        makes: The dotted name of the class that the constructor makes.
-        such_as: Examples of such constructors, for errors.
-        beside: A key that is no argument, but maps names to settings of the same kind.
-        checked_by: The dotted name of the function that checks these settings. It takes the whole
-            mapping and its dotted name.
-        own: Keys that recapp reads itself, each with the dotted name of the only class that has the
-            key.
-    """
-
-    given: tuple[tuple[str, str], ...] = ()
-    positional: int = 0
-    tried: bool = False
-    makes: str = ""
-    such_as: str = ""
-    beside: str = ""
-    checked_by: str = ""
-    own: tuple[tuple[str, str], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Constructor:
     """A constructor that settings name, with its arguments.
 
@@ -147,15 +118,10 @@ def parts_of(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def made_of(annotation: Any) -> Made | None:
-    """Return the mark of settings with a `_target_`; None for other annotations."""
-    found = [
-        more
-        for part in parts_of(annotation)
-        if get_origin(part) is Annotated
-        for more in get_args(part)[1:]
-    ]
-    return next((more for more in found if isinstance(more, Made)), None)
+def records_of(annotation: Any) -> list[Any]:
+    """Return the records among the alternatives of an annotation. A constructor is none."""
+    parts = parts_of(annotation)
+    return [part for part in parts if dataclasses.is_dataclass(part) and part is not Constructor]
 
 
 def closest(value: Mapping[str, Any], kinds: list[Any]) -> Any:
@@ -174,7 +140,7 @@ def values_of(annotation: Any) -> Any:
     """
     for part in parts_of(annotation):
         inner = get_args(part)[1] if get_origin(part) is dict else None
-        if made_of(inner) or dataclasses.is_dataclass(inner):
+        if dataclasses.is_dataclass(inner):
             return inner
     return None
 
@@ -222,10 +188,9 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
 def _value(value: Any, annotation: Any, name: str) -> Any:
     """Convert a plain value to the type that a record holds."""
     parts = parts_of(annotation)
-    kinds = [part for part in parts if dataclasses.is_dataclass(part)]
-    if isinstance(value, Mapping) and kinds:
+    if isinstance(value, Mapping) and (kinds := records_of(annotation)):
         return record(closest(value, kinds), value, name)
-    if isinstance(value, Mapping) and made_of(annotation):
+    if isinstance(value, Mapping) and Constructor in parts:
         return constructor(value)
     if isinstance(value, Mapping) and (inner := values_of(annotation)):
         return {key: _value(item, inner, f"{name}.{key}") for key, item in value.items()}

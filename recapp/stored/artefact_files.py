@@ -1,6 +1,13 @@
-"""The small files of an artefact, and its directory: the dense part as safetensors, the example as
-an Arrow file. Readers never see a part of an artefact, two commands cannot write the same one, and
-no other file is deleted.
+"""What an artefact has beside the rows of its tables, and its directory.
+
+    dense.safetensors         the dense part
+    derived.bin               the fitted values of derived columns, int64 and float32, one array
+                              after the other; features.derived of the manifest has a line for each
+
+A checkpoint has fitted values as tensors by key, in the entry `derived_values` of meta.pt.
+
+Readers never see a part of an artefact, two commands cannot write the same one, and no other file
+is deleted:
 
     served.recapp-export     while an export writes it, under the kernel's lock (flock)
     served                   when it is whole, by one rename
@@ -9,42 +16,45 @@ no other file is deleted.
 Users name their own copies served.old, so these suffixes are unlikely names.
 """
 
-import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
-import pyarrow as pa
-import safetensors.torch
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recapp.dataset.arrow_messages import sizes_of
-from recapp.dataset.collate import RawTable
-from recapp.errors import ArtefactError, ConfigError
-from recapp.stored.directories import is_artefact
-from recapp.stored.local_files import beside
-from recapp.stored.model_store import entry_of, files_at
+from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, DerivedColumn, Kind
+from recapp.errors import ArtefactError, CheckpointError, ConfigError
+from recapp.stored.model_store import entry_of, files_at, is_artefact
+from recapp.stored.store import beside
 
-EXAMPLE_ROWS = 16
-MOST_EXAMPLE_ROWS = 4096
-VALUES_PER_BYTE = 8  # the most of an example's file: a value takes at least a bit
-_ARROW = b"ARROW1\0\0"  # the start of an Arrow file, before its messages
+DERIVED_VALUES = "derived_values"
+"""The entry of the plain part of a checkpoint."""
+DERIVED_FILE = "derived.bin"
+ITEM_BYTES = 8  # float32 values are written as float64, so that every array begins at a multiple
+Values = npt.NDArray[np.generic]
 
 
 def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     """Return dense parameters and buffers as a safetensors file."""
+    import safetensors.torch
+
     own = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
     raw: bytes = safetensors.torch.save(own)
     return raw
 
 
-def dense_state(raw: bytes) -> dict[str, Tensor]:
+def dense_values(raw: bytes) -> dict[str, Tensor]:
     """Read the dense part from the bytes of a safetensors file.
 
     Raises:
         ValueError: The bytes are not a safetensors file, or a value is not finite.
     """
+    import safetensors.torch
+
     try:
         state: dict[str, Tensor] = safetensors.torch.load(raw)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:
@@ -56,57 +66,122 @@ def dense_state(raw: bytes) -> dict[str, Tensor]:
     return state
 
 
-def example_bytes(rows: RawTable) -> bytes:
-    """Return raw rows as an Arrow file."""
-    out = io.BytesIO()
-    with pa.ipc.new_file(out, rows.schema) as writer:
-        writer.write_table(rows)
-    return out.getvalue()
+def plain_values(values: Mapping[str, Values]) -> dict[str, Tensor]:
+    """Return fitted values as tensors for a checkpoint."""
+    return {key: torch.from_numpy(np.array(own)) for key, own in values.items()}
 
 
-def example_table(raw: bytes) -> RawTable:
-    """Read raw rows from the bytes of an Arrow file.
+def values_in(
+    meta: Mapping[str, Any], columns: Sequence[DerivedColumn], checkpoint: object
+) -> Mapping[str, Values]:
+    """Return the fitted values of columns from the plain part of a checkpoint, by key.
 
-    This compares the counts that the file declares with its size before it reads rows. So a small
-    file cannot expand to many rows. Compressed files are refused.
+    Args:
+        meta: The plain part.
+        columns: The derived columns of the model.
+        checkpoint: The checkpoint, for messages.
 
     Raises:
-        ValueError: The bytes are not such a file.
+        CheckpointError: The values are missing or damaged.
     """
-    if not raw.startswith(_ARROW):
-        raise ValueError("it is no Arrow file")
+    found = meta.get(DERIVED_VALUES)
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"checkpoint {checkpoint} has no values of derived columns, which {SETTINGS} make: "
+            "leave these out, or use another checkpoint"
+        )
+    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
     try:
-        _check_sizes(raw[len(_ARROW) :])
-        # reads the messages in order, because the footer could name other messages
-        with pa.ipc.open_stream(raw[len(_ARROW) :]) as reader:
-            rows = reader.read_all()
-        rows.validate(full=True)
-    except (ValueError, OSError, pa.ArrowException) as error:
-        raise ValueError(" ".join(str(error).split())[:200]) from error
-    return rows
+        return _of_columns({key: value.numpy() for key, value in tensors.items()}, columns)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the plain part of checkpoint {checkpoint} is damaged: {DERIVED_VALUES}: {error}; "
+            "use another checkpoint"
+        ) from error
 
 
-def _check_sizes(raw: bytes) -> None:
-    """Check the counts that an Arrow stream declares.
+def _of_columns(
+    values: Mapping[str, Values], columns: Sequence[DerivedColumn]
+) -> Mapping[str, Values]:
+    """Return the stored values of each column, by key.
 
     Raises:
-        ValueError: The stream has too many rows, more values than its bytes can hold, or compressed
-            values.
+        ValueError: A column has none, or values that no fit gives.
     """
-    rows = 0
-    values = 0
-    for sizes in sizes_of(raw):
-        if sizes.compressed:
-            raise ValueError("it has compressed values")
-        rows += sizes.rows
-        values += sizes.values
-        if rows > MOST_EXAMPLE_ROWS:
-            raise ValueError(f"it declares {rows:,} rows")
-        if values > VALUES_PER_BYTE * len(raw):
-            raise ValueError(f"it declares {values:,} values in {len(raw):,} bytes")
+    for column in columns:
+        if column.key not in values:
+            raise ValueError(f"there are no values of {column.in_words()}")
+        if fault := _fault(column, values[column.key]):
+            raise ValueError(f"the values of {column.in_words()} {fault}")
+    return {column.key: values[column.key] for column in columns}
 
 
-UNFINISHED = "recapp-export"
+def _fault(column: DerivedColumn, values: npt.NDArray[Any]) -> str:
+    """Return what is wrong with the stored values of a column; an empty text if nothing is."""
+    dtype = "float32" if column.has_floats else "int64"
+    if values.dtype != dtype or values.ndim != 1:
+        return f"are {values.dtype} of {values.ndim} dimensions, must be a vector of {dtype}"
+    counts: Sequence[int] = (0,)
+    if column.kind is Kind.VOCABULARY:
+        counts = range(2**48)
+    elif column.kind is Kind.BUCKETS:
+        log = column.setting == LOG
+        counts = (LOG_EDGES,) if log else range(int(column.setting))
+    elif column.kind is Kind.PIECEWISE:
+        counts = (0, 2)
+    elif column.kind in (Kind.SINE, Kind.COSINE):
+        counts = (1,)
+        if len(values) == 1 and values[0] != np.float32(column.period):
+            return f"are {values[0]}, not its period"
+    if len(values) not in counts:
+        return f"are {len(values)}"
+    if not (np.isfinite(values).all() and (values[1:] > values[:-1]).all()):
+        return "are not finite and ascending"
+    return ""
+
+
+def written_values(columns: Sequence[DerivedColumn]) -> tuple[bytes, list[dict[str, Any]]]:
+    """Return the file of an artefact's fitted values, and the lines of the columns."""
+    raw = []
+    lines = []
+    first = 0
+    for column in columns:
+        assert column.values is not None
+        wide = column.values.astype("<f8" if column.values.dtype.kind == "f" else "<i8")
+        raw.append(wide.tobytes())
+        lines.append({**column.plain(), "first": first, "count": len(wide)})
+        first += len(wide)
+    return b"".join(raw), lines
+
+
+def read_values(
+    raw: bytes, lines: object, columns: Sequence[DerivedColumn]
+) -> Mapping[str, Values]:
+    """Return the fitted values of columns from an artefact, by key.
+
+    Args:
+        raw: The file.
+        lines: The lines of the columns.
+        columns: The derived columns of the model.
+
+    Raises:
+        ValueError: The lines are other columns, or do not fit the file.
+    """
+    made: dict[str, Values] = {}
+    try:
+        for line, column in zip(cast(list[Any], lines), columns, strict=True):
+            first = line["first"]
+            count = line["count"]
+            if {**column.plain(), "first": first, "count": count} != line:
+                raise ValueError(f"{column.in_words()} has the line of another column")
+            if not 0 <= first <= first + count <= len(raw) // ITEM_BYTES:
+                raise ValueError(f"{column.name} is outside of the file")
+            floats = column.has_floats
+            part = np.frombuffer(raw, "<f8" if floats else "<i8", count, first * ITEM_BYTES)
+            made[column.key] = part.astype(np.float32 if floats else np.int64)
+    except (TypeError, KeyError, OverflowError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    return _of_columns(made, columns)
 
 
 @contextmanager
@@ -124,7 +199,7 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
     if not output.name:
         raise ConfigError(f"output={output}: is no name of a new directory: choose another name")
     files = files_at(output)
-    folder = beside(output, UNFINISHED)
+    folder = beside(output, "recapp-export")
     try:
         _check_name(output, overwrite)
         with files.locked(folder) as alone:

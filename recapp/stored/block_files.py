@@ -27,12 +27,11 @@ Stored rectangles map the values of a table to files:
     +-----------------+                    . . . +-----+
 """
 
-import heapq
 import json
 import zlib
-from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -145,9 +144,9 @@ def block_key(table: str, tensor: str, rows: range, cols: range) -> str:
 def check_tiling(stored: Sequence[StoredBlock]) -> None:
     """Check that the rectangles of one tensor cover it exactly once.
 
-    The rectangles are visited in the order of their first row. Visited rectangles that reach the
-    current row are kept in the order of their columns, side by side. So each new rectangle is
-    compared only with its two neighbours.
+    Where rectangles meet inside of the tensor, each point is a corner of an even number of them.
+    So if all points with an odd number are the tensor's own corners, each value is covered an odd
+    number of times; and with as many values as the tensor has, once.
 
     Args:
         stored: All stored rectangles of the tensor; at least one.
@@ -158,32 +157,22 @@ def check_tiling(stored: Sequence[StoredBlock]) -> None:
     """
     name = f"table {stored[0].table}, {stored[0].tensor}"
     shape = stored[0].shape
-    beside: list[tuple[int, int]] = []  # first column, and index in `ordered`
-    ends: list[tuple[int, tuple[int, int]]] = []  # one past the last row, and entry of `beside`
-    ordered = sorted(stored, key=lambda s: s.rows.start)
-    for number, s in enumerate(ordered):
+    odd: set[tuple[int, int]] = {(0, 0), (0, shape[1]), (shape[0], 0), shape}
+    for s in stored:
         if s.shape != shape or s.rows.stop > shape[0] or s.cols.stop > shape[1]:
             raise CheckpointError(
                 f"{name}: a stored block {s.key!r} of shape {by(s.shape)} does not lie in "
                 f"{by(shape)}"
             )
-        while ends and ends[0][0] <= s.rows.start:
-            gone = heapq.heappop(ends)[1]
-            del beside[bisect_right(beside, gone) - 1]
-        at = bisect_right(beside, (s.cols.start, number))
-        for _, other in beside[max(at - 1, 0) : at + 1]:
-            if overlap(ordered[other].cols, s.cols):
-                raise CheckpointError(
-                    f"{name}: the blocks {ordered[other].key!r} and {s.key!r} overlap"
-                )
-        entry = (s.cols.start, number)
-        insort(beside, entry)
-        heapq.heappush(ends, (s.rows.stop, entry))
+        odd ^= set(product((s.rows.start, s.rows.stop), (s.cols.start, s.cols.stop)))
     covered = sum(len(s.rows) * len(s.cols) for s in stored)
-    if covered != shape[0] * shape[1]:
+    whole = shape[0] * shape[1]
+    if covered < whole:
         raise CheckpointError(
-            f"{name}: only {covered:,} of {shape[0] * shape[1]:,} values ({by(shape)}) are stored"
+            f"{name}: only {covered:,} of {whole:,} values ({by(shape)}) are stored"
         )
+    if odd or covered > whole:
+        raise CheckpointError(f"{name}: its stored blocks overlap")
 
 
 def by(shape: tuple[int, int]) -> str:
@@ -327,7 +316,6 @@ def link_blocks(
 
 
 def _rows_of(b: Block, rows: range) -> Tensor:
-    """Return some rows of a block on the CPU."""
     return b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
 
 

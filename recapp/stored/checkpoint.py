@@ -10,12 +10,23 @@ plan and on any number of ranks, and loading it runs no code from it.
       rank-00000.safetensors    blocks of tables and of their optimiser state, from rank 0
       rank-00001.safetensors
 
-A save writes `best.ckpt.tmp` and renames it when it is whole; `recapp/stored/local_files.py`
+A save writes `best.ckpt.tmp` and renames it when it is whole; `recapp/stored/store.py`
 describes the renames and the names that a killed save leaves. All ranks save together. Each rank
 can load by itself; it opens all files that it needs at once (`recapp/stored/stored_model.py`), and
 compares each loaded block with its checksum.
+
+The checkpoints of a run name each other:
+
+    manifest.json   "run": "9f3c52..."             made at random by a run, kept by all its resumes
+                    "saved_as": "step_000020.ckpt" the name at the save; a user's copy has another
+    meta.pt         "best_model_path": "step_000020.ckpt"    relative to the checkpoint's directory
+
+A path alone does not tell whose checkpoint is there: runs are moved and copied, and another run may
+write where they were. So a checkpoint that another one names is looked for beside it first, and it
+is taken only if it is of the same run.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -38,13 +49,23 @@ from recapp.stored.block_files import (
     sources_of,
     write_blocks,
 )
-from recapp.stored.directories import is_checkpoint
-from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import TMP, beside
 from recapp.stored.manifest import to_json
-from recapp.stored.meta_file import write_meta
-from recapp.stored.model_manifests import META, ROW_ORDERS, CheckpointManifest
-from recapp.stored.model_store import entry_of, files_at, is_link, links_to, size_of, write_file
+from recapp.stored.meta_file import state_must_fit, write_meta
+from recapp.stored.model_manifests import META, ROW_ORDERS, SAVED_AS, CheckpointManifest
+from recapp.stored.model_store import (
+    MANIFEST,
+    checkpoints_in,
+    clean_up,
+    end_of_links,
+    entry_of,
+    files_at,
+    is_checkpoint,
+    is_link,
+    links_to,
+    size_of,
+    write_file,
+)
+from recapp.stored.store import TMP, beside
 from recapp.stored.stored_model import Checkpoint, Wanted, every_file
 from recapp.transport.communicator import Comm, raise_together
 
@@ -483,3 +504,122 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
             )
         files.publish(Path(instead), name, link=True)
     files.remove(path)
+
+
+# ---- of a run
+
+CHECKPOINTS = "checkpoints"
+"""The directory of checkpoints in the directory of a run."""
+LAST = "last.ckpt"
+"""The link to the last checkpoint of a run."""
+BEST = "best_k_models"
+KEPT = "kept"
+PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
+
+
+def with_paths(states: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the states of callbacks with other paths of checkpoints.
+
+    Args:
+        states: The states of `ModelCheckpoint`, `KeepSnapshots` and other callbacks.
+        change: Returns the new path.
+    """
+    changed = dict(states)
+    for key, state in states.items():
+        if isinstance(state, Mapping) and BEST in state:
+            paths = {name: change(state[name]) for name in PATHS if state.get(name)}
+            best = {change(path): score for path, score in state[BEST].items()}
+            changed[key] = {**state, **paths, BEST: best}
+        elif isinstance(state, Mapping) and KEPT in state:
+            changed[key] = {**state, KEPT: [change(path) for path in state[KEPT]]}
+    return changed
+
+
+def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict[str, Any]:
+    """Return the plain part of a checkpoint with absolute paths in the states of callbacks.
+
+    Raises:
+        CheckpointError: The states have another form.
+    """
+    if "callbacks" not in meta:  # only weights were saved
+        return dict(meta)
+    with state_must_fit("the state of callbacks", "callbacks"):
+        folder = folder_of(checkpoint)
+        states = with_paths(meta["callbacks"], lambda path: os.path.abspath(folder / path))
+        return {**meta, "callbacks": states}
+
+
+def folder_of(checkpoint: str | Path) -> Path:
+    """Return the directory of a checkpoint, also of one to which a link elsewhere leads."""
+    path = Path(checkpoint).absolute()
+    return end_of_links(path).parent
+
+
+def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
+    """Return the place of a checkpoint that another one names; None if the run's is not there.
+
+    Args:
+        path: The path, absolute or relative to `folder`.
+        folder: The directory of the checkpoint that names it.
+        run: The identity of its run; empty if it has none.
+    """
+    beside = folder / Path(path).name
+    named = Path(os.path.abspath(folder / path))
+    for place in (beside, named) if run else (beside,):
+        with suppress(CheckpointError):
+            if read_manifest(place).run == run:
+                return place
+    return None
+
+
+def goes_on_in(folder: Path, resumed: str | Path) -> bool:
+    """Return whether a run goes on in its own directory.
+
+    Args:
+        folder: The directory of the run.
+        resumed: The checkpoint from which it resumes.
+    """
+    above = map(entry_of, end_of_links(Path(resumed).absolute()).parents)
+    home = entry_of(folder)
+    if home is None or home.identity not in {one.identity for one in above if one}:
+        return False
+    with suppress(CheckpointError):
+        return read_manifest(folder / CHECKPOINTS / LAST).run == read_manifest(resumed).run
+    return True
+
+
+def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
+    """Delete the checkpoints of the run whose `last.ckpt` is in a directory, because another run is
+    about to write there. One rank calls it.
+
+    A run that goes on there keeps those up to the step from which it goes on. Other checkpoints
+    stay, such as copies under names of the user.
+
+    Args:
+        folder: The directory of checkpoints.
+        resumed: The checkpoint from which the other run resumes, or None.
+
+    Returns:
+        The names of those that are deleted.
+    """
+    files = files_at(folder)
+    last = folder / LAST
+    try:
+        earlier = read_manifest(last)
+    except CheckpointError:
+        return []
+    start = read_manifest(resumed) if resumed else None
+    kept = start.step if start is not None and start.run == earlier.run else -1
+    removed = []
+    if earlier.step > kept and is_link(last):
+        files.remove(last)
+        removed.append(LAST)
+    for path, *_ in sorted(checkpoints_in(folder)):
+        with suppress(CheckpointError):
+            held = read_manifest(path)
+            own = held.run == earlier.run and held.info.get(SAVED_AS) == path.name
+            if own and held.step > kept and not is_link(path):
+                files.remove(path)
+                removed.append(path.name)
+    clean_up(folder)
+    return removed

@@ -19,6 +19,7 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.artefact_files import DERIVED_VALUES
 from recapp.stored.block_files import DTYPES, StoredBlock, write_blocks
 from recapp.stored.checkpoint import (
     finish_save,
@@ -27,11 +28,10 @@ from recapp.stored.checkpoint import (
     together,
     write_error,
 )
-from recapp.stored.derived_values import DERIVED_VALUES
-from recapp.stored.local_files import TMP, beside
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.model_store import files_at
+from recapp.stored.store import TMP, beside
 from recapp.stored.stored_model import Checkpoint, every_file
 from recapp.tables.named_collections import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm
@@ -241,7 +241,6 @@ def _check_same(
 
 
 def _weights(stored: Checkpoint, names: Mapping[str, str]) -> Iterator[Block]:
-    """Return the weights of all tables of a checkpoint, under the names of the joined one."""
     for table, joined in names.items():
         found = stored.manifest.tensors[table, WEIGHT]
         shape = found[0].shape

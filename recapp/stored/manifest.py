@@ -19,16 +19,17 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 from torch import Tensor
 
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import typed
-from recapp.stored.kinds import FORMATS, Kind
-from recapp.stored.meta_file import plain
+from recapp.stored.meta_file import is_a, plain
+from recapp.stored.model_store import FORMATS, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
 
+MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'
 WRONG = (
     AttributeError,
@@ -175,6 +176,18 @@ class Manifest(ABC):
             raise self.wrong("metrics")
         return {name: math.nan if value is None else value for name, value in found.items()}
 
+    @property
+    def example(self) -> list[dict[str, Any]]:
+        """Some rows of the data as plain values, to try the model with; empty if none are stored.
+
+        Raises:
+            RecappError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
+        """
+        rows = self.entry("example", list[dict[str, Any]], [])
+        if len(rows) > MOST_EXAMPLE_ROWS:
+            raise self.wrong("example")
+        return rows
+
     def example_outputs(self, names: Sequence[str]) -> Mapping[str, Sequence[float]] | None:
         """Return the outputs of the example at the time of storing, by name; None if they are not
         stored.
@@ -187,13 +200,18 @@ class Manifest(ABC):
     def entry(self, name: str, kind: type[T], default: T | None = None) -> T:
         """Return an entry of the writer.
 
+        Args:
+            name: Its name.
+            kind: Its type, of which `is_a` knows.
+            default: The value of a missing entry.
+
         Raises:
             RecappError: The entry is of another type, or is missing and has no default.
         """
         value = self.info.get(name, default)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not is_a(value, kind):
             raise self.wrong(name)
-        return value
+        return cast(T, value)
 
     def wrong(self, name: str) -> RecappError:
         """Return the error for a missing or invalid entry; `name` is its dotted name."""
@@ -209,7 +227,6 @@ class Manifest(ABC):
 
 
 def _damaged(kind: Kind, folder: Path, why: str) -> RecappError:
-    """Return the error for an invalid manifest."""
     return kind.error(f"the manifest of {kind.name} {folder} is damaged: {why}; {kind.fix}")
 
 
@@ -229,17 +246,14 @@ def to_json(manifest: Manifest) -> str:
         entries["metrics"] = {k: _finite(v) for k, v in entries["metrics"].items()}
     try:
         lines = [
-            f"{json.dumps(str(k))}: {_text(plain(v, f'manifest.{k}'), kind.has_nan)}"
+            f"{json.dumps(str(k))}: "
+            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind.has_nan)
             for k, v in entries.items()
         ]
     except TypeError as error:
         raise CheckpointError(f"manifest: {error}") from error
     parts = ",\n ".join(json.dumps(part) for part in manifest.lines)
     return sealed("{\n" + ",\n".join([*lines, f'"{manifest.parts}": [\n {parts}]']))
-
-
-def _text(value: Any, has_nan: bool) -> str:
-    return json.dumps(value, default=_number, allow_nan=has_nan)
 
 
 def sealed(body: str) -> str:
@@ -276,19 +290,14 @@ def _read(of: type[M], raw: bytes, folder: Path) -> M:
                 f"{name} {kind.version}: {kind.newer}"
             )
         info.pop("checksum", None)
-        if not _is_sealed(raw):
+        body = raw[: -len(_FOOT % 0)]
+        if raw != body + _FOOT % zlib.crc32(body):
             raise ValueError(f"its bytes are not those that were {kind.written}")
         files = {file: _file_entry(file, entry) for file, entry in info.pop("files").items()}
         return of.of_entries(folder, info, files, zlib.crc32(raw))
     except WRONG as error:
         why = f"{type(error).__name__} {short(str(error), quoted=False)}"
         raise _damaged(kind, folder, why) from error
-
-
-def _is_sealed(raw: bytes) -> bool:
-    """Return whether bytes end with the checksum of the bytes before it (`sealed`)."""
-    body = raw[: -len(_FOOT % 0)]
-    return raw == body + _FOOT % zlib.crc32(body)
 
 
 def _file_entry(file: str, entry: Mapping[str, Any]) -> dict[str, Any]:

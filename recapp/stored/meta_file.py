@@ -18,8 +18,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from enum import Enum
+from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args, get_origin
 
 import numpy as np
 import torch
@@ -27,8 +28,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import shown
-from recapp.stored.kinds import CHECKPOINT
-from recapp.stored.model_store import Pinned, bytes_of, crc32_of, files_at, path_of
+from recapp.stored.model_store import CHECKPOINT, Pinned, bytes_of, crc32_of, files_at, path_of
 
 LEVELS = 64  # of containers inside of one another
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
@@ -105,14 +105,8 @@ def _check_archive(source: BinaryIO) -> None:
         packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
         if packed or sum(e.file_size for e in entries) > size:
             raise ValueError("its entries expand to more than the file holds")
-        for entry in entries:
-            if entry.filename.endswith(".pkl"):
-                _check_names(archive.read(entry))
-
-
-def _check_names(program: bytes) -> None:
-    """Refuse a pickle with names beyond those of plain values and dense tensors."""
-    for code, name, _ in pickletools.genops(program):
+        programs = [archive.read(e) for e in entries if e.filename.endswith(".pkl")]
+    for code, name, _ in chain.from_iterable(map(pickletools.genops, programs)):
         by_stack = code.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")
         if by_stack or (code.name == "GLOBAL" and name not in _ASKED_FOR):
             raise ValueError(f"it names {name or code.name}, which is no plain type")
@@ -177,7 +171,9 @@ def plain(value: Any, where: str = "meta") -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, Tensor):
-        return _own(value)
+        here = value.detach().cpu()
+        is_part = here.untyped_storage().nbytes() > here.numel() * here.element_size()
+        return here.clone() if is_part else here
     if isinstance(value, Enum):
         return plain(value.value, where)
     if isinstance(value, np.generic | np.ndarray):
@@ -207,27 +203,17 @@ def _container(value: Any, where: str) -> Any:
     raise CheckpointError(f"{where} is a {kind}: a checkpoint keeps plain types and tensors only")
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """Return the tensor on the CPU, with a storage that holds only its own values."""
-    here = tensor.detach().cpu()
-    return (
-        here.clone()
-        if here.untyped_storage().nbytes() > here.numel() * here.element_size()
-        else here
-    )
-
-
-STATE: dict[str, Any] = {
-    "state_dict": {},
-    "loops": {},
-    "callbacks": {},
-    "optimizer_states": [],
-    "lr_schedulers": [],
-    "epoch": 0,
-    "global_step": 0,
-    "pytorch-lightning_version": "",
+STATE = {
+    "state_dict": dict,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "epoch": int,
+    "global_step": int,
+    "pytorch-lightning_version": str,
 }
-"""The form of Lightning's state."""
+"""The types of Lightning's state."""
 OF_MODEL = "model."  # the prefix of dense parameters' names in Lightning's state
 NEEDED = ("state_dict", "pytorch-lightning_version")
 WRONG_STATE = (
@@ -240,7 +226,6 @@ WRONG_STATE = (
     OSError,
 )
 """The exceptions of a reader that gets another state than it wrote."""
-MOST = 2**48  # steps and the like; no run counts so far
 VERSION = re.compile(r"\d+\.\d+(\.\w+)*(\+[\w.]+)?")
 
 
@@ -255,13 +240,12 @@ def check_state(meta: Mapping[str, Any], path: object, *, trains: bool = False) 
     Raises:
         CheckpointError: An entry is missing or of another type.
     """
-    for name, form in STATE.items():
+    for name, kind in STATE.items():
         if name not in meta and name not in NEEDED and not trains:
             continue
         fault = "" if name in meta else f"it has no {name}"
-        if name in meta and not _fits(meta[name], form):
-            kind = type(meta[name]).__name__
-            fault = f"{name}={shown(meta[name])} is a {kind}, such as {shown(form)} is right"
+        if name in meta and not is_a(meta[name], kind):
+            fault = f"{name}={shown(meta[name])} is no {kind.__name__}"
         if fault:
             raise CheckpointError(
                 f"checkpoint {path} holds no state of a training run: {fault}; use another "
@@ -273,11 +257,17 @@ def check_state(meta: Mapping[str, Any], path: object, *, trains: bool = False) 
         )
 
 
-def _fits(value: Any, form: Any) -> bool:
-    """Return whether a value is of the type of its form; a number must be a count."""
-    if type(form) is int:
-        return type(value) is int and 0 <= value < MOST
-    return isinstance(value, (list, tuple) if isinstance(form, list) else type(form))
+def is_a(value: Any, kind: Any) -> bool:
+    """Return whether a value of JSON has a type, such as `dict[str, list[int]]`. Whole numbers are
+    counts; True is none.
+    """
+    if kind is int:
+        return type(value) is int and 0 <= value < 2**63
+    inner = get_args(kind)
+    if kind is Any or not isinstance(value, get_origin(kind) or kind) or isinstance(value, bool):
+        return kind is Any
+    parts = value.values() if isinstance(value, dict) else value
+    return not inner or all(is_a(part, inner[-1]) for part in parts)
 
 
 @contextmanager

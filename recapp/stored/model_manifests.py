@@ -3,15 +3,14 @@
 The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}` of a checkpoint
 lists tables with mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
 
-An artefact holds all that scoring needs. Only its compiled part can run code, and that part needs
-trust.
+An artefact holds all that scoring needs; its manifest has a few raw rows and their outputs. Only
+its compiled part can run code, and that part needs trust.
 
     rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
     rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
     rows/int8_16_dynamic.keys
     derived.bin               the fitted values of derived columns, if there are some
     dense.safetensors         the other parameters and buffers of the model
-    example.arrow             a few raw rows; the manifest has their outputs
     compiled/                 the dense part as machine code, read only with trust_compiled
 
 Files hold rows in the layout of the kernels, so readers map a file, and several processes share its
@@ -31,19 +30,20 @@ from recapp.errors import CheckpointError, PlanError
 from recapp.sharding.layout import RAW, WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
+from recapp.stored.meta_file import is_a
+from recapp.stored.model_store import ARTEFACT, CHECKPOINT
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
 META = "meta.pt"
-MOST_EXAMPLE_ROWS = 4096
 ROW_ORDERS = "row_orders"
 JOINED = "joined"
 """The entry that names the checkpoints whose models are the members of a joined one."""
 RUN = "run"
 SAVED_AS = "saved_as"
+DYNAMIC_COUNTS = {"rows": RUNS, "waiting": RUNS}
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,11 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not an integer of at least 0.
         """
-        return self._count(self.info.get("step"), "step")
+        return self.entry("step", int)
 
     @property
     def run(self) -> str:
-        """The identity of the run that wrote the checkpoint (`recapp/stored/run_files.py`); empty
+        """The identity of the run that wrote the checkpoint (`recapp/stored/checkpoint.py`); empty
         if it is not stored.
 
         Raises:
@@ -155,22 +155,12 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The run had no data module of recapp, or a value is not an integer.
         """
-        found = self.entry("position", dict)
+        position = self.entry("position", dict)
         names = ("epoch", "batches", "batch_size")
-        return {name: self._count(found.get(name), f"position.{name}") for name in names}
-
-    @property
-    def example(self) -> list[dict[str, Any]]:
-        """Some rows of the data as plain values, to try the model with; empty if none are stored.
-
-        Raises:
-            CheckpointError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
-        """
-        found = self.info.get("example") or []
-        is_some = isinstance(found, list) and len(found) <= MOST_EXAMPLE_ROWS
-        if not is_some or not all(isinstance(row, dict) for row in found):
-            raise self.wrong("example")
-        return found
+        for name in names:
+            if not is_a(position.get(name), int):
+                raise self.wrong(f"position.{name}")
+        return {name: position[name] for name in names}
 
     @property
     def updates(self) -> list[int]:
@@ -179,7 +169,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a list of integers.
         """
-        return [self._count(count, "updates") for count in self.entry("updates", list, [])]
+        return self.entry("updates", list[int], [])
 
     @property
     def begun(self) -> dict[str, int]:
@@ -189,8 +179,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a mapping of integers.
         """
-        found = self.entry("begun", dict, {})
-        return {table: self._count(number, "begun") for table, number in found.items()}
+        return self.entry("begun", dict[str, int], {})
 
     @property
     def rules(self) -> dict[str, str]:
@@ -199,10 +188,7 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry is not a mapping of names.
         """
-        found = self.entry("rules", dict, {})
-        if not all(type(name) is str for name in found.values()):
-            raise self.wrong("rules")
-        return found
+        return self.entry("rules", dict[str, str], {})
 
     @property
     def weights(self) -> dict[str, str]:
@@ -212,12 +198,10 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: These tables are not the stored tables.
         """
-        found = self.info.get("weights") or {}
-        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
+        tables = self.entry("weights", dict[str, str], {})
+        if tables and set(tables.values()) != {table for table, _ in self.tensors}:
             raise self.wrong("weights")
-        if found and set(found.values()) != {table for table, _ in self.tensors}:
-            raise self.wrong("weights")
-        return found
+        return tables
 
     @cached_property
     def row_orders(self) -> dict[str, RowOrder]:
@@ -243,16 +227,11 @@ class CheckpointManifest(Manifest):
         Raises:
             CheckpointError: The entry does not have these numbers.
         """
-        found = self.entry("dynamic", dict, {})
-        for counts in found.values():
-            if not isinstance(counts, dict) or sorted(counts) != ["rows", "waiting"]:
+        tables = self.entry("dynamic", dict[str, dict[str, list[int]]], {})
+        for counts in tables.values():
+            if {name: len(count_R) for name, count_R in counts.items()} != DYNAMIC_COUNTS:
                 raise self.wrong("dynamic")
-            for count_R in counts.values():
-                if not isinstance(count_R, list) or len(count_R) != RUNS:
-                    raise self.wrong("dynamic")
-                for count in count_R:
-                    self._count(count, "dynamic")
-        return found
+        return tables
 
     @property
     def plan(self) -> ShardingPlan:
@@ -265,11 +244,6 @@ class CheckpointManifest(Manifest):
             return ShardingPlan.from_dict(self.info["plan"])
         except (*WRONG, PlanError):
             raise self.wrong("plan") from None
-
-    def _count(self, value: Any, name: str) -> int:
-        if type(value) is not int or not 0 <= value < 2**63:
-            raise self.wrong(name)
-        return value
 
 
 def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
@@ -292,7 +266,6 @@ def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
 
 LARGEST = 1e300  # of the stored outputs
 DENSE = "dense.safetensors"
-EXAMPLE = "example.arrow"
 COMPILED = "compiled/"  # the directory of files that are code
 
 
@@ -360,12 +333,14 @@ class ArtefactManifest(Manifest):
 
     @classmethod
     def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
-        """Make a manifest of its entries, and check that all files of tables have a checksum."""
+        """Make a manifest of its entries, and check that all files have a checksum."""
         tables = tuple(StoredTable(**t) for t in info.pop("tables"))
         for t in tables:
             _ = files[t.file], files[t.keys or t.file]
         for entry in files.values():
             _ = entry["crc32"]
+        if not info.get("example"):
+            raise ValueError("it has no example, as before version 4")
         return cls(folder, info, files, tables, identity=identity)
 
     @property

@@ -1,17 +1,94 @@
-"""What the room does with the seven operations of a store (`recapp/stored/store.py`)."""
+"""Where stored models are: their two kinds, what the room does with the operations of a store
+(`recapp/stored/store.py`), and the search for models below a directory.
+"""
 
 import io
 import os
 import re
 import stat
 import zlib
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from recapp.errors import RecappError
-from recapp.stored.kinds import Kind
-from recapp.stored.local_files import LOCAL, LocalFiles, beside
-from recapp.stored.store import Entry, Files, Folder
+from recapp.errors import ArtefactError, CheckpointError, RecappError, suggest
+from recapp.stored.store import LOCAL, Entry, Files, Folder, LocalFiles, beside
+
+MANIFEST = "manifest.json"  # of every stored model; written last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of stored model.
+
+    Args:
+        name: The name of the kind, for people.
+        article: The article of the name.
+        format: The name of the format in its manifest.
+        version: The latest version of the format; a reader refuses a later one.
+        manifest_bytes: The most bytes of a manifest, so that reading a large file does not fill the
+            memory.
+        error: The class of its errors.
+        written: The verb for the making of its files, for errors.
+        fix: The advice for a damaged model.
+        newer: The advice for a model of a later version.
+        mistaken: The advice for a path to a model of the other kind.
+        has_nan: Whether numbers in its manifest may be NaN.
+        resumes: Whether training can resume from it.
+    """
+
+    name: str
+    article: str
+    format: str
+    version: int
+    manifest_bytes: int
+    error: type[RecappError]
+    written: str
+    fix: str
+    newer: str
+    mistaken: str
+    has_nan: bool
+    resumes: bool
+
+
+CHECKPOINT = Kind(
+    name="checkpoint",
+    article="a",
+    format="recapp",
+    version=4,
+    manifest_bytes=2**30,  # enough for more than a million blocks
+    error=CheckpointError,
+    written="saved",
+    fix="use another checkpoint",
+    newer="use a later recapp",
+    mistaken=(
+        "{folder} is an artefact that recapp.export has written, and no checkpoint: name the "
+        "checkpoint that it was made of"
+    ),
+    has_nan=True,
+    resumes=True,
+)
+ARTEFACT = Kind(
+    name="artefact",
+    article="an",
+    format="recapp-artefact",
+    version=4,
+    manifest_bytes=2**28,
+    error=ArtefactError,
+    written="written",
+    fix="export it again",
+    newer="use a later recapp, or export the checkpoint with this one",
+    mistaken=(
+        "{folder} is a checkpoint: `python -m recapp.export {ckpt_path} output=DIR` makes "
+        "an artefact of it"
+    ),
+    has_nan=False,
+    resumes=False,
+)
+FORMATS = (CHECKPOINT.format, ARTEFACT.format)
+
 
 MOST_LINKS = 40  # that Linux follows
 STORES: dict[Path, Files] = {}
@@ -202,3 +279,88 @@ def crc32_of(source: BinaryIO) -> str:
     while raw := source.read(1 << 20):
         checksum = zlib.crc32(raw, checksum)
     return f"{checksum:08x}"
+
+
+LEVELS = 6  # of directories to search: sweeps/DATE/TIME/JOB/checkpoints/NAME.ckpt
+MOST_ENTRIES = 20_000  # directory entries to look at: some tenths of a second
+HEAD_BYTES = 256  # of a manifest; they name its format
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Return whether a path leads to a whole checkpoint; the remains of a killed save are not
+    whole.
+    """
+    path = Path(path)
+    return size_of(files_at(path).current(path) / MANIFEST) is not None
+
+
+def read_manifest_text(path: Path) -> bytes:
+    """Return the content of the manifest of a checkpoint or an artefact, unchecked.
+
+    Raises:
+        RecappError: The file is too large, or cannot be read.
+        OSError: There is no stored model.
+    """
+    with closing(Pinned(files_at(path).current(path))) as pinned:
+        return pinned.read(MANIFEST, CHECKPOINT)
+
+
+def is_artefact(path: str | Path) -> bool:
+    """Return whether the manifest of a directory names the format of artefacts."""
+    path = Path(path)
+    try:
+        with (
+            closing(Pinned(files_at(path).current(path))) as pinned,
+            pinned.open(MANIFEST, ARTEFACT) as source,
+        ):
+            return ARTEFACT.format.encode() in source.read(HEAD_BYTES)
+    except (RecappError, OSError):
+        return False
+
+
+def find_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the checkpoints below a directory, oldest first, without links to other checkpoints.
+    The search ends at the depth of sweeps and at `MOST_ENTRIES`, so that a home directory does not
+    take minutes.
+    """
+    folder = Path(folder)
+    below = islice(files_at(folder).entries(folder, LEVELS), MOST_ENTRIES)
+    names = {
+        entry.path.with_suffix("") if entry.path.suffix == ".old" else entry.path
+        for entry in below
+        if entry.path != folder and entry.path.name.endswith((".ckpt", ".ckpt.old"))
+    }
+    entries = [entry for name in names if is_checkpoint(name) and (entry := entry_of(name))]
+    places = {entry.identity for entry in entries if entry.target is None}
+    paths = [one.path for one in entries if one.target is None or one.identity not in places]
+    return sorted(paths, key=lambda path: (_written(path), path.name))
+
+
+def _written(path: Path) -> int:
+    manifest = entry_of(files_at(path).current(path) / MANIFEST)
+    return manifest.written if manifest else 0
+
+
+def why_none(path: Path, kind: Kind) -> str:
+    """Return the reason why a path is not a stored model, with the name of a similar one."""
+    folder = files_at(path).current(path)
+    entry = entry_of(folder)
+    if kind is ARTEFACT:
+        if entry is None or entry.kind != "folder":
+            return f"{path}: there is no such directory: `recapp.export` writes artefacts"
+        return f"{folder} is no artefact: {MANIFEST} is missing"
+    if entry and entry.kind == "folder":
+        try:
+            below = [str(p) for p in find_checkpoints(folder)]
+        except OSError:  # a directory was deleted meanwhile: give no hint
+            below = []
+        hint = f"; below it there is {below[-1]}" if below else ""
+        return (
+            f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
+            f"written last{hint}"
+        )
+    if entry and entry.kind == "file":
+        return f"{path} is a file: a checkpoint of recapp is a directory with a {MANIFEST}"
+    beside = [one.path.name for one in checkpoints_in(path.parent)]
+    hint = f": {suggest(path.name, beside)}" if beside else ""
+    return f"there is no checkpoint {path}{hint}"

@@ -31,8 +31,7 @@ from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
-from recapp.stored.directories import is_checkpoint
-from recapp.stored.model_store import entry_of, size_of
+from recapp.stored.model_store import entry_of, is_checkpoint, size_of
 from recapp.tables.config import EmbeddingConfig, IdRule, lookups_of
 from recapp.tables.ids import IdRules
 
@@ -156,7 +155,6 @@ def _read_checkpoint(
     rows: int | None,
     blocks: Sequence[Block] | None,
 ) -> None:
-    """Read the table of a checkpoint."""
     shapes = read_manifest(path).shapes
     if name not in shapes:
         raise ConfigError(
@@ -259,7 +257,6 @@ def _read_vectors(
 
 
 def _place(blocks: Sequence[Block], row_N: Tensor, values_ND: Tensor) -> None:
-    """Write the values of some rows into the rectangles that hold them."""
     for block in blocks:
         position_N = row_N if block.order is None else block.order.positions_of(row_N)
         here_N = (position_N >= block.rows.start) & (position_N < block.rows.stop)

@@ -9,7 +9,6 @@ handle. If the directory was deleted meanwhile, the reader starts again from the
 """
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,26 +20,33 @@ from recapp.dataset.derived_columns import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
+from recapp.stored.artefact_files import DERIVED_FILE, Values, dense_values, read_values, values_in
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
-from recapp.stored.derived_values import DERIVED_FILE, Values, read_values, values_in
-from recapp.stored.directories import is_artefact, why_none
-from recapp.stored.kinds import ARTEFACT, CHECKPOINT, MANIFEST, Kind
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import check_state, dense_state, read_meta
 from recapp.stored.model_manifests import (
     COMPILED,
     DENSE,
-    EXAMPLE,
     META,
     ArtefactManifest,
     CheckpointManifest,
 )
-from recapp.stored.model_store import Pinned, crc32_of, entry_of, files_at
+from recapp.stored.model_store import (
+    ARTEFACT,
+    CHECKPOINT,
+    MANIFEST,
+    Kind,
+    Pinned,
+    crc32_of,
+    entry_of,
+    files_at,
+    is_artefact,
+    why_none,
+)
 from recapp.transport.communicator import Comm, raise_together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow
     from recapp.dataset.collate import RawRows, RawTable
-    from recapp.dataset.schema import Schema
 
 
 T = TypeVar("T")
@@ -60,7 +66,7 @@ def files_in_use(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[st
     return manifest.in_use
 
 
-class Snapshot(ABC, Generic[M]):
+class Snapshot(Generic[M]):
     """One version of a stored model, open for reading until its `with` ends or it is deleted.
 
     Args:
@@ -85,7 +91,14 @@ class Snapshot(ABC, Generic[M]):
             undo.push(self._stack)
             self._stack.callback(pinned.close)
             for file, entry in manifest.files.items():
-                self._check_size(pinned, file, entry["bytes"])
+                size = pinned.folder.size(file)
+                if size != entry["bytes"]:
+                    has = (
+                        "is missing"
+                        if size is None
+                        else f"has {size:,} of {entry['bytes']:,} bytes"
+                    )
+                    raise self.kind.error(f"{self.kind.name} {path} is incomplete: {file} {has}")
             self._files = {
                 file: self._stack.enter_context(pinned.open(file, self.kind))
                 for file in sorted({*wanted})
@@ -176,16 +189,6 @@ class Snapshot(ABC, Generic[M]):
         folder = manifest.folder
         return cls(folder, Pinned(folder), manifest, manifest.files)
 
-    def _check_size(self, pinned: Pinned, file: str, wanted: int) -> None:
-        found = pinned.folder.size(file)
-        if found != wanted:
-            state = "is missing" if found is None else f"has {found:,} of {wanted:,} bytes"
-            raise self.kind.error(f"{self.kind.name} {self.path} is incomplete: {file} {state}")
-
-    def damaged(self, why: str) -> RecappError:
-        """Return the error for an invalid manifest."""
-        return self.manifest.damaged(why)
-
     def example(self, raw_rows: "RawRows") -> "RawTable | None":
         """Return the example rows of the model; None if none are stored.
 
@@ -195,8 +198,10 @@ class Snapshot(ABC, Generic[M]):
         Raises:
             RecappError: `raw_rows` cannot decode the rows.
         """
+        from recapp.dataset.sequential_rows import table_of
+
         try:
-            table = self._example(raw_rows.schema)
+            table = table_of(rows, raw_rows.schema) if (rows := self.manifest.example) else None
             if table is not None:
                 raw_rows.batch(table)
         except (DataError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -205,10 +210,6 @@ class Snapshot(ABC, Generic[M]):
                 f"{error}; {self.kind.fix}"
             ) from error
         return table
-
-    @abstractmethod
-    def _example(self, schema: "Schema") -> "RawTable | None":
-        """Return the stored rows."""
 
     def opened(self, file: str) -> BinaryIO:
         """Return one of the open files, at its beginning."""
@@ -266,11 +267,6 @@ class Checkpoint(Snapshot[CheckpointManifest]):
         found = self.manifest
         path = str(self.path.absolute())
         return {"path": path, "step": found.step, "metrics": found.metrics}
-
-    def _example(self, schema: "Schema") -> "RawTable | None":
-        from recapp.dataset.sequential_rows import table_of
-
-        return table_of(self.manifest.example, schema) if self.manifest.example else None
 
     def meta(self) -> dict[str, Any]:
         """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
@@ -349,9 +345,7 @@ class Artefact(Snapshot[ArtefactManifest]):
         Raises:
             ArtefactError: The file is damaged.
         """
-        from recapp.stored.artefact_files import dense_state
-
-        return self._made(DENSE, dense_state)
+        return self._made(DENSE, dense_values)
 
     def derived_values(self, columns: Sequence[DerivedColumn]) -> Mapping[str, Values]:
         """Return the fitted values of the derived columns of a model, by key.
@@ -361,21 +355,15 @@ class Artefact(Snapshot[ArtefactManifest]):
         """
         lines = self.manifest.entry("features", dict).get(DERIVED)
         if DERIVED_FILE not in self.manifest.files:
-            raise self.damaged(f"{DERIVED_FILE} is not listed")
+            raise self.manifest.damaged(f"{DERIVED_FILE} is not listed")
         return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines, columns))
 
-    def _example(self, schema: "Schema") -> "RawTable":
-        from recapp.stored.artefact_files import example_table
-
-        return self._made(EXAMPLE, example_table)
-
     def _made(self, file: str, make: Callable[[bytes], T]) -> T:
-        """Read a file, and convert its bytes with `make`."""
         raw = self.read(file)
         try:
             return make(raw)
         except ValueError as error:
-            raise self.damaged(f"{file} cannot be read: {error}") from error
+            raise self.manifest.damaged(f"{file} cannot be read: {error}") from error
 
     def verify(self) -> int:
         """Compare the checksums of all files except code, which is read only with trust; return the

@@ -268,7 +268,6 @@ def _named(name: str) -> Any:
 
 
 def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
-    """Return the names that are allowed in a place, for an error."""
     if len(homes) > 1:
         return "only recapp's own and classes of torch, lightning and torchmetrics are"
     own = dict.fromkeys(name.rpartition(".")[2] for name in names)
@@ -295,7 +294,6 @@ def _is_dotted(name: str) -> bool:
 
 
 def _leads_out(text: str) -> bool:
-    """Return whether a path or URI leads out of the run's directory."""
     uri = "://" in text or "::" in text or text.startswith(("file:", "local:", "data:"))
     return uri or os.path.isabs(text) or text.startswith("~") or ".." in re.split(r"[/\\]", text)
 

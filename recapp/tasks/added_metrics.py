@@ -16,10 +16,11 @@ from torchmetrics.utilities import dim_zero_cat
 from recapp.errors import ConfigError
 from recapp.metrics import MAE, RMSE, click_metrics
 from recapp.settings.records import Constructor
-from recapp.tasks.detail_metrics import Bootstrap, Buckets, GroupAUC, Sample, Slices
+from recapp.tasks.detail_metrics import Bootstrap, Buckets, GroupAUC, Slices, ids_of
 from recapp.tasks.measures import GAUC, Measure, MetricSettings
-from recapp.tasks.task import Added, Output, Task
+from recapp.tasks.task import Added, Output, Sample, Task
 
+# The metrics of recapp that a bootstrap measures, by their usual names.
 REPLICATED = (
     "auc",
     "log_loss",
@@ -30,9 +31,8 @@ REPLICATED = (
     "rmse",
     "mae",
 )
-"""The metrics of recapp that a bootstrap measures, by their usual names."""
+# calls a constructor of the settings, which lie at a dotted name
 Make = Callable[[Constructor, str], Any]
-"""Calls a constructor of the settings, which lie at a dotted name."""
 
 
 def added_metrics(task: Task, output: Output, settings: MetricSettings, make: Make) -> list[Added]:
@@ -170,7 +170,7 @@ def _add_extra(
         metric._update_count += 1  # else it warns that it had no batch
         return
     target_B = sample.label_B.long() if whole else sample.label_B
-    indexes = {"indexes": sample.ids(column)} if column else {}
+    indexes = {"indexes": ids_of(sample.batch, column)} if column else {}
     metric.update(sample.score_B, target_B, **indexes)
 
 

@@ -120,5 +120,5 @@ class ClickTask(Task):
         return click_metrics([name], sync_on_compute, soft_labels=soft)[name]
 
 
+# The metrics of clicks, also for runs that did not store the metrics of their task.
 CLICK = Measures(ClickTask.known, ClickTask.best)
-"""The metrics of clicks, also for runs that did not store the metrics of their task."""

@@ -25,7 +25,7 @@ logits.
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from typing_extensions import override
 from recapp.errors import ConfigError
 from recapp.metrics import BINS, logit_bins
 from recapp.sparse.batch import MISSING, Batch
+from recapp.tasks.task import Sample
 
 SLICES = 20
 SLICE_BINS = 2**10
@@ -54,41 +55,24 @@ class Detail(Metric):
         """Return the plain values over the batches of all ranks, for a file. Each rank calls it."""
 
 
-class Sample(NamedTuple):
-    """What a metric may read of a batch.
+def ids_of(batch: Batch, column: str) -> Tensor:
+    """Return the id of each sample in a sparse column of single ids, int64 [B].
 
-    Args:
-        output_B: The output of the model, float32 [B].
-        score_B: The prediction: for clicks the probability, [B].
-        label_B: The labels, [B].
-        weight_B: The weights of the samples, [B]; None weighs each 1.
-        batch: The batch.
+    Raises:
+        ConfigError: A row has a list of ids.
     """
-
-    output_B: Tensor
-    score_B: Tensor
-    label_B: Tensor
-    weight_B: Tensor | None
-    batch: Batch
-
-    def ids(self, column: str) -> Tensor:
-        """Return the id of each sample in a sparse column of single ids, int64 [B].
-
-        Raises:
-            ConfigError: A row has a list of ids.
-        """
-        jagged = self.batch.sparse[column]
-        lengths_B = jagged.lengths()
-        values = jagged.values().long()
-        if len(values) == len(lengths_B) and bool((lengths_B == 1).all()):
-            return values
-        if bool((lengths_B > 1).any()):
-            raise ConfigError(
-                f"metrics: the column {column} has a list of ids in a row: choose one of single ids"
-            )
-        ids_B = torch.full_like(lengths_B, MISSING, dtype=torch.int64)
-        ids_B[lengths_B == 1] = values
-        return ids_B
+    jagged = batch.sparse[column]
+    lengths_B = jagged.lengths()
+    values = jagged.values().long()
+    if len(values) == len(lengths_B) and bool((lengths_B == 1).all()):
+        return values
+    if bool((lengths_B > 1).any()):
+        raise ConfigError(
+            f"metrics: the column {column} has a list of ids in a row: choose one of single ids"
+        )
+    ids_B = torch.full_like(lengths_B, MISSING, dtype=torch.int64)
+    ids_B[lengths_B == 1] = values
+    return ids_B
 
 
 class Slices(Detail):
@@ -144,7 +128,7 @@ class Slices(Detail):
             )
         else:
             loss_B = (output_B - label_B).square()
-        slot_B = self._slots(sample.ids(self.column))
+        slot_B = self._slots(ids_of(sample.batch, self.column))
         terms_B5 = torch.stack(
             [one_B, weight_B, weight_B * label_B, weight_B * score_B, weight_B * loss_B], 1
         )
@@ -382,48 +366,38 @@ class GroupAUC(Metric):
         clicks_B = sample.label_B.float() if self.soft_labels else (sample.label_B > 0.5).float()
         weight_B = sample.weight_B
         weight_B = torch.ones_like(clicks_B) if weight_B is None else weight_B.float()
-        self.groups.append(sample.ids(self.column))
+        self.groups.append(ids_of(sample.batch, self.column))
         self.samples.append(torch.stack([sample.output_B, clicks_B, weight_B], 1))
 
     def compute(self) -> Tensor:
         """Return the mean, an fp64 scalar."""
         if isinstance(self.groups, list) and not self.groups:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
-        samples_N3 = dim_zero_cat(self.samples)
-        logits_N, clicks_N, weights_N = samples_N3.unbind(1)
-        return group_auc(logits_N, clicks_N, weights_N, dim_zero_cat(self.groups))
-
-
-def group_auc(logits_N: Tensor, clicks_N: Tensor, weights_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Return the mean AUC of groups, weighted by impressions, an fp64 scalar.
-
-    Args:
-        logits_N: The logits, [N].
-        clicks_N: The labels, from 0 to 1, [N].
-        weights_N: The weights of the samples, [N].
-        groups_N: The number of each sample's group, [N].
-    """
-    order_N = logits_N.argsort(stable=True)
-    order_N = order_N[groups_N[order_N].argsort(stable=True)]
-    logits_N = logits_N[order_N]
-    groups_N = groups_N[order_N]
-    weights_N = weights_N[order_N].double()
-    click_N = clicks_N[order_N].double() * weights_N
-    other_N = weights_N - click_N
-    group_N = _run_numbers(groups_N[1:] != groups_N[:-1], len(groups_N))
-    tie_N = _run_numbers(
-        (groups_N[1:] != groups_N[:-1]) | (logits_N[1:] != logits_N[:-1]), len(group_N)
-    )
-    other_T = _sums(other_N, tie_N)
-    below_T = other_T.cumsum(0) - other_T / 2  # non-clicks below, of earlier groups as well
-    click_G, other_G, weight_G = (_sums(one_N, group_N) for one_N in (click_N, other_N, weights_N))
-    before_G = other_G.cumsum(0) - other_G
-    right_G = _sums(click_N * (below_T[tie_N] - before_G[group_N]), group_N)
-    pairs_G = click_G * other_G
-    weight_G = torch.where(pairs_G > 0, weight_G, 0.0)
-    auc_G = right_G / torch.where(pairs_G > 0, pairs_G, 1.0)
-    mean = (weight_G * auc_G).sum() / weight_G.sum()
-    return torch.where(logits_N.isnan().any(), torch.nan, mean)
+        logits_N, clicks_N, weights_N = dim_zero_cat(self.samples).unbind(1)
+        groups_N = dim_zero_cat(self.groups)
+        order_N = logits_N.argsort(stable=True)
+        order_N = order_N[groups_N[order_N].argsort(stable=True)]
+        logits_N = logits_N[order_N]
+        groups_N = groups_N[order_N]
+        weights_N = weights_N[order_N].double()
+        click_N = clicks_N[order_N].double() * weights_N
+        other_N = weights_N - click_N
+        group_N = _run_numbers(groups_N[1:] != groups_N[:-1], len(groups_N))
+        tie_N = _run_numbers(
+            (groups_N[1:] != groups_N[:-1]) | (logits_N[1:] != logits_N[:-1]), len(group_N)
+        )
+        other_T = _sums(other_N, tie_N)
+        below_T = other_T.cumsum(0) - other_T / 2  # non-clicks below, of earlier groups as well
+        click_G, other_G, weight_G = (
+            _sums(one_N, group_N) for one_N in (click_N, other_N, weights_N)
+        )
+        before_G = other_G.cumsum(0) - other_G
+        right_G = _sums(click_N * (below_T[tie_N] - before_G[group_N]), group_N)
+        pairs_G = click_G * other_G
+        weight_G = torch.where(pairs_G > 0, weight_G, 0.0)
+        auc_G = right_G / torch.where(pairs_G > 0, pairs_G, 1.0)
+        mean = (weight_G * auc_G).sum() / weight_G.sum()
+        return torch.where(logits_N.isnan().any(), torch.nan, mean)
 
 
 def _run_numbers(changes: Tensor, rows: int) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from recapp.errors import ConfigError
-from recapp.settings.records import Constructor, Made
+from recapp.settings.records import Constructor
 from recapp.settings.values import Within
 
 VALIDATION = "val_"
@@ -112,12 +112,7 @@ def measures_from(plain: Mapping[str, Any]) -> Measures:
         raise ValueError("no metrics of a task") from error
 
 
-GAUC = "gauc"
-"""The name of the mean AUC of groups."""
-ExtraMetric = Annotated[
-    Constructor,
-    Made(makes="torchmetrics.Metric", such_as="torchmetrics.classification.BinaryF1Score"),
-]
+GAUC = "gauc"  # the name of the mean AUC of groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +138,7 @@ class MetricSettings:
     names: tuple[str, ...] | None = None
     output: str | None = None
     group: str | None = None
-    extra: dict[str, ExtraMetric] = field(default_factory=dict)
+    extra: dict[str, Constructor] = field(default_factory=dict)
     by: tuple[str, ...] = ()
     buckets: Annotated[int, Within(2, 1000)] | None = None
     bootstrap: Annotated[int, Within(20, 10_000)] | None = None

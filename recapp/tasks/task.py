@@ -50,7 +50,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from recapp.errors import ConfigError, suggest
 from recapp.tasks.measures import Measure, Measures
@@ -60,7 +60,6 @@ if TYPE_CHECKING:  # commands make tasks without importing torch, which takes se
     from torchmetrics import Metric
 
     from recapp.sparse.batch import Batch
-    from recapp.tasks.detail_metrics import Sample
 
 T = TypeVar("T")
 ACTIVATIONS = ("sigmoid", "identity")
@@ -102,6 +101,24 @@ class Output:
         return values.sigmoid() if self.activation == "sigmoid" else values
 
 
+class Sample(NamedTuple):
+    """What a metric may read of a batch.
+
+    Args:
+        output_B: The output of the model, float32 [B].
+        score_B: The prediction: for clicks the probability, [B].
+        label_B: The labels, [B].
+        weight_B: The weights of the samples, [B]; None weighs each 1.
+        batch: The batch.
+    """
+
+    output_B: "Tensor"
+    score_B: "Tensor"
+    label_B: "Tensor"
+    weight_B: "Tensor | None"
+    batch: "Batch"
+
+
 @dataclass(frozen=True)
 class Added:
     """A metric or a detail that is added to a task.
@@ -118,31 +135,7 @@ class Added:
     output: Output
     make: "Callable[..., Metric]"
     measure: Measure | None = None
-    update: "Callable[[Any, Sample], None]" = lambda metric, sample: metric.update(sample)
-
-    def feed(
-        self,
-        metric: "Metric",
-        outputs: "Mapping[str, Tensor]",
-        labels: "Mapping[str, Tensor]",
-        weights: "Mapping[str, Tensor]",
-        batch: "Batch",
-    ) -> None:
-        """Update the metric with a batch.
-
-        Args:
-            metric: The result of `make`.
-            outputs: The outputs of the model by name.
-            labels: The labels by output.
-            weights: The sample weights by output, where there are any.
-            batch: The batch.
-        """
-        from recapp.tasks.detail_metrics import Sample
-
-        name = self.output.name
-        output_B = outputs[name].detach().float()
-        score_B = self.output.score(output_B)
-        self.update(metric, Sample(output_B, score_B, labels[name], weights.get(name), batch))
+    update: Callable[[Any, Sample], None] = lambda metric, sample: metric.update(sample)
 
 
 class Task(ABC):
@@ -332,15 +325,19 @@ class Task(ABC):
         labels = self.labels(batch)
         weights = self.weights(batch)
         for name, metric in metrics.items():
-            if name in self._added:
-                self._added[name].feed(metric, outputs, labels, weights, batch)
-                continue
+            added = self._added.get(name)
             measure = self.known_measures.get(name)
-            read = (measure.output if measure else "") or self.outputs[0].name
-            more = {}
-            if read in weights and takes_weights(type(metric)):
-                more = {"weights_B": weights[read]}
-            metric.update(outputs[read].detach().float(), labels[read], **more)
+            named = added.output.name if added else measure.output if measure else ""
+            read = named or self.outputs[0].name
+            output_B = outputs[read].detach().float()
+            if added:
+                score_B = added.output.score(output_B)
+                weight_B = weights.get(read)
+                added.update(metric, Sample(output_B, score_B, labels[read], weight_B, batch))
+            elif read in weights and takes_weights(type(metric)):
+                metric.update(output_B, labels[read], weights_B=weights[read])
+            else:
+                metric.update(output_B, labels[read])
 
     def scores(self, outputs: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Return the columns of a prediction by name, each float32 [B]. A subclass may not replace

@@ -2,7 +2,7 @@
 `load_from_checkpoint` and a plain Trainer, and the tensors of tables that a run loads from it.
 
     DIR/manifest.json, meta.pt    the run and its identity, by which its checkpoints know each other
-                                  (`recapp/stored/run_files.py`); the dense part, hyper-parameters
+                                  (`recapp/stored/checkpoint.py`); the dense part, hyper-parameters
     DIR/*.safetensors, manifest   whole tables, under their names in the module
 
 A plain Trainer validates, tests and predicts with such a checkpoint. It cannot go on training: the
@@ -33,12 +33,17 @@ from recapp.errors import CheckpointError
 from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.checkpoint import load_table, read_manifest, read_meta
-from recapp.stored.derived_values import DERIVED_VALUES, plain_values
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.artefact_files import DERIVED_VALUES, plain_values
+from recapp.stored.checkpoint import (
+    load_table,
+    read_manifest,
+    read_meta,
+    with_absolute_paths,
+    with_paths,
+)
 from recapp.stored.meta_file import check_state
-from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
-from recapp.stored.run_files import with_absolute_paths, with_paths
+from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.model_store import is_checkpoint
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
@@ -61,10 +66,6 @@ class SavedRun:
         self.run = token_hex(8)
         self.newest: Path | None = None
         self._step = -1
-
-    def entries(self, path: Path) -> dict[str, str]:
-        """Return the entries by which a checkpoint tells whose it is."""
-        return {RUN: self.run, SAVED_AS: path.name}
 
     def in_step(self, step: int) -> Path | None:
         """Return the newest checkpoint if it is of this step."""

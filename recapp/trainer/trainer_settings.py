@@ -7,28 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from recapp.errors import ConfigError
-from recapp.settings.records import Constructor, Made, fields_of, not_a_setting
+from recapp.settings.records import fields_of, not_a_setting
 from recapp.settings.values import Natural, Positive, Share, Within, read, shown
 
 Precision = Annotated[
     Literal["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64],
     "; 16-mixed is refused: tables are updated in backward, where the scaled loss would reach "
     "them; use bf16-mixed",
-]
-CallbackSettings = Annotated[
-    Constructor,
-    Made(
-        makes="lightning.pytorch.Callback",
-        such_as="lightning.pytorch.callbacks.ModelCheckpoint",
-    ),
-]
-LoggerSettings = Annotated[
-    Constructor,
-    Made(
-        (("save_dir", "the run's directory, hydra.run.dir=DIR"),),
-        makes="lightning.pytorch.loggers.Logger",
-        such_as="recapp.trainer.curves.CSVCurves",
-    ),
 ]
 
 

@@ -15,7 +15,12 @@ from jobs import recipe
 
 from recapp.benchmarks import calibrate as calibration
 from recapp.benchmarks import kernel_costs, session
-from recapp.benchmarks.calibrate import measure_hardware
+from recapp.benchmarks.calibrate import (
+    measure_hardware,
+    measure_link,
+    measured_world_sizes,
+    reducer,
+)
 from recapp.benchmarks.kernel_costs import (
     Case,
     KernelSteps,
@@ -26,7 +31,6 @@ from recapp.benchmarks.kernel_costs import (
     measure_kernels,
     typical,
 )
-from recapp.benchmarks.link_costs import measure_link, measured_world_sizes, reducer
 from recapp.benchmarks.session import rule
 from recapp.calibration import file_of
 from recapp.engine.sharded_collection import shard_bags

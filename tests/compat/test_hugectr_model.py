@@ -13,7 +13,7 @@ from jobs import environment_of_rank
 from recapp import hugectr
 from recapp.cli import compose
 from recapp.compat.hugectr.program import NOT_THERE, Fit, Model, Program, settings_of
-from recapp.compat.hugectr.reader import Columns
+from recapp.compat.hugectr.program_settings import Columns
 from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import named_folders
 
@@ -24,7 +24,7 @@ SIZES = [30, 7, 12]
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """However many GPUs this machine has, programs list two."""
-    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 0)
+    monkeypatch.setattr("recapp.compat.hugectr.program_settings.gpu_count", lambda: 0)
 
 
 def solver(**more):
@@ -189,7 +189,7 @@ def test_as_many_gpus_as_torchrun_has_started_and_one_host_without_it(monkeypatc
 
 
 def test_gpus_are_those_of_the_machine(monkeypatch):
-    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 4)
+    monkeypatch.setattr("recapp.compat.hugectr.program_settings.gpu_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert solver(vvgpu=[[3, 1]]).visible_gpus() == "3,1"
     assert "there is no GPU 4: there are 4" in refusal(solver(vvgpu=[[4, 0]]).visible_gpus)

@@ -505,7 +505,8 @@ BROKEN = {
     ),
     "a replica missing": (
         everywhere(good(), 1, [[3], []]),
-        "GPU 1, group 1: lookup 3 (v) is on GPU 0 only: a dp group has one list (rule 8)",
+        "GPU 1, group 1: local_embedding_list [] is not that of GPU 0, [3]: a dp group has one "
+        "list (rule 8)",
     ),
     "lists that overlap": (
         everywhere(good(), 0, [[0, 1], [1, 2]]),

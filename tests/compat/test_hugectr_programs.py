@@ -112,7 +112,7 @@ def test_tables_have_names_by_name_number_or_set_of_keys():
         ({"opt_params": 5}, "table_0: opt_params=5: must be a result of CreateOptimizer"),
         ({"rows": None}, "EmbeddingTableConfig: table_0: max_vocabulary_size must be given"),
         ({"max_key": 11}, "tables.table_0.max_key=11: 10 rows from min_key=0 on hold the keys"),
-        ({"minkey": 1}, "EmbeddingTableConfig: table_0 has the unknown argument minkey"),
+        ({"minkey": 1}, "EmbeddingTableConfig: table_0: unknown argument minkey"),
         ({"dim": 0}, "tables.table_0.embedding_dim=0: must be a whole number"),
     ],
 )

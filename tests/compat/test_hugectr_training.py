@@ -18,7 +18,7 @@ from jobs import environment, metrics_of, ranks_of, validation
 
 from recapp import hugectr
 from recapp.compat.hugectr import program as hugectr_program
-from recapp.stored.directories import is_checkpoint
+from recapp.stored.model_store import is_checkpoint
 
 L = hugectr.Layer_t
 KIND = hugectr.Optimizer_t
@@ -60,7 +60,7 @@ DISTRIBUTED = [
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """However many GPUs this machine has, programs list two."""
-    monkeypatch.setattr("recapp.compat.hugectr.solver.gpu_count", lambda: 0)
+    monkeypatch.setattr("recapp.compat.hugectr.program_settings.gpu_count", lambda: 0)
 
 
 def program(plan=None, opt=None, sizes=SIZES, gpus=(0, 1), tables=(), **solved):

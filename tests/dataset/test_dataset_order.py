@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.dataset.order import after, batches, check_order, deal, permutation, rank_lanes
+from recapp.dataset.stream import after, batches, check_order, deal, permutation, rank_lanes
 from recapp.errors import ConfigError
 
 segments = st.lists(st.integers(1, 60), min_size=1, max_size=12)

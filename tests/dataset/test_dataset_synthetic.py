@@ -13,10 +13,9 @@ import torch
 from dataset_files import lengths_of, values_of
 
 from recapp.dataset.data_settings import DataSettings, Generate
-from recapp.dataset.order import normal, uniform
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
-from recapp.dataset.stream import BatchStream
+from recapp.dataset.stream import BatchStream, normal, uniform
 from recapp.dataset.synthetic import CRITEO_SIZES, Score, read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
 from recapp.run.run_rows import score_of_click_model

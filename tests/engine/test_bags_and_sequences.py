@@ -3,13 +3,12 @@ and with as many collectives as one collection of bags.
 """
 
 import random
-from itertools import product
 
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
 from parity.cases import KINDS, RULES, RowwiseAdagrad, sharding
-from tiers import one_of
+from tiers import cover, one_of
 from torch import nn
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables
@@ -165,7 +164,7 @@ def train(comm, kind, rule_name, weighted, backend, tied=False, dynamic=False):
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "backend"), one_of(13, list(product(KINDS, (1, 2, 4), ("numba", "torch"))))
+    ("kind", "world", "backend"), one_of(8, cover(2, [KINDS, [1, 2, 4], ["numba", "torch"]]))
 )
 def test_dynamic_tables_of_bags_and_sequences_cost_no_collective_more(ranks, kind, world, backend):
     rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]
@@ -174,7 +173,7 @@ def test_dynamic_tables_of_bags_and_sequences_cost_no_collective_more(ranks, kin
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "weighted"), one_of(5, list(product(KINDS, (1, 2, 4), (False, True))))
+    ("kind", "world", "weighted"), one_of(4, cover(2, [KINDS, [1, 2, 4], [False, True]]))
 )
 def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
     ranks, kind, world, weighted

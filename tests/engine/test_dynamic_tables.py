@@ -2,13 +2,11 @@
 was seen alone.
 """
 
-from itertools import product
-
 import pytest
 import torch
 from engine.engine_cases import RULES, make_plan, same_bits
 from parity.cases import rows_held
-from tiers import one_of
+from tiers import cover, one_of
 
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, PlanError, RecappError
@@ -105,10 +103,10 @@ def as_static(comm, kind, rule, backend):
     return equal
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
-@pytest.mark.parametrize("rule", one_of(3, ["rowwise_adagrad", "sgd", "adam"]))
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("world", one_of(3, [2, 1, 4]))
+@pytest.mark.parametrize(
+    ("world", "kind", "rule", "backend"),
+    one_of(3, cover(2, [[2, 1, 4], KINDS, ["rowwise_adagrad", "sgd", "adam"], ["torch", "numba"]])),
+)
 def test_a_dynamic_table_of_the_ids_0_to_R_is_the_static_table_bit_for_bit(
     ranks, world, kind, rule, backend
 ):
@@ -152,9 +150,9 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize(
-    ("settings", "backend"), one_of(3, list(product(SETTINGS, ("numba", "torch"))))
+    ("settings", "backend", "world"),
+    one_of(6, cover(2, [SETTINGS, ["numba", "torch"], [2, 1, 4]])),
 )
-@pytest.mark.parametrize("world", one_of(3, [2, 1, 4]))
 def test_which_keys_have_rows_and_what_is_in_them_is_the_same_under_every_plan(
     ranks, world, backend, settings
 ):

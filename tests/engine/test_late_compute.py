@@ -11,7 +11,7 @@ from engine import test_bags_and_sequences as sequences
 from engine import test_dynamic_tables as dynamic
 from engine.engine_cases import batch_of, make_tables, same_bits, sharded
 from streams import late_compute, watched
-from tiers import one_of
+from tiers import cover, one_of
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.kernels import row_memory
@@ -127,15 +127,17 @@ DYNAMIC_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("case", "depth"), one_of(10, list(product(STATIC_CASES, DEPTHS))))
-@pytest.mark.parametrize("world", one_of(2, [2, 1]))
+@pytest.mark.parametrize(
+    ("case", "depth", "world"), one_of(10, cover(2, [STATIC_CASES, DEPTHS, [2, 1]]))
+)
 def test_static_tables_are_ordered_beside_compute_and_keep_their_bits(ranks, world, case, depth):
     assert ranks.run(unordered, world, case, depth) == [([], True)] * world
     assert ranks.run(late, world, case, depth) == [(True, True)] * world
 
 
-@pytest.mark.parametrize(("case", "depth"), one_of(10, list(product(DYNAMIC_CASES, DEPTHS))))
-@pytest.mark.parametrize("world", one_of(2, [2, 1]))
+@pytest.mark.parametrize(
+    ("case", "depth", "world"), one_of(10, cover(2, [DYNAMIC_CASES, DEPTHS, [2, 1]]))
+)
 def test_dynamic_tables_run_in_order_and_keep_their_bits(ranks, world, case, depth):
     assert ranks.run(unordered, world, case, depth) == [([], False)] * world
     assert ranks.run(late, world, case, depth) == [(True, False)] * world

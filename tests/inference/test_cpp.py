@@ -218,7 +218,7 @@ def test_real_logs_score_the_same_bits(program, tmp_path, quantize):
 
 def test_it_says_what_it_loaded_and_how_fast_it_is(program, made):
     said = run(program, made(0), "--info", "--check-rows").stdout.decode()
-    assert "name      art\n" in said and "the example scores as it did" in said
+    assert "name      art\n" in said and "example   scores as it did\n" in said
     assert "keys: " in said and ", dynamic\n" in said
     rows = as_json(raw_rows(3, 40).drop_columns(["label"]))
     done = run(program, made(0), "--bench=1,64", "--repeat=5", stdin=rows)
@@ -403,11 +403,13 @@ def of_table(name, **change):
         (lambda m: m["compiled"].update(torch="1.0"), "was made with torch 1.0, and this program"),
         (lambda m: m["compiled"].update(dtype="float64"), "compiled: dtype is not that of the"),
         (lambda m: m["compiled"]["inputs"].pop(), "compiled: inputs do not fit lookups"),
-        (lambda m: m.update(version=4), "has version 4, but this program reads version 3"),
+        (lambda m: m.update(version=5), "has version 5, but this program reads version 4"),
         (lambda m: m.update(format="recapp"), "is a checkpoint: `python -m recapp.export"),
         (lambda m: m.update(format="x"), "format 'x'"),
         (lambda m: m.pop("outputs"), "outputs is missing"),
         (lambda m: m["outputs"]["logit"].append(0.5), "its example has"),
+        (lambda m: m.update(example=[3]), "its example is not rows"),
+        (lambda m: m["example"][1].pop("many"), "line 2: feature many is missing"),
         (
             lambda m: m["outputs"].update(logit=[9.0] * len(m["outputs"]["logit"])),
             "scores its example otherwise",
@@ -451,7 +453,6 @@ def test_files_that_cannot_be_are_refused(program, artefact, tmp_path):
     manifest.write_bytes(whole)
     for file, words in (
         ("compiled/dense.pt2", ()),
-        ("example.arrow", ()),
         (next(f for f in json.loads(whole)["files"] if f.endswith(".bin")), ("--check-rows",)),
     ):
         raw = (artefact / file).read_bytes()

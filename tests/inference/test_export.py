@@ -33,21 +33,19 @@ from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
 from recapp.inference.build_cpp import SOURCE
-from recapp.inference.choose_storage import least_storage
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
 from recapp.inference.placed_model import one_rank
-from recapp.inference.probe import Probe
-from recapp.inference.trained_tables import TrainedTables
+from recapp.inference.probe import Probe, least_storage
+from recapp.inference.table_files import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.batch import Batch
-from recapp.stored.artefact_files import example_table, unfinished
-from recapp.stored.kinds import MANIFEST
-from recapp.stored.local_files import REPLACED
+from recapp.stored.artefact_files import unfinished
 from recapp.stored.manifest import sealed
-from recapp.stored.model_manifests import EXAMPLE
+from recapp.stored.model_store import MANIFEST
+from recapp.stored.store import REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tasks.click import ClickTask
@@ -240,8 +238,8 @@ def test_large_tables_pass_through_a_file_that_is_gone_afterwards(
     checkpoint, logs, tmp_path, monkeypatch
 ):
     export(checkpoint, tmp_path / "a", quantize="int8", report_rows=0)
-    monkeypatch.setattr("recapp.inference.trained_tables.MEMORY_BYTES", 0)
-    monkeypatch.setattr("recapp.inference.row_writer.PART_ELEMENTS", 100)
+    monkeypatch.setattr("recapp.inference.table_files.MEMORY_BYTES", 0)
+    monkeypatch.setattr("recapp.inference.table_files.PART_ELEMENTS", 100)
     export(checkpoint, tmp_path / "b", quantize="int8", report_rows=0)
     files = [sorted((tmp_path / x / "rows").iterdir()) for x in "ab"]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
@@ -249,7 +247,6 @@ def test_large_tables_pass_through_a_file_that_is_gone_afterwards(
         "rows",
         "manifest.json",
         "dense.safetensors",
-        "example.arrow",
     }
 
 
@@ -363,7 +360,7 @@ def test_an_export_that_fails_leaves_the_earlier_artefact(checkpoint, tmp_path, 
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("recapp.stored.local_files.os.fsync", full)
+    monkeypatch.setattr("recapp.stored.store.os.fsync", full)
     with pytest.raises(ArtefactError, match=r"cannot be written: No space left on device"):
         export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
     assert recapp.load_model(tmp_path / "art").version == before
@@ -507,7 +504,7 @@ def rewrite(artefact, change):
     file.write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
 
 
-@pytest.mark.parametrize("file", ["rows/int8_16.bin", "dense.safetensors", "example.arrow"])
+@pytest.mark.parametrize("file", ["rows/int8_16.bin", "dense.safetensors"])
 def test_a_flipped_bit_is_found_and_its_file_named(artefact, file):
     raw = bytearray((artefact / file).read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -516,7 +513,7 @@ def test_a_flipped_bit_is_found_and_its_file_named(artefact, file):
         recapp.load_model(artefact)
 
 
-@pytest.mark.parametrize("file", ["rows/int8_16.bin", "dense.safetensors", "example.arrow"])
+@pytest.mark.parametrize("file", ["rows/int8_16.bin", "dense.safetensors"])
 def test_files_that_are_short_or_missing_are_named(artefact, file):
     raw = (artefact / file).read_bytes()
     (artefact / file).write_bytes(raw[:-7])
@@ -540,7 +537,7 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
     [
         (
             lambda m: m.update(version=9),
-            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 3",
+            "has format recapp-artefact 9, but this recapp reads format recapp-artefact 4",
         ),
         (lambda m: m["tables"][0].update(rows=-1), "table C1 of -1 rows"),
         (lambda m: m["tables"][0].update(rows="7"), "rows='7'"),
@@ -583,56 +580,23 @@ def put(artefact, file, raw):
     rewrite(artefact, lambda info: info["files"].update({file: entry}))
 
 
-def arrow_file(table, compression=None):
-    out = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_file(out, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return out.getvalue().to_pybytes()
-
-
-def bombs(kind, names):
-    """An example of few bytes that is said to be very large."""
-    if kind == "compressed":
-        return arrow_file(pa.table({n: pa.array([0] * 10_000) for n in names}), "zstd")
-    if kind == "rows":
-        return arrow_file(pa.table({n: pa.nulls(10**9) for n in names}))
-    empty = pa.nulls(2**31 - 1)
-    ends = pa.array([0, len(empty)], pa.int32())
-    return arrow_file(pa.table({n: pa.ListArray.from_arrays(ends, empty) for n in names}))
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("compressed", "it has compressed values"),
-        ("rows", "it declares 1,000,000,000 rows"),
-        ("values", r"it declares [\d,]+ values in [\d,]+ bytes"),
-    ],
-)
-def test_a_small_example_does_not_become_many_rows(artefact, kind, said):
-    names = example_table(Artefact.at(artefact).read(EXAMPLE)).column_names
-    put(artefact, "example.arrow", bombs(kind, names))
-    with pytest.raises(ArtefactError, match=f"example.arrow cannot be read: {said}"):
-        recapp.load_model(artefact)
-
-
-def test_examples_of_any_encoding_are_read(artefact):
-    rows = example_table(Artefact.at(artefact).read(EXAMPLE))
-    words = pa.array(["a", "b"] * 16).dictionary_encode()
-    coded = rows.set_column(0, "I1", pa.ListArray.from_arrays(list(range(0, 34, 2)), words))
-    put(artefact, "example.arrow", arrow_file(coded))
-    assert example_table(Artefact.at(artefact).read(EXAMPLE)) == coded
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_that_stands_in_an_example_is_a_traceback(artefact, seed):
     rng = random.Random(f"example {seed}")
-    raw = bytearray((artefact / "example.arrow").read_bytes())
-    for _ in range(6):
-        raw[rng.randrange(len(raw))] = rng.randrange(256)
-    put(artefact, "example.arrow", bytes(raw))
+    odd = [None, True, -1, 2**70, 1e308, "", "x", [], [None], [[1]], {}, {"a": [1, "b"]}]
+
+    def change(info):
+        for row in rng.sample(info["example"], 3):
+            row[rng.choice(sorted(row))] = rng.choice(odd)
+
+    rewrite(artefact, change)
     with suppress(RecappError):
+        recapp.load_model(artefact)
+
+
+def test_an_artefact_without_an_example_is_exported_again(artefact):
+    rewrite(artefact, lambda info: info.pop("example"))
+    with pytest.raises(ArtefactError, match=r"it has no example.*; export it again"):
         recapp.load_model(artefact)
 
 

@@ -3,21 +3,21 @@ from the quantised rows, and nothing that trains.
 """
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
+from tiers import cover, one_of
 
 from recapp.engine.read_only_store import ReadOnlyStore
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
-from recapp.inference.held_tables import HeldTable, HeldTables
+from recapp.inference.placed_model import HeldTable, HeldTables
 from recapp.inference.storage import stored, values
 from recapp.kernels.quantised import bytes_of_record
 from recapp.tables.config import DataType
 from recapp.tables.unsharded_collection import EmbeddingBagCollection
-from recapp.trainer.memory_use import held_bytes
+from recapp.trainer.callbacks import held_bytes
 from recapp.transport.communicator import Comm
 
 SEED = 4
@@ -66,28 +66,11 @@ def looked_up(comm, kind, mode, pooling, weighted, bits):
         return *found, oracle_of(tables, bits)(batch).values()
 
 
-CASES = list(
-    product(KINDS, [1, 2, 4], ["unique", "pooled"], ["sum", "mean"], [False, True], [8, 4])
-)
-CHOSEN = {
-    (kind, (1, 2, 4)[(i + n) % 3], *rest)
-    for i, kind in enumerate(KINDS)
-    for n, rest in enumerate(
-        [
-            ("unique", "sum", False, 8),
-            ("unique", "mean", True, 4),
-            ("pooled", "mean", False, 8),
-            ("pooled", "sum", True, 4),
-            ("unique", "sum", False, 4),
-        ]
-    )
-    if (i + 2 * n) % 5 == 0  # one for each kind
-}
+CASES = cover(3, [KINDS, [1, 2, 4], ["unique", "pooled"], ["sum", "mean"], [False, True], [8, 4]])
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "mode", "pooling", "weighted", "bits"),
-    [c if c in CHOSEN else pytest.param(*c, marks=pytest.mark.full) for c in CASES],
+    ("kind", "world", "mode", "pooling", "weighted", "bits"), one_of(len(CASES) // 8, CASES)
 )
 def test_sharded_quantised_tables_are_the_unsharded_rounded_ones(
     ranks, kind, world, mode, pooling, weighted, bits

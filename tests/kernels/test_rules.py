@@ -72,13 +72,16 @@ def test_a_rule_changes_rows_as_the_reference_does(kernels, case):
     check(kernels, case, 5, torch.float32, given=False)
 
 
+OTHERS = [(5, torch.float64, True), (150, torch.float32, False), (150, torch.float64, True)]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
-    ("width", "dtype", "given"),
-    [(5, torch.float64, True), (150, torch.float32, False), (150, torch.float64, True)],
+    ("case", "width", "dtype", "given"),
+    [(case, *OTHERS[number % len(OTHERS)]) for number, case in enumerate(CASES)],
+    ids=str,
 )
-def test_a_rule_changes_rows_as_the_reference_does_at_every_width(
+def test_a_rule_changes_rows_of_another_width_and_type_as_the_reference_does(
     kernels, case, width, dtype, given
 ):
     check(kernels, case, width, dtype, given)

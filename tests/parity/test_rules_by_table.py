@@ -5,9 +5,10 @@ whatever plan, and groups, names, rates and state are those of its rule.
 import pytest
 import torch
 from engine.engine_cases import make_plan, make_tables
-from optim.dense_rules import CASES, rule_of_case
+from optim.dense_rules import CASES as RULE_CASES
+from optim.dense_rules import rule_of_case
 from parity.cases import KINDS, train_and_compare
-from tiers import one_of
+from tiers import cover, one_of
 
 from recapp.compat.torchrec.keyed import FusedOptimizer
 from recapp.engine.sharded_collection import shard_bags
@@ -20,7 +21,7 @@ from recapp.transport.communicator import Comm
 MIXES = {
     "torchs": {"*": rowwise_adagrad(0.5), "t1": sgd(0.5), "t2": adagrad(0.5), "t[3-9]": adam(0.1)},
     **{
-        f"{n}": {f"t{k}": rule_of_case(CASES[(n + 5 * k) % len(CASES)]) for k in range(4)}
+        f"{n}": {f"t{k}": rule_of_case(RULE_CASES[(n + 5 * k) % len(RULE_CASES)]) for k in range(4)}
         for n in range(5)
     },
 }
@@ -48,23 +49,16 @@ def in_order(mix):
     return list(MIXES[mix].values())
 
 
-EVERY = [
-    (kind, world, backend, mode, mix)
-    for kind in KINDS
-    for world in (1, 2, 4)
-    for backend, mode in (("numba", "unique"), ("torch", "pooled"))
-    for mix in MIXES
+CASES = [
+    (kind, world, *kernels, mix)
+    for kind, world, kernels, mix in cover(
+        2, [KINDS, [1, 2, 4], [("torch", "pooled"), ("numba", "unique")], list(MIXES)]
+    )
 ]
 
 
 # few of many rules that are compiled: tests/kernels/test_rules.py has all of them
-CHOSEN = [
-    *one_of(49, [case for case in EVERY if case[2] == "torch"]),
-    *one_of(1000, [case for case in EVERY if case[2] == "numba"]),
-]
-
-
-@pytest.mark.parametrize(("kind", "world", "backend", "mode", "mix"), CHOSEN)
+@pytest.mark.parametrize(("kind", "world", "backend", "mode", "mix"), one_of(25, CASES))
 def test_every_table_trains_as_under_a_dense_optimiser_of_its_own(
     ranks, kind, world, backend, mode, mix
 ):

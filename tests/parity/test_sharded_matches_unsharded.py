@@ -3,10 +3,9 @@ state equal one process on the concatenated batch, for every way of cutting tabl
 pooling and updating.
 """
 
-from itertools import product
-
 import pytest
 from parity.cases import KINDS, RULES, train_and_compare
+from tiers import cover
 
 AXES = [
     KINDS,
@@ -18,28 +17,7 @@ AXES = [
     ["numba", "torch"],
     ["natural", "mixed"],
 ]
-ALL = list(product(*AXES))
-FULL = [row for number, row in enumerate(ALL) if (number + number // 2) % 2]  # orders in turn
 AXIS_NAMES = ("kind", "world", "pooling", "weighted", "mode", "rule", "backend", "row_order")
-
-
-def covering():
-    """A subset of the product in which every pair of values of two axes meets."""
-    n = len(AXES)
-    missing = {
-        (i, a, j, b) for i in range(n) for j in range(i + 1, n) for a in AXES[i] for b in AXES[j]
-    }
-    chosen = []
-    while missing:
-        best = max(
-            ALL,
-            key=lambda row: sum(
-                (i, row[i], j, row[j]) in missing for i in range(n) for j in range(i + 1, n)
-            ),
-        )
-        missing -= {(i, best[i], j, best[j]) for i in range(n) for j in range(i + 1, n)}
-        chosen.append(best)
-    return chosen
 
 
 def check(ranks, seed, kind, world, pooling, weighted, mode, rule, backend, row_order):
@@ -59,7 +37,7 @@ def check(ranks, seed, kind, world, pooling, weighted, mode, rule, backend, row_
         assert {tensor for _, tensor in compared} in (of_rule, set())
 
 
-@pytest.mark.parametrize(AXIS_NAMES, covering())
+@pytest.mark.parametrize(AXIS_NAMES, cover(2, AXES))
 def test_training_equals_one_process_on_the_concatenated_batch(
     ranks, kind, world, pooling, weighted, mode, rule, backend, row_order
 ):
@@ -67,8 +45,8 @@ def test_training_equals_one_process_on_the_concatenated_batch(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(AXIS_NAMES, FULL)
-def test_training_equals_one_process_in_every_combination(
+@pytest.mark.parametrize(AXIS_NAMES, cover(3, AXES))
+def test_training_equals_one_process_wherever_three_choices_meet(
     ranks, kind, world, pooling, weighted, mode, rule, backend, row_order
 ):
     check(ranks, 7, kind, world, pooling, weighted, mode, rule, backend, row_order)

@@ -23,18 +23,16 @@ MEMORY = RankMemory(
 TIMES = {f"{phase}_ms": 1.0 for phase in PHASES}
 
 
-def performance(*, ranks=2, step_ms=10.0, phase_ms=None, dense_ms=None, spread=0.2, sent=6000):
-    """Return what a training run measured; the middle half of a phase lies `spread` around it."""
+def performance(*, ranks=2, step_ms=10.0, phase_ms=None, dense_ms=None, sent=6000):
+    """Return what a training run measured."""
     spent = dict.fromkeys(PHASES, step_ms / 10 if phase_ms is None else phase_ms)
     spent["dense"] = phase_ms or (step_ms / 2 if dense_ms is None else dense_ms)
-    quartiles = {p: [ms * (1 - spread), ms * (1 + spread)] for p, ms in spent.items()}
     return Performance(
         batch_per_rank=64,
         ranks=ranks,
         steps=30,
         step_ms=step_ms,
         phases_ms=(spent,) * ranks,
-        phases_quartiles_ms=(quartiles,) * ranks,
         parts_ms=({},) * ranks,
         memory=(MEMORY,) * ranks,
         sent_bytes=(sent,) * ranks,

@@ -100,7 +100,7 @@ def make_run(
     metrics |= {"step_ms_quartiles": quartiles, **ABOUT, "batch_size": batch}
     (folder / "metrics.json").write_text(json.dumps(metrics | (more or {})))
     if performance:
-        measured = performance_of(ranks=ranks, step_ms=step_ms, dense_ms=dense_ms, spread=spread)
+        measured = performance_of(ranks=ranks, step_ms=step_ms, dense_ms=dense_ms)
         write_record(measured, folder / "performance.json")
     if predicted:
         report = plan_report(plan, ranks=ranks, step_ms=1.1 * step_ms)

@@ -86,14 +86,9 @@ def test_medians_are_those_of_steps_without_the_first(ticking):
     assert clock.phases_ms(10)["input"] == 3.5e3  # fewer steps than that: all of them
 
 
-def test_quartiles_hold_the_middle_half_of_the_steps(ticking):
-    clock = PhaseClock()
-    for n in (1, 2, 3, 4, 100):
-        step(clock, *["route"] * n)
-    assert (
-        clock.phases_quartiles_ms(0)["input"] == [2e3, 4e3] and clock.phases_ms(0)["input"] == 3e3
-    )
-    assert phases.quartiles([7.0]) == [7.0, 7.0] and PhaseClock().phases_quartiles_ms(0) == {}
+def test_quartiles_hold_the_middle_half_of_the_steps():
+    assert phases.quartiles([1.0, 2.0, 3.0, 4.0, 100.0]) == [2.0, 4.0]
+    assert phases.quartiles([7.0]) == [7.0, 7.0] and PhaseClock().phases_ms(0) == {}
 
 
 def test_what_comes_between_two_steps_is_no_part_of_them(ticking):
@@ -148,10 +143,6 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
     assert (measured.ranks, measured.batch_per_rank, measured.steps) == (1, 96, 4)
     assert measured.sent_bytes == (0.0,)
     (spent,), (parts,), (memory,) = measured.phases_ms, measured.parts_ms, measured.memory
-    (between,) = measured.phases_quartiles_ms
-    assert tuple(between) == PHASES and all(
-        low <= spent[phase] <= high for phase, (low, high) in between.items()
-    )
     # alone: nothing sent
     assert tuple(spent) == PHASES and all(
         spent[phase] > 0 for phase in ("input", "lookup", "dense", "update")

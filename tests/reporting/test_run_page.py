@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from reporting.pages import opened, parts
@@ -10,7 +11,7 @@ from reporting.sweeps import leave_pictures_unpainted, make_run
 from recapp import report
 from recapp.cli.recipe_of_job import default_settings
 from recapp.errors import ConfigError
-from recapp.reporting.run_page import write_report
+from recapp.reporting.report_pages import write_report
 
 DEFAULTS = {
     "seed": 1,
@@ -45,14 +46,13 @@ def run(tmp_path_factory):
 def test_it_says_what_it_reached_and_compares_nothing(run):
     said = parts(run[0] / "report.html").said
     assert "Training run of 40 steps" in said and "Validation AUC: 0.75000." in said
-    assert (
-        f"Of the checkpoint {run[0]}/checkpoints/step_000040.ckpt, written after step 40." in said
-    )
-    assert (
-        "A step takes 10 ms (half of the steps took 8 to 12 ms): 100,000 samples/s on 2 ranks, "
-        "plan mixed."
-    ) in said
-    assert "Stopped early at step 40/90: no gain" in said
+    assert f"{run[0]}/checkpoints/step_000040.ckpt" in said
+    assert set(pairwise(said)) >= {
+        ("plan", "mixed, 2 ranks"),
+        ("step, median", "10.0 ms"),
+        ("stopped early", "step 40/90: no gain"),
+        ("step, predicted by the planner", "11.0 ms (+10%)"),
+    }
     assert not re.search("Fastest|strategy|Sweep|Varied", " ".join(said))
 
 
@@ -70,9 +70,7 @@ def test_its_pictures_go_rank_by_rank(run):
     texts = {image["alt"] for image in found.images}
     assert any("rank 1: input 1 ms" in text for text in texts)
     assert any("rank 1 10.0 MB, process at most 1.1 GB" in text for text in texts)
-    assert "The planner had predicted 11 ms (+10%)." in found.said
-    # each rank's phases with their quartiles
-    assert "1.00 (0.80 to 1.20)" in found.said
+    assert "Medians of each rank's phases" in found.said
 
 
 def test_settings_that_differ_from_the_defaults_stand_with_both_values(run):
@@ -90,10 +88,11 @@ def test_its_foot_names_data_model_versions_host_and_date(run):
     for text in (
         "/data/clicks",
         "5,142 to train on, 858 to validate on",
-        "DLRM, 26 tables of 1,221,286 rows, 32-true",
+        "DLRM, 32-true",
+        "26 of 1,221,286 rows",
         "node7 (cpu)",
         "recapp 0.1.0, torch 2.13.0, lightning 2.6.6, python 3.11.7",
-        "2026-11-22 10:06 UTC",
+        "2026-11-22 10:06:00+00:00",
         str(run[0]),
     ):
         assert text in said, text
@@ -152,10 +151,8 @@ def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_
     folder = make_run(tmp_path / "run", more=stop | {"val_auc": None}, curves=False)
     write_report(folder, lambda chosen: DEFAULTS)
     said = parts(folder / "report.html").said
-    assert "Training run of 12 steps" in said and "Stopped before its end: step 12: SIGTERM" in said
-    assert "No validation AUC was measured yet." in said and any(
-        text.endswith("written after step 12 of 835.") for text in said
-    )
+    assert "Training run of 12 steps" in said and "step 12: SIGTERM" in said
+    assert "No validation AUC was measured yet." in said
     assert "What a step costs" in said
 
 
@@ -242,7 +239,7 @@ def test_the_page_of_an_evaluation_says_what_was_measured_of_which_checkpoint(tm
     said = parts(folder / "report.html").said
     assert [row["what"] for row in made] == ["the page"]  # no picture was left out: there is none
     assert "Evaluation on test data" in said and "Test AUC: 0.68071." in said and "0.59667" in said
-    assert "Of the checkpoint /runs/best.ckpt, measured on 2 ranks, plan mixed." in said
+    assert "/runs/best.ckpt" in said and "mixed, 2 ranks" in said
     assert "dataset.batch_size" in said and "ckpt_path" not in said and "split" not in said
     text = " ".join(said)
     assert not re.search("None|Training|Left out|What a step costs|not recorded", text)

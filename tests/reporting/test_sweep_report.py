@@ -20,10 +20,10 @@ from reporting.sweeps import (
 )
 
 from recapp import report
-from recapp.reporting import sweep_page
+from recapp.reporting import report_pages
 from recapp.reporting.drawing import COLUMN
+from recapp.reporting.report_pages import write_report
 from recapp.reporting.run_figures import COSTS
-from recapp.reporting.run_page import write_report
 from recapp.reporting.runs import read_runs
 
 CURVES = ("Validation AUC over steps", "Validation log loss over steps")
@@ -211,7 +211,7 @@ def test_a_stopped_job_is_listed_and_not_compared(unpainted, tmp_path):
 def test_of_very_many_variants_the_pictures_show_the_fastest_and_nothing_warns(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sweep_page, "SHOWN_VARIANTS", 4)
+    monkeypatch.setattr(report_pages, "SHOWN_VARIANTS", 4)
     jobs = [
         {
             "overrides": [f"tables.dim={8 * n}", "+name=\u8ba1\u5212"],
@@ -309,7 +309,8 @@ def test_the_foot_says_what_the_runs_were_made_with(rates):
     assert foot == {
         "Data": "/data/clicks",
         "Rows": "5,142 to train on, 858 to validate on",
-        "Model": "DLRM, 26 tables of 1,221,286 rows, 32-true",
+        "Model": "DLRM, 32-true",
+        "Tables": "26 of 1,221,286 rows",
         "Plan": "automatic",
         "Ranks": "2",
         "Batch": "128 samples, all ranks together",
@@ -317,10 +318,10 @@ def test_the_foot_says_what_the_runs_were_made_with(rates):
         "Labels": "bought 25.00% of the rows to train",
         "Times": "ts 2026-01-01 00:00:00 to 2026-01-31 23:59:59 UTC",
         "Left out": "hidden 4 (_SUCCESS, ..)",
-        "Seed": "1, 2",
+        "Seed": "1; 2",
         "Versions": "recapp 0.1.0, torch 2.13.0, lightning 2.6.6, python 3.11.7",
         "Host": "node7 (cpu)",
-        "Date": "2026-11-22 10:06 UTC",
+        "Date": "2026-11-22 10:06:00+00:00",
         "Same in all": "trainer.max_steps=40",
     }
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recapp.benchmarks.calibrate import first_ranks
 from recapp.benchmarks.embedding_step import EmbeddingStep
-from recapp.benchmarks.link_costs import first_ranks
 from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn, spread
 from recapp.benchmarks.training_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import MODELS, WORKLOADS, Workload

@@ -27,8 +27,8 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     verify,
 )
-from recapp.stored.directories import find_checkpoints, is_checkpoint
 from recapp.stored.meta_file import plain
+from recapp.stored.model_store import find_checkpoints, is_checkpoint
 from recapp.transport.communicator import Comm
 
 
@@ -115,10 +115,10 @@ STEPS = [
     ("block_files.zlib.crc32", 1, 1),
     ("meta_file.torch.save", 0, 1),
     ("checkpoint.to_json", 0, 1),
-    ("local_files.sync", 0, 1),
-    ("local_files.Path.rename", 0, 1),
-    ("local_files.Path.rename", 1, 1),
-    ("local_files.sync", 1, 2),
+    ("store.sync", 0, 1),
+    ("store.Path.rename", 0, 1),
+    ("store.Path.rename", 1, 1),
+    ("store.sync", 1, 2),
 ]
 """Calls of a save in the order in which they are made, how many of that name come before, and which
 checkpoint has the name at that time.
@@ -170,7 +170,7 @@ def test_a_killed_save_leaves_the_earlier_checkpoint_whole(
 def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch):
     child = os.fork()
     if child == 0:
-        patched(monkeypatch, "local_files.Path.rename", die)
+        patched(monkeypatch, "store.Path.rename", die)
         checkpoint.write_checkpoint(
             tmp_path / "a.ckpt", [table(2)], comm=Comm(), meta={}, manifest={}
         )
@@ -183,7 +183,7 @@ def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch)
 def test_a_killed_removal_leaves_a_whole_checkpoint_or_none(tmp_path, monkeypatch):
     save_value(tmp_path / "a.ckpt", 1)
     with monkeypatch.context() as patches:
-        patched(patches, "local_files.shutil.rmtree", full_disk)
+        patched(patches, "store.shutil.rmtree", full_disk)
         with pytest.raises(OSError, match="No space"):
             remove_checkpoint(tmp_path / "a.ckpt")
     assert not (tmp_path / "a.ckpt").exists()
@@ -244,7 +244,7 @@ def test_a_hint_is_looked_for_near_by_and_not_in_all_of_a_disk(tmp_path, monkeyp
         (deep / str(folder)).mkdir(parents=True)
     save_value(deep / "9/b.ckpt", 1)
     assert len(find_checkpoints(tmp_path)) == 2
-    monkeypatch.setattr("recapp.stored.directories.MOST_ENTRIES", 20)
+    monkeypatch.setattr("recapp.stored.model_store.MOST_ENTRIES", 20)
     assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
     (tmp_path / "near/gone").symlink_to(tmp_path / "nowhere")
     assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]

@@ -30,8 +30,7 @@ from recapp.stored.checkpoint import (
     verify,
     write_checkpoint,
 )
-from recapp.stored.directories import find_checkpoints, is_checkpoint
-from recapp.stored.model_store import clean_up
+from recapp.stored.model_store import clean_up, find_checkpoints, is_checkpoint
 from recapp.stored.stored_model import Checkpoint
 from recapp.trainer.keep_checkpoints import KeepLast
 from recapp.trainer.sharded_checkpoint import SavedRun

@@ -28,11 +28,9 @@ from recapp.stored.checkpoint import (
     verify,
     write_checkpoint,
 )
-from recapp.stored.directories import is_checkpoint
-from recapp.stored.kinds import CHECKPOINT
 from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.model_store import Pinned
+from recapp.stored.model_store import CHECKPOINT, Pinned, is_checkpoint
 from recapp.stored.stored_model import Artefact
 from recapp.transport.communicator import Comm
 

@@ -1,6 +1,8 @@
 """What was saved under one tiling and number of ranks loads under any other, bit for bit."""
 
 import json
+import random
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -344,3 +346,24 @@ def test_a_hole_in_a_manifest_is_found_when_loading(tmp_path):
     edit(tmp_path / "a.ckpt", blocks=kept)
     with pytest.raises(CheckpointError, match="only 4 of 8 values"):
         load_blocks(tmp_path / "a.ckpt", [whole("A", "weight", table)])
+
+
+def test_rectangles_are_a_tiling_if_they_cover_each_value_once():
+    rng = random.Random("tilings")
+    tilings = 0
+    for _ in range(3000):
+        shape = (rng.randint(1, 3), rng.randint(1, 3))
+        sides = [
+            [sorted(rng.sample(range(n + 1), 2)) for n in shape] for _ in range(rng.randint(1, 4))
+        ]
+        rectangles = [stored(*each, shape=shape) for each in sides]
+        counts = [
+            sum(row in s.rows and col in s.cols for s in rectangles)
+            for row in range(shape[0])
+            for col in range(shape[1])
+        ]
+        is_tiling = set(counts) == {1}
+        tilings += is_tiling
+        with nullcontext() if is_tiling else pytest.raises(CheckpointError):
+            block_files.check_tiling(rectangles)
+    assert tilings > 100

@@ -30,9 +30,9 @@ from recapp.settings.records import Constructor
 from recapp.sparse.batch import MISSING, Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
-from recapp.tasks.detail_metrics import SLICES, Sample, poisson_weights
+from recapp.tasks.detail_metrics import SLICES, poisson_weights
 from recapp.tasks.measures import Measure, MetricSettings
-from recapp.tasks.task import Output, Task
+from recapp.tasks.task import Output, Sample, Task
 
 CLICK = Constructor("recapp.tasks.click.ClickTask")
 RATING = Constructor("recapp.tasks.rating.RatingTask")

@@ -123,8 +123,9 @@ def fit(config, folder, *extra, ckpt_path=None):
     seen = Seen()
     last = KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(last.keep_unvalidated)
-    strategy = build_strategy(config, training=True, resumed=manifest_of(config))
-    loggers = training.build_loggers(config, Path(folder))
+    resumed = manifest_of(config)
+    strategy = build_strategy(config, training=True, resumed=resumed)
+    loggers = training.build_loggers(config, Path(folder), resumed)
     callbacks = [
         own.ClaimDirectory(Path(folder)),
         own.KeepPosition(),

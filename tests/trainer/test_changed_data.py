@@ -105,6 +105,10 @@ def going_on(logs, checkpoint, *overrides):
     return compose(logs, f"ckpt_path={checkpoint}", "trainer.max_epochs=2", *overrides)
 
 
+def check_going_on(recipe):
+    check_resumed(recipe, read_manifest(recipe.ckpt_path))
+
+
 def go_on(logs, checkpoint, *overrides):
     """Train until two epochs are over."""
     settings = going_on(logs, checkpoint, *overrides)
@@ -150,13 +154,13 @@ def test_files_that_have_changed_inside_of_an_epoch_are_refused_before_ranks_sta
     logs, rows, five_steps, change, says
 ):
     change(logs, rows)
-    check_resumed(going_on(logs, five_steps, "resume_data=ignore"))
+    check_going_on(going_on(logs, five_steps, "resume_data=ignore"))
     if not says:
-        return check_resumed(going_on(logs, five_steps))
+        return check_going_on(going_on(logs, five_steps))
     with pytest.raises(
         CheckpointError, match=f"five.*last.ckpt was saved, after 5 batches of an epoch: {says}; "
     ) as error:
-        check_resumed(going_on(logs, five_steps))
+        check_going_on(going_on(logs, five_steps))
     assert str(error.value).endswith("or set resume_data=ignore")
     return None
 
@@ -165,7 +169,7 @@ def test_files_in_another_order_are_refused(logs, five_steps):
     paths = f"[{logs}/part-1.parquet,{logs}/part-0.parquet]"
     says = r"part-1\.parquet stands where part-0\.parquet stood"
     with pytest.raises(CheckpointError, match=says):
-        check_resumed(going_on(paths, five_steps))
+        check_going_on(going_on(paths, five_steps))
 
 
 def test_a_run_goes_on_in_a_directory_that_was_moved(logs, rows, tmp_path, capsys):
@@ -189,7 +193,7 @@ def test_a_partition_is_part_of_a_files_name(rows, tmp_path):
     shutil.move(logs / "dt=2", logs / "dt=3")
     says = r"dt=2/part-0\.parquet is called dt=3/part-0\.parquet now"
     with pytest.raises(CheckpointError, match=says):
-        check_resumed(going_on(logs, checkpoint))
+        check_going_on(going_on(logs, checkpoint))
 
 
 class Validated(Callback):
@@ -274,7 +278,7 @@ def test_between_two_epochs_any_files_may_be_others(
 ):
     checkpoint = stopped(logs, tmp_path, steps=OLD)
     change(logs, rows)
-    check_resumed(going_on(logs, checkpoint))
+    check_going_on(going_on(logs, checkpoint))
     whole, _, _ = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "whole")
     capsys.readouterr()
     rest, _, _ = go_on(logs, checkpoint)
@@ -330,7 +334,7 @@ def test_a_checkpoint_that_knows_no_files_goes_on(logs, tmp_path, capsys, monkey
         before.setattr(ClickData, "state_dict", without_files)
         checkpoint = stopped(logs, tmp_path / "first")
     capsys.readouterr()
-    check_resumed(going_on(logs, checkpoint))
+    check_going_on(going_on(logs, checkpoint))
     rest, _, _ = go_on(logs, checkpoint)
     assert "was written before checkpoints knew their data" in note_of(capsys)
     assert rest.losses == whole.losses[STOP:]

@@ -20,6 +20,7 @@ from recapp.run.run_checks import (
 )
 from recapp.settings.check_settings import names_of
 from recapp.settings.records import to_plain
+from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.restore import ChangedCallbacks
 
 
@@ -362,5 +363,5 @@ def test_what_a_run_that_goes_on_cannot_change_is_refused(last, name):
         recipe = changed(last, *overrides)
         check_data(recipe)
         check_training(recipe)
-        check_resumed(recipe)
+        check_resumed(recipe, read_manifest(last))
     assert len(str(raised.value).splitlines()) == 1

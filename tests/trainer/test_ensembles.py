@@ -11,7 +11,7 @@ from tiers import one_of
 from torch import nn
 
 from recapp.errors import CheckpointError
-from recapp.inference.choose_storage import storage_by_hand
+from recapp.inference.probe import storage_by_hand
 from recapp.models.ensemble import Ensemble
 from recapp.optim.named_rules import pick
 from recapp.planner.planner_settings import Machines, PlanRule, PlanSettings

@@ -6,7 +6,7 @@ from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice
 from recapp.cli.compose import compose_over
 from recapp.errors import ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
-from recapp.run.commands import check_constructors
+from recapp.run.constructors import row_rules
 from recapp.settings.records import to_plain
 from recapp.stored.checkpoint import load_table, read_manifest
 
@@ -43,12 +43,12 @@ def test_settings_make_rules_by_name_and_glob(logs):
         ("optimizer.sparse.tables={C3: {lr: -1}}", "optimizer.sparse.tables.C3.lr=-1.0: must be"),
         ("optimizer.sparse.tables={C3: 5}", "optimizer.sparse.tables.C3=5: must be a mapping of"),
         ("optimizer.sparse.tables=5", "optimizer.sparse.tables=5: must be a mapping of table"),
-        ("optimizer.sparse.tables={C3: {_target_: torch.optim.SGD}}", "must make a recapp.optim"),
+        ("optimizer.sparse.tables={C3: {_target_: torch.optim.SGD}}", "must make a row rule"),
     ],
 )
 def test_settings_that_make_no_rule_are_refused_before_ranks_start(logs, override, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        check_constructors(compose(logs, override))
+        row_rules(compose(logs, override).optimizer.sparse)
     assert len(str(refused.value).splitlines()) == 1
 
 

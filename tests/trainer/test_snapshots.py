@@ -83,7 +83,8 @@ def test_a_joined_checkpoint_is_whole_and_says_what_it_is(joined):
 
 def test_training_does_not_resume_from_a_joined_checkpoint(joined, logs):
     with pytest.raises(CheckpointError, match=r"joined.ckpt: joins several models .* last.ckpt"):
-        check_resumed(compose(logs, *SHORT, "ensemble=3", f"ckpt_path={joined}"))
+        recipe = compose(logs, *SHORT, "ensemble=3", f"ckpt_path={joined}")
+        check_resumed(recipe, read_manifest(joined))
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ NASTY = {
     "recapp.settings.check_settings.import_module": {"name": "evil"},
     "recapp.run.run_rows.write_generated": {},
     "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
-    "recapp.stored.local_files.LOCAL.remove": {"path": "a.ckpt"},
+    "recapp.stored.store.LOCAL.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},
     "recapp.optim.rules.math.sqrt": {},
     "recapp.optim.rules._sgd": {},

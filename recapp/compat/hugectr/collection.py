@@ -33,10 +33,11 @@ from recapp.compat.hugectr.plans import (
     plan_from_values,
     printed,
 )
-from recapp.compat.hugectr.solver import OptParams, rules_of_opt_params
+from recapp.compat.hugectr.program_settings import OptParams, rules_of_opt_params
 from recapp.compat.hugectr.words import (
     LOOKUP_WORDS,
     CommunicationStrategy,
+    check_others,
     checked,
     combiner_of,
     plain,
@@ -129,13 +130,9 @@ class EmbeddingTableConfig:
                 "CreateOptimizer"
             )
         self.opt_params = opt_params
-        for key in others:
-            if key not in MORE:
-                known = ("id_space", "table_id", "name", "max_key", "opt_params", *MORE)
-                raise ConfigError(
-                    f"EmbeddingTableConfig: {label} has the unknown argument {key}; "
-                    f"{suggest(key, known)}"
-                )
+        known = ("id_space", "table_id", "name", "max_key", "opt_params", *MORE)
+        unknown = {key: value for key, value in others.items() if key not in MORE}
+        check_others(f"EmbeddingTableConfig: {label}", unknown, {}, {}, known)
         self._more = others
         self.record(label, ["a feature"])
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.compat.hugectr.layers import KINDS, LOSS, Layer, Shape, layer_made
-from recapp.compat.hugectr.words import Layer_t, NamedEnum, plain
+from recapp.compat.hugectr.words import Layer_t, NamedEnum, checked, plain
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.sparse.batch import Batch
@@ -68,8 +68,8 @@ class DenseLayer:
     ) -> None:
         if not isinstance(layer_type, Layer_t):
             raise ConfigError(f"DenseLayer: layer_type={layer_type}: must be a Layer_t")
-        bottoms = _names(bottom_names, "bottom_names")
-        tops = _names(top_names, "top_names")
+        bottoms = tuple(checked("DenseLayer", "bottom_names", bottom_names, list[str]))
+        tops = tuple(checked("DenseLayer", "top_names", top_names, list[str]))
         where = f"layer {layer_type.name} ({', '.join(tops)})"
         if layer_type.name not in KINDS:
             raise ConfigError(
@@ -89,30 +89,10 @@ class DenseLayer:
         self.layer = Layer(layer_type.name, bottoms, tops, said)
 
 
-def _names(names: Any, argument: str) -> tuple[str, ...]:
-    if (
-        not isinstance(names, list | tuple)
-        or not names
-        or not all(isinstance(name, str) for name in names)
-    ):
-        raise ConfigError(f"DenseLayer: {argument}={names}: must be a list of names of tensors")
-    return tuple(names)
-
-
 def to_plain(layer: Layer) -> dict[str, Any]:
-    """Return a layer as plain values, which `from_plain` converts back."""
+    """Return a layer as plain values, as settings keep it."""
     named = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
     return named | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
-
-
-def from_plain(values: Mapping[str, Any]) -> Layer:
-    """Return the layer that plain values describe."""
-    return Layer(
-        values["type"],
-        tuple(values["bottoms"]),
-        tuple(values["tops"]),
-        dict(values.get("parameters") or {}),
-    )
 
 
 def connected(
@@ -197,7 +177,15 @@ class LayerGraph(nn.Module):
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
         self.dense = dense
-        read = [from_plain(values) for values in layers]
+        read = [
+            Layer(
+                values["type"],
+                tuple(values["bottoms"]),
+                tuple(values["tops"]),
+                dict(values.get("parameters") or {}),
+            )
+            for values in layers
+        ]
         vectors = {x.output: (1, x.columns) for x in embedding_bag_collection.lookups}
         inputs = {label: (1,), dense: (dense_in_features,), **vectors}
         _, makers = connected(inputs, read)

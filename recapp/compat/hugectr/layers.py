@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from recapp.compat.hugectr.words import NotNegative, Switch, checked
 from recapp.errors import ConfigError
@@ -73,8 +74,8 @@ class Apply(nn.Module):
         super().__init__()
         self.function = function
 
+    @override
     def forward(self, *inputs: Tensor) -> Any:
-        """Return the outputs of the function."""
         return self.function(*inputs)
 
 
@@ -139,8 +140,8 @@ class Interaction(nn.Module):
         super().__init__()
         self.dots = DotInteraction(vectors + 1)
 
+    @override
     def forward(self, bottom_BD: Tensor, vectors_BFD: Tensor) -> Tensor:
-        """Return the vector, the dot products and a zero for each sample."""
         dots_BP = self.dots(torch.cat([bottom_BD[:, None], vectors_BFD], 1))
         return torch.cat([bottom_BD, dots_BP, bottom_BD.new_zeros(len(bottom_BD), 1)], 1)
 
@@ -159,8 +160,8 @@ class WeightMultiply(nn.Module):
         self.weight = nn.Parameter(torch.empty(numbers, columns))
         initialise(self.weight, "XavierUniform" if how == "Default" else how, numbers, columns)
 
+    @override
     def forward(self, numbers_BF: Tensor) -> Tensor:
-        """Return the F products of each sample as one row."""
         return (numbers_BF[:, :, None] * self.weight).flatten(1)
 
 
@@ -186,8 +187,8 @@ class MultiCross(nn.Module):
         for bias in self.bias:
             initialise(bias, bias_how, 0, columns)
 
+    @override
     def forward(self, first_BK: Tensor) -> Tensor:
-        """Return the output of the last cross layer."""
         x_BK = first_BK
         for k, (down, bias) in enumerate(zip(self.down, self.bias, strict=True)):
             small = down(x_BK)

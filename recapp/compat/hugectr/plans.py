@@ -368,8 +368,9 @@ class _Lists:
     def plan(self) -> dict[str, TableSharding]:
         """Return the sharding of every table, by its name."""
         self._check_alike()
-        for k in range(len(self.gpus[0])):
-            (self._check_dp if self.gpus[0][k].word == "dp" else self._check_mp)(k)
+        for k, group in enumerate(self.gpus[0]):
+            if group.word == "mp":
+                self._check_mp(k)
         home = self._homes()
         made = {}
         for t in self.tables:
@@ -453,7 +454,7 @@ class _Lists:
         return value
 
     def _check_alike(self) -> None:
-        """Check rules 6 and 7."""
+        """Check rules 6 to 8."""
         first = self.gpus[0]
         for g, groups in enumerate(self.gpus):
             if len(groups) != len(first):
@@ -486,22 +487,14 @@ class _Lists:
                     )
                 for i in _twice(group.local):
                     self._fail(g, k, f"{self._lookup(i)} stands twice in {LOCAL}", 7)
-
-    def _check_dp(self, k: int) -> None:
-        """Check rule 8."""
-        for g, groups in enumerate(self.gpus):
-            for i in sorted(set(self.gpus[0][k].local) ^ set(groups[k].local)):
-                self._fail(
-                    g,
-                    k,
-                    f"{self._lookup(i)} is on GPU {0 if i in self.gpus[0][k].local else g} only: "
-                    "a dp group has one list",
-                    8,
-                )
-            if groups[k].local != self.gpus[0][k].local:
-                self._fail(
-                    g, k, f"{LOCAL} has another order than on GPU 0: a dp group has one list", 8
-                )
+                if group.word == "dp" and group.local != first[k].local:
+                    self._fail(
+                        g,
+                        k,
+                        f"{LOCAL} {list(group.local)} is not that of GPU 0, "
+                        f"{list(first[k].local)}: a dp group has one list",
+                        8,
+                    )
 
     def _check_mp(self, k: int) -> None:
         """Check rule 9."""

@@ -47,15 +47,21 @@ import yaml  # type: ignore[import-untyped]
 from recapp.compat.hugectr.collection import EmbeddingCollection, EmbeddingCollectionConfig
 from recapp.compat.hugectr.graph import DenseLayer, connected, parameter_counts, to_plain
 from recapp.compat.hugectr.layers import Layer, Shape, shape_text
-from recapp.compat.hugectr.reader import Columns, DataReaderParams, Input, columns_of, first_key
-from recapp.compat.hugectr.solver import CreateSolver, OptParams
+from recapp.compat.hugectr.program_settings import (
+    Columns,
+    CreateSolver,
+    DataReaderParams,
+    Input,
+    OptParams,
+    columns_of,
+    first_key,
+)
 from recapp.compat.hugectr.words import UnknownNameError, check_fields
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.processes.lock import new_directory
 from recapp.processes.rank_environment import external_rank, shared_run_directory
-from recapp.processes.start_and_end import die_with_parent
-from recapp.processes.stopping import SIGNALS
+from recapp.processes.stopping import SIGNALS, die_with_parent
 from recapp.settings.values import Natural, in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
@@ -136,7 +142,13 @@ def train(program: Program, wanted: Fit) -> None:
     directory = _run_directory(wanted.snapshot_prefix)
     folder = directory / NAME
     for group, values in options.items():
-        _write(folder / group / f"{NAME}.yaml", values)
+        file = folder / group / f"{NAME}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        top = "# @package _global_\n" if group == "experiment" else ""
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        text = yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True)
+        unfinished.write_text(top + text)
+        os.replace(unfinished, file)  # the ranks of a launcher all write it at once
     command = [sys.executable, "-m", "recapp.train", "--config-dir", str(folder)]
     command += [f"experiment={NAME}", f"hydra.run.dir={in_quotes(directory)}"]
     if program.tables.plan is not None:
@@ -302,15 +314,6 @@ def _run_directory(prefix: str) -> Path:
         now = datetime.now()
         directory = Path(new_directory(f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"))
     return directory.absolute()
-
-
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    """Write a file of settings by a rename, because ranks of a launcher all write it at once."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    top = "# @package _global_\n" if file.parent.name == "experiment" else ""
-    own = file.with_suffix(f".{os.getpid()}")
-    own.write_text(top + yaml.safe_dump(literal(values), sort_keys=False, allow_unicode=True))
-    os.replace(own, file)
 
 
 def _run(command: Sequence[str], gpus: str | None) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
+from typing_extensions import override
 
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -68,8 +69,8 @@ class Batch(Pipelineable):
     sparse_features: KeyedJaggedTensor
     labels: Tensor
 
+    @override
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        """Return the samples on a device."""
         return Batch(
             self.dense_features.to(device, non_blocking=non_blocking),
             self.sparse_features.to(device, non_blocking),
@@ -84,8 +85,8 @@ class Batch(Pipelineable):
             self.labels.pin_memory(),
         )
 
+    @override
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until the work that is queued on `stream` now is done."""
         self.dense_features.record_stream(stream)
         self.sparse_features.record_stream(stream)
         self.labels.record_stream(stream)
@@ -189,8 +190,18 @@ TYPES: tuple[Callable[[str], Any], ...] = (int, int, float, int, str, str)
 RowMapper = Callable[[list[str]], Any]
 
 
+def named_values(row: list[str]) -> dict[str, Any]:
+    """Return the values of a row by the names of their columns, as `int`, `float` and `str`.
+
+    Args:
+        row: The texts of a rating, with or without those of the movie.
+    """
+    columns = zip(MOVIELENS_COLUMN_NAMES, TYPES, row, strict=False)
+    return {name: kind(text) for name, kind, text in columns}
+
+
 class MovieLens(IterableDataset[Any]):
-    """The rows of `ratings.csv`, one after the other.
+    """The rows of MovieLens 20M or 25M, one after the other: those of `ratings.csv`.
 
     Args:
         root: The directory of the files.
@@ -202,7 +213,11 @@ class MovieLens(IterableDataset[Any]):
     """
 
     def __init__(
-        self, root: str | Path, include_movies_data: bool, row_mapper: RowMapper | None
+        self,
+        root: str | Path,
+        *,
+        include_movies_data: bool = False,
+        row_mapper: RowMapper | None = named_values,
     ) -> None:
         super().__init__()
         self.ratings = Path(root) / RATINGS_FILENAME
@@ -233,26 +248,6 @@ class MovieLens(IterableDataset[Any]):
                 yield row if self.row_mapper is None else self.row_mapper(row)
             except ValueError as error:
                 raise DataError(f"{self.ratings}:{line}: {error}") from error
-
-
-def named_values(row: list[str]) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns, as `int`, `float` and `str`.
-
-    Args:
-        row: The texts of a rating, with or without those of the movie.
-    """
-    columns = zip(MOVIELENS_COLUMN_NAMES, TYPES, row, strict=False)
-    return {name: kind(text) for name, kind, text in columns}
-
-
-def movielens(
-    root: str | Path,
-    *,
-    include_movies_data: bool = False,
-    row_mapper: RowMapper | None = named_values,
-) -> MovieLens:
-    """Return the rows of MovieLens 20M or 25M; the arguments are those of `MovieLens`."""
-    return MovieLens(root, include_movies_data, row_mapper)
 
 
 def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:

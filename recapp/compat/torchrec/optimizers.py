@@ -335,10 +335,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
         for of_tables in self._tables:
             of_tables.defer(self)
 
+    @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Run the closure once, clip the gradients, then step the wrapped optimiser."""
         loss = run_closure(closure)
         parameters = self._parameters()
         if not any(p.is_meta for p in parameters):  # a model without values has no gradients
@@ -403,10 +403,10 @@ class RowWiseAdagrad(Optimizer):
         super().__init__(params, {"lr": lr, "eps": eps})
 
     @torch.no_grad()
+    @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Run the closure once, then update every parameter that has a gradient."""
         loss = run_closure(closure)
         for group in self.param_groups:
             for p in group["params"]:
@@ -512,10 +512,10 @@ class WarmupOptimizer(OptimizerWrapper):
         own = {self._key: self._count} if self._count else {}
         return {**self.optimizer.state, **own}
 
+    @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Step the wrapped optimiser, then set the learning rate of the next step."""
         loss = super().step(closure)
         number, stage = self._position()
         number += 1
@@ -525,8 +525,8 @@ class WarmupOptimizer(OptimizerWrapper):
         self._set_lr()
         return loss
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimiser's state dict, with step and stage added to its state."""
         whole = super().state_dict()
         own = {self.param_name: dict(self._count)} if self._count else {}
         return whole | {"state": whole["state"] | own}

@@ -37,8 +37,7 @@ from recapp.engine.sharded_collection import (
     sharded_collections,
 )
 from recapp.errors import ConfigError
-from recapp.inference.held_tables import HeldTable, HeldTables
-from recapp.inference.placed_model import one_rank
+from recapp.inference.placed_model import HeldTable, HeldTables, one_rank
 from recapp.inference.storage import stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.embedding_planner import serving_plan

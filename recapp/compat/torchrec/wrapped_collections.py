@@ -123,12 +123,11 @@ class WrappedSharder(CollectionSharder):
             self.rule = sharder.rule
             self.payload = sharder.payload
 
+    @override
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
-        """Return the weights of the collection by table name. Weights of dynamic tables have no
-        rows before sharding.
-        """
         return super().shardable_parameters(module.collection)
 
+    @override
     def shard(
         self,
         module: Any,
@@ -137,12 +136,6 @@ class WrappedSharder(CollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Return the module around the sharded twin of its collection. The arguments are those of
-        `CollectionSharder.shard`.
-
-        Raises:
-            ConfigError: The module has another class.
-        """
         if not isinstance(module, self.module_type):
             raise ConfigError(
                 f"{type(self).__name__}.shard: the module is a {type(module).__name__}; use the "

@@ -26,9 +26,8 @@ namespace recapp {
 namespace {
 
 constexpr double TOLERANCE = 1e-4;  // as recapp/run/artefact_model.py has it
-const char* const EXAMPLE = "example.arrow";
 
-Rows read_rows(const Options& options, const Artefact& artefact) {
+Rows read_input(const Options& options, const Artefact& artefact) {
   const std::string source = options.input == "-" ? "standard input" : options.input;
   const std::string bytes = read_all(options.input);
   const bool arrow =
@@ -40,9 +39,7 @@ Rows read_rows(const Options& options, const Artefact& artefact) {
 
 // Compare the outputs of the example with those that it was exported with.
 void check_example(const Artefact& artefact, const Scorer& scorer) {
-  if (!has_arrow() || !artefact.files.count(EXAMPLE)) return;
-  const MappedFile file = artefact.map(EXAMPLE);
-  const Rows rows = read_arrow(file.text(), artefact, artefact.path(EXAMPLE));
+  const Rows rows = read_rows(artefact.example, artefact, "the example of " + artefact.folder);
   const std::size_t wanted = artefact.outputs.front().example.size();
   if (rows.count != static_cast<std::int64_t>(wanted)) {
     artefact.damaged("its example has " + std::to_string(rows.count) + " rows, and " +
@@ -200,8 +197,8 @@ void info(const Artefact& artefact) {
   std::printf("name      %s\nversion   %s\nbytes     %llu\ntorch     %s, %s\n", artefact.name.c_str(),
               artefact.version.c_str(), static_cast<unsigned long long>(bytes),
               artefact.compiled.torch.c_str(), artefact.compiled.machine.c_str());
-  std::printf("threads   %d\narrow     %s\nfeatures  %zu dense, %zu sparse\n", at::get_num_threads(),
-              has_arrow() ? "yes; the example scores as it did" : "no: the example was not tried",
+  std::printf("example   scores as it did\nthreads   %d\narrow     %s\nfeatures  %zu dense, %zu sparse\n", at::get_num_threads(),
+              has_arrow() ? "yes" : "no",
               artefact.dense.size(), artefact.sparse.size());
   for (const Table& t : artefact.tables) {
     std::printf("table     %s: %lld rows x %lld, %s%s\n", t.name.c_str(),
@@ -223,7 +220,7 @@ void run(int count, char** words) {
   const Scorer scorer(artefact, options.check_rows);
   check_example(artefact, scorer);
   if (options.info) return info(artefact);
-  const Rows rows = read_rows(options, artefact);
+  const Rows rows = read_input(options, artefact);
   if (options.turns) {
     bench_in_turns(options, rows, scorer);
   } else if (options.bench.empty()) {

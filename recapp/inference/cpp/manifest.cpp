@@ -404,6 +404,7 @@ void read_compiled(const Json& info, Artefact& artefact) {
   }
   artefact.inputs = read_inputs(of, artefact);
   artefact.outputs = read_outputs(info, of);
+  artefact.example = entry(info, "example", Kind::array).items;
 }
 
 void check_seal(std::string_view raw) {
@@ -424,9 +425,9 @@ void check_format(const Json& info, const std::string& folder) {
   }
   if (format != "recapp-artefact") throw Damage("format " + shown(format));
   const std::int64_t version = integer(info, "version", 1, LARGEST);
-  if (version > 3) {
+  if (version > 4) {
     throw Error("artefact " + folder + " has version " + std::to_string(version) +
-                ", but this program reads version 3: use a later recapp, or export the checkpoint "
+                ", but this program reads version 4: use a later recapp, or export the checkpoint "
                 "with this one");
   }
 }
@@ -450,7 +451,7 @@ void read_all_entries(const Json& info, Artefact& artefact) {
   read_compiled(info, artefact);
 }
 
-// The suffix of an earlier artefact between two renames, as in recapp/stored/kinds.py.
+// The suffix of an earlier artefact between two renames, as in recapp/stored/store.py.
 const char* const REPLACED = ".recapp-replaced";
 
 // Return where an artefact is, also when its writer was killed between two renames.

@@ -123,6 +123,7 @@ struct Artefact {
   Transform transform = Transform::none;
   std::map<std::string, FileEntry> files;
   std::vector<Output> outputs;
+  std::vector<Json> example;  // a few rows, whose outputs are known
   Compiled compiled;
 
   std::string path(const std::string& file) const { return folder + "/" + file; }

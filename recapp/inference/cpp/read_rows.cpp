@@ -118,12 +118,18 @@ class JsonRows {
     try {
       const Json row = parse_json(line);
       if (!row.is(Json::Kind::object)) throw JsonError("a row must be an object", 0);
-      builder_.add_rows(1);
-      add(row);
-      ++count_;
+      add_row(row, number);
     } catch (const JsonError& error) {
       fail(error.what());
     }
+  }
+
+  // Add an object, the row of a line.
+  void add_row(const Json& row, std::int64_t number) {
+    line_ = number;
+    builder_.add_rows(1);
+    add(row);
+    ++count_;
   }
 
   Rows finish() { return builder_.finish(); }
@@ -251,6 +257,17 @@ Rows read_json(std::string_view text, const Artefact& artefact, const std::strin
     // an empty line is no row
     if (here.find_first_not_of(" \t\r") != std::string_view::npos) rows.add(here, line);
     text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return rows.finish();
+}
+
+Rows read_rows(const std::vector<Json>& objects, const Artefact& artefact,
+               const std::string& source) {
+  JsonRows rows(artefact, source);
+  std::int64_t number = 0;
+  for (const Json& row : objects) {
+    if (!row.is(Json::Kind::object)) artefact.damaged("its example is not rows");
+    rows.add_row(row, ++number);
   }
   return rows.finish();
 }

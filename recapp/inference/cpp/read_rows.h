@@ -66,6 +66,10 @@ class RowsBuilder {
 // Return the rows of JSON lines; `source` is what messages call it.
 Rows read_json(std::string_view text, const Artefact& artefact, const std::string& source);
 
+// Return rows that are JSON objects.
+Rows read_rows(const std::vector<Json>& objects, const Artefact& artefact,
+               const std::string& source);
+
 // Whether bytes begin as a stream or file of Arrow does.
 bool looks_like_arrow(std::string_view bytes);
 // Whether the program was built with Arrow.

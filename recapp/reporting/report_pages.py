@@ -1,17 +1,49 @@
-"""The page of a sweep: varied settings, the best run, metrics and curves, the cost of a step."""
+"""The report of a sweep, a training run or an evaluation: `report.html`.
 
-from collections.abc import Collection, Mapping, Sequence
+    FOLDER/**/{metrics.json, performance.json, predicted.json, csv/metrics.csv} -> runs -> variants
+        -> verdicts and pictures -> FOLDER/report.html
+
+Each call makes the report again from the directories, so runs need not know each other. The report
+lists failed runs with their errors, and covers all other runs. The page of a sweep shows the varied
+settings, the best run, metrics, curves and costs; the page of a run what its summary says, curves,
+costs, and the settings that differ from the defaults.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from recapp.console import Column, byte_unit, size
+from recapp.errors import ConfigError
 from recapp.reporting import page
-from recapp.reporting.about import foot
+from recapp.reporting.details import part_of_page, read_details
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.page import Gallery
-from recapp.reporting.run_figures import COSTS, curve_title, curves, dots_title, metric_by
-from recapp.reporting.run_record import finite
-from recapp.reporting.runs import PLAN, SEED, Run, short_names, texts_of, varied_settings
+from recapp.reporting.phases import PHASES
+from recapp.reporting.run_figures import (
+    COSTS,
+    curve_title,
+    curves,
+    dots_title,
+    memory,
+    metric_by,
+    phases,
+)
+from recapp.reporting.run_record import RunRecord, finite, read_yaml
+from recapp.reporting.runs import (
+    PLAN,
+    SEED,
+    Run,
+    jobs_of,
+    read_runs,
+    short_names,
+    texts_of,
+    varied_settings,
+)
+from recapp.reporting.summary import SPLITS, VERSION, entries_of, lines_of_run, step_of_checkpoint
 from recapp.reporting.variants import (
     Objective,
     Variant,
@@ -23,10 +55,57 @@ from recapp.reporting.variants import (
     speed_verdict,
     without_effect,
 )
+from recapp.settings.records import leaves
 
+REPORT_FILE = "report.html"
 SHOWN_FAILURES = 5  # the most different errors that are listed before the first picture
 SHOWN_VARIANTS = 40  # the most variants in pictures of the cost of a step
 VALUES_LISTED = 6  # the most listed values of a setting, before "and 12 more"
+SHOWN_ELSEWHERE = ("ckpt_path", "split")  # settings that other parts of an evaluation's page show
+CHOICES = "choices"  # the key in resolved.yaml of the options of groups
+ABSENT = object()
+Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
+"""A function from the options of groups to the default settings under these options, in the form of
+`resolved.yaml`: `{"plan": "mixed"}` -> `{"plan": {...}, "tables": {...}, ...}`.
+"""
+
+
+def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[dict[str, Any]]:
+    """Write the report of a sweep or a run into its directory.
+
+    Args:
+        folder: The directory of a sweep or of a run.
+        defaults: Composes the default settings for some options of groups; called only for a
+            single run.
+
+    Returns:
+        A record for the page and for each picture: `what`, `file` (None if the picture was left
+        out) and `left_out` (the reason).
+
+    Raises:
+        ConfigError: The directory does not exist, has no run, or has a prediction.
+    """
+    runs = read_runs(folder)
+    if any(run.results.rows_scored is not None for run in runs):
+        raise ConfigError(
+            f"path={folder}: is the directory of a prediction, which has no page; its numbers "
+            "are in metrics.json"
+        )
+    gallery = Gallery()
+    if jobs_of(folder):
+        title, parts = sweep_page(runs, gallery)
+    else:
+        title, parts = run_page(runs[0], gallery, defaults)
+    path = str(page.write_page(folder / REPORT_FILE, title, parts))
+    shown = [
+        {"what": what, "file": path, "left_out": None} for what in ("the page", *gallery.shown)
+    ]
+    return shown + [
+        {"what": w, "file": None, "left_out": why} for w, why in gallery.left_out.items()
+    ]
+
+
+# ---- the page of a sweep
 
 
 def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
@@ -39,7 +118,7 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     good = [run for run in runs if run.ended_well]
     title = f"Sweep of {len(runs)} run{'s' if len(runs) > 1 else ''}"
     objective = objective_of(good[0]) if good else Objective()
-    end = [page.heading("Every run"), table_of_runs(runs, objective), page.footer(_foot(runs))]
+    end = [page.heading("Every run"), table_of_runs(runs, objective), page.footer(_facts(runs))]
     varied = page.paragraph(_varied(runs))
     if not good:
         nothing = page.paragraph("No run ended well.", "lead")
@@ -156,14 +235,14 @@ def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
     return [page.heading(title), *map(page.paragraph, texts)]
 
 
-def _foot(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the entries of the foot: the facts about the runs, and the settings that they
     share.
     """
     first, *others = (run.overrides for run in runs)
     common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
     same = ", ".join(f"{name}={value}" for name, value in common.items() if name != PLAN)
-    entries = foot([run.results for run in runs])
+    entries = _foot([run.results for run in runs])
     return [*entries, ("Same in all", same)] if same else entries
 
 
@@ -180,7 +259,7 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
     """
     always = objective.measures.shown
     ranked = objective.ranked(variants)
-    settings = _settings(runs, {SEED, *without_effect(runs, objective)})
+    settings = _varied_columns(runs, {SEED, *without_effect(runs, objective)})
     rows: list[dict[str, Any]] = []
     for number, (variant, metric) in enumerate(ranked):
         others = {key: value.mean for key in always if (value := variant.recorded(key))}
@@ -206,7 +285,7 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
         objective: The metric, and whether its highest value is best.
     """
     good = [run for run in runs if run.ended_well]
-    settings = _settings(runs)
+    settings = _varied_columns(runs)
     best = objective.best_runs(good)
     always = objective.measures.shown
     rows = [run.flat() | settings.of(run) | {"metric": run.value(objective.name)} for run in runs]
@@ -232,7 +311,7 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _VariedColumns:
     """The varied settings, as columns of a table with the texts of their values."""
 
     columns: list[Column]
@@ -243,7 +322,7 @@ class _Settings:
         return {name: texts.get(run.setting(name), "default") for name, texts in self.texts.items()}
 
 
-def _settings(runs: Sequence[Run], but: Collection[str] = ()) -> _Settings:
+def _varied_columns(runs: Sequence[Run], but: Collection[str] = ()) -> _VariedColumns:
     settings = varied_settings(runs).items()
     varied = {n: values for n, values in settings if n not in but and len(values) > 1}
     short = short_names(varied)
@@ -251,7 +330,7 @@ def _settings(runs: Sequence[Run], but: Collection[str] = ()) -> _Settings:
         name: {v: text for v, text in zip(values, texts_of(values), strict=True) if v is not None}
         for name, values in varied.items()
     }
-    return _Settings([Column(name, short[name]) for name in varied], texts)
+    return _VariedColumns([Column(name, short[name]) for name in varied], texts)
 
 
 def _metric(key: str, objective: Objective) -> Column:
@@ -262,3 +341,161 @@ def _bytes(key: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Column:
     """Return a column of bytes, all in the unit of the column's largest number."""
     scale, unit = byte_unit(max((row[key] for row in rows if row[key] is not None), default=0.0))
     return Column(key, f"{unit}\n{title}", ",.1f" if scale > 1 else ",.0f", scale)
+
+
+# ---- the page of a run
+
+
+def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[str]]:
+    """Return the title and the parts of the page of a training run or an evaluation.
+
+    Args:
+        run: A run that has ended, with or without success.
+        gallery: Collects the pictures.
+        defaults: Composes the default settings for some options of groups.
+    """
+    split = _split(run)
+    if run.ended:
+        lines = [{"what": what, "value": value} for what, value in _lines(run, split or "val")]
+        summary = page.table(lines, [Column("what", "summary"), Column("value", "")])
+        parts = [page.paragraph(_lead(run, split), "lead"), summary]
+    else:
+        parts = [page.paragraph(run.failure.error if run.failure else "It ended early.", "failed")]
+    if not split:
+        objective = objective_of(run)
+        variant = Variant(run.name, (run,))
+        names = dict.fromkeys((objective.name, *objective.measures.shown[::-1]))
+        drawn = {curve_title(n, objective): curves(n, [variant], objective) for n in names}
+        parts += gallery.part("Training", [], drawn)
+    parts += part_of_page(read_details(run.directory, run.results.checkpoint_step))
+    if run.ended and not split:
+        costs = {"Where a step's time goes": phases([variant]), "Memory": memory([variant])}
+        parts += [*gallery.part("What a step costs", [], costs), _phases(run)]
+    parts += [page.heading("Settings that differ from the defaults"), _settings(run, defaults)]
+    facts = [("Directory", str(run.directory)), *([] if split else _foot([run.results]))]
+    return _title(run, split), [*parts, page.footer(facts)]
+
+
+def _split(run: Run) -> str | None:
+    """Return the rows of an evaluation, `val` or `test`; None for a training run."""
+    asked = read_yaml(run.directory / ".hydra" / "config.yaml") or {}
+    split = run.results.split or run.settings.get("split") or asked.get("split")
+    return str(split) if split else None
+
+
+def _title(run: Run, split: str | None) -> str:
+    end = {"ok": "", "undefined": "", "failed": " that failed"}.get(run.status, " that was stopped")
+    if split:
+        return f"Evaluation on {SPLITS[split]} data{end}"
+    if run.ended:
+        steps = run.results.steps
+        return "Training run" if steps is None else f"Training run of {steps:,} steps"
+    return f"Training run{end}"
+
+
+def _lead(run: Run, split: str | None) -> str:
+    """Return the sentence at the top: the best metric of the run."""
+    objective = objective_of(run)
+    title = objective.title
+    value = run.value(objective.name)
+    if split:
+        best = run.measures.get(run.measures.best)
+        title = f"{SPLITS[split]} {best.title if best else run.measures.best}"
+        value = run.results.value(f"{split}_{run.measures.best}")
+    if value is None:
+        return f"No {title} was measured{'' if run.ended_well else ' yet'}."
+    return f"{title[0].upper()}{title[1:]}: {value:.5f}."
+
+
+def _lines(run: Run, split: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the run's summary, with its checkpoint, and its step as the planner
+    predicted it.
+    """
+    yield "checkpoint", f"{run.results.checkpoint}{step_of_checkpoint(run.results)}"
+    yield from lines_of_run(run.results, split, run.measures)
+    if run.predicted and run.results.step_ms:
+        error = run.predicted.step_ms / run.results.step_ms - 1
+        yield "step, predicted by the planner", f"{run.predicted.step_ms:.1f} ms ({error:+.0%})"
+
+
+def _phases(run: Run) -> str:
+    if run.performance is None:
+        return ""
+    every = run.performance.phases_ms
+    rows = [spent | {"rank": rank} for rank, spent in enumerate(every)]
+    columns = [Column(p, f"{p}, ms", spec_of(spent[p] for spent in every)) for p in PHASES]
+    return page.table(rows, [Column("rank", "rank"), *columns], "Medians of each rank's phases")
+
+
+def _settings(run: Run, defaults: Defaults) -> str:
+    if not run.settings:
+        return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
+    chosen = _chosen(run.settings)
+    usual = _chosen(defaults({}))
+    of_run, of_default = (
+        dict(leaves({key: each[key] for key in each if key not in (CHOICES, *SHOWN_ELSEWHERE)}))
+        for each in (run.settings, defaults(chosen))
+    )
+    rows = [
+        {"name": name, "run": _shown(ours, name), "default": _shown(theirs, name)}
+        for ours, theirs in ((chosen, usual), (of_run, of_default))
+        for name in dict.fromkeys((*ours, *theirs))
+        if ours.get(name, ABSENT) != theirs.get(name, ABSENT)
+    ]
+    if not rows:
+        return page.paragraph("None: everything is as it comes.")
+    columns = [Column("name", "setting"), Column("run", "this run"), Column("default", "default")]
+    return page.table(rows, columns, f"{len(rows)} settings" if len(rows) > page.LONG else "")
+
+
+def _chosen(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the option of each group."""
+    return dict(settings.get(CHOICES) or {})
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str | None:
+    """Return a setting as one line of YAML; None if there is no setting of this name."""
+    value = settings.get(name, ABSENT)
+    if value is ABSENT or isinstance(value, str):
+        return None if value is ABSENT else str(value)
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
+# ---- the foot
+
+
+def _foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Return the facts about some runs as pairs of a name and a text. If the runs differ in a fact,
+    the text lists all values.
+
+    Args:
+        runs: The results of the runs; those of a run that ended early have no facts.
+    """
+    known = [run for run in runs if run.date is not None]
+
+    def each(text_of: Callable[[RunRecord], Any]) -> str:
+        return "; ".join(dict.fromkeys(str(text_of(run)) for run in known)) or "not recorded"
+
+    def versions(run: RunRecord) -> str:
+        names = [name for name in run.more if name.startswith(VERSION)]
+        return ", ".join(f"{name.removeprefix(VERSION)} {run.more[name]}" for name in names)
+
+    reads = [entries_of(run.rows_read) for run in known if run.rows_read]
+    names = dict.fromkeys(name for read in reads for name, text in read.items() if text)
+    plans = dict.fromkeys(run.plan for run in runs if run.plan)
+    ranks = dict.fromkeys(str(run.ranks) for run in runs if run.ranks)
+    return [
+        ("Data", each(lambda r: r.dataset if isinstance(r.dataset, str) else ", ".join(r.dataset))),
+        ("Rows", each(lambda r: f"{r.rows_train:,} to train on, {r.rows_val:,} to validate on")),
+        ("Model", each(lambda r: f"{r.model}, {r.precision}")),
+        ("Tables", each(lambda r: f"{r.tables:,} of {r.table_rows:,} rows")),
+        ("Plan", ", ".join(plans) or "not recorded"),
+        ("Ranks", ", ".join(ranks) or "not recorded"),
+        ("Batch", each(lambda run: f"{run.batch_size:,} samples, all ranks together")),
+        *((n, "; ".join(dict.fromkeys(r[n] for r in reads if r.get(n)))) for n in names),
+        ("Seed", each(lambda run: run.seed)),
+        ("Versions", each(versions)),
+        ("Host", each(lambda run: f"{', '.join(run.hosts)} ({run.device})")),
+        ("Date", each(lambda run: str(run.date).replace("T", " "))),
+    ]

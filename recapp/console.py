@@ -164,7 +164,8 @@ def emit(
     Raises:
         ConfigError: `format` is neither `text` nor `json`.
     """
-    check_format(format)
+    if format not in FORMATS:
+        raise ConfigError(f"format={format}: choose one of {', '.join(FORMATS)}")
     if format == "json":
         emit_document({"rows": rows})
     else:
@@ -175,16 +176,6 @@ def emit(
 def emit_document(document: Mapping[str, Any]) -> None:
     """Print one JSON document, as the result of a command that has more than rows."""
     print(json.dumps(_json_value(document), allow_nan=False), flush=True)
-
-
-def check_format(format: object) -> None:
-    """Check that `emit` knows a format.
-
-    Raises:
-        ConfigError: The format is not known.
-    """
-    if format not in FORMATS:
-        raise ConfigError(f"format={format}: choose one of {', '.join(FORMATS)}")
 
 
 def _json_value(value: Any) -> Any:

@@ -113,7 +113,6 @@ def _title(title: str) -> str:
 
 
 def _print_report(report: Mapping[str, Any], task: "Task") -> None:
-    """Print the report of an export as tables."""
     console.print_table(
         *(report["tables"], TABLE_COLUMNS),
         title="Tables",

@@ -210,7 +210,6 @@ def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
 
 
 def _rows(recipe: Recipe, model: nn.Module) -> RawTable:
-    """Return the rows that batches are cut from."""
     schema = recipe.schema
     source = validation_source(recipe)
     if source is not None:

@@ -171,7 +171,6 @@ class _Exporter:
         return {t.name: by_hand.get(t.name, storage_of(t, quantize)) for t in self.tables}
 
     def _probe(self) -> Probe:
-        """Return a probe: the model and the validation batches that measure it."""
         assert self.source is not None
         batches = validation_batches(self.source, self.recipe, self.options.report_rows)
         console.note("measuring the loss of each width on validation rows ...")
@@ -207,7 +206,6 @@ class _Exporter:
             model.load_state_dict(self.dense)
 
     def _write_tables(self, writer: RowWriter, chosen: Mapping[str, DataType]) -> None:
-        """Write the rows of all tables."""
         total = sum(self.trained.bytes_of(t) for t in self.tables) >> 20
         with console.progress("exporting tables, MB", total) as advance:
             for table in self.tables:

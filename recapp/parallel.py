@@ -47,7 +47,7 @@ from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.processes.faults import fault_of_compiler
-from recapp.settings.other_systems import fused_optimizer, rules_of_fused_params
+from recapp.settings.other_systems import fused
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
 from recapp.tables.unsharded_collection import (
@@ -108,7 +108,7 @@ class CollectionSharder:
                 'dict of them by table name or glob, {"*": adagrad(0.05), "C3": sgd(0.1)}'
             )
         self.rule: Rules | None = (
-            rules_of_fused_params(fused_params)
+            fused("rules_of_fused_params")(fused_params)
             if isinstance(fused_params, Mapping)
             else fused_params or rule
         )
@@ -408,7 +408,7 @@ class DistributedModelParallel(nn.Module):
     def fused_optimizer(self) -> Any:
         """Return the update of all tables as an optimiser object, for `CombinedOptimizer`."""
         self._rate_is_known = True
-        return fused_optimizer(
+        return fused("FusedOptimizer")(
             {
                 path: part
                 for path, part in self.module.named_modules()
@@ -481,7 +481,11 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     Raises:
         ConfigError: Dense parameters have an optimiser in backward, on several CPU ranks.
     """
-    tables = _table_parameter_names(module)
+    tables = [
+        f"{path}.weight".lstrip(".")
+        for path, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, TableParameter)
+    ]
     dense = {
         name: p for name, p in module.named_parameters() if p.requires_grad and name not in tables
     }
@@ -504,15 +508,6 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     if comm.device.type == "cpu":
         wrapped.register_comm_hook(None, AverageOverRanks(comm.twin()))
     return wrapped
-
-
-def _table_parameter_names(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that are tables of the plan."""
-    return [
-        f"{path}.weight".lstrip(".")
-        for path, part in module.named_modules(remove_duplicate=False)
-        if isinstance(part, TableParameter)
-    ]
 
 
 def compile_dense(module: nn.Module) -> list[str]:

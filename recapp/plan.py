@@ -30,7 +30,7 @@ from recapp import console
 from recapp.cli.command import run
 from recapp.cli.job import Job
 from recapp.processes.rank_process import leave
-from recapp.processes.start_and_end import loading
+from recapp.processes.stopping import loading
 from recapp.run.commands import OnPaper
 
 VERBS = {

@@ -51,7 +51,6 @@ from recapp.tables.config import EmbeddingConfig, TableLookup
 BEST = "best"
 """The name of the planner's own plan."""
 
-MANY_RANKS = 2000  # whose plan takes so long that a line says so
 Settings = dict[str, Any]
 DEVICE_COLUMNS = (
     console.Column("quantize", "tables\nstored as"),
@@ -164,8 +163,6 @@ def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan
     plan = recipe.plan
     if plan is not None and (plan.path is not None or plan.rules is not None):
         return build_plan(recipe, problem), None
-    if problem.topology.world_size >= MANY_RANKS:
-        console.note(f"planning for {problem.topology.world_size:,} ranks takes a minute or more")
     with console.progress(
         f"planning {len(problem.tables):,} tables on {problem.topology.world_size:,} ranks", 1
     ) as advance:

@@ -17,9 +17,8 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from recapp import console
 from recapp.cli.command import run
@@ -82,17 +81,14 @@ def report(settings: Report, job: Job) -> None:
             f"path={settings.path}: {error.filename} cannot be written ({error.strerror})"
         ) from error
     if settings.format == "text":
-        rows = [{**row, "file": _file_or_why(row)} for row in rows]
+        # a column of reasons, mostly empty, would leave too little room for names of files
+        rows = [
+            row | {"file": console.short_path(row["file"])}
+            if row["file"]
+            else row | {"file": f"left out: {row['left_out']}"}
+            for row in rows
+        ]
     console.emit(rows, settings.format, COLUMNS)
-
-
-def _file_or_why(row: Mapping[str, Any]) -> str:
-    """Return the file of a row, or the reason why it was left out.
-
-    One column holds both: a column of reasons, mostly empty, would leave too little room for names
-    of files.
-    """
-    return console.short_path(row["file"]) if row["file"] else f"left out: {row['left_out']}"
 
 
 if __name__ == "__main__":

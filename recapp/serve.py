@@ -35,8 +35,7 @@ from recapp.errors import ConfigError, RankError
 from recapp.processes.launch import launch
 from recapp.processes.rank_environment import RankInfo, rank_info
 from recapp.processes.rank_process import as_rank, leave, write_error_file
-from recapp.processes.start_and_end import end_at_once, freeze_loaded_objects, loading
-from recapp.processes.stopping import Stopped, listen
+from recapp.processes.stopping import Stopped, end_at_once, freeze_loaded_objects, listen, loading
 from recapp.run.commands import Serve, recipe_of
 from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
@@ -132,7 +131,6 @@ def check(settings: Serve) -> None:
 
 
 def _serve_on_ranks(settings: Serve) -> None:
-    """Start the ranks, and wait for their end."""
     console.note(f"starting {settings.ranks} ranks")
     with TemporaryDirectory() as folder:
         path = Path(folder, "settings.yaml")
@@ -291,7 +289,6 @@ def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | Non
 
 
 def _say(settings: Serve, address: str, served: "Served") -> None:
-    """Print the server's address, its model and its limits."""
     row = {
         "address": address,
         "model": served.name,

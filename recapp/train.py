@@ -160,7 +160,6 @@ class SweepProgress:
 
 
 def _print_verdicts(sweep: Path) -> None:
-    """Print the first sentences of the sweep's report, if there are two runs to compare."""
     from recapp.reporting.report_pages import verdicts
 
     good = [run for run in runs.read_runs(sweep) if run.ended_well]

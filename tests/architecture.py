@@ -29,8 +29,9 @@ processes
 models | dataset | tasks
 metrics
 sharding
+kernels
 optim
-kernels | tables
+tables
 sparse
 settings
 console

@@ -88,7 +88,7 @@ def _serve(rank, path, python_path, kernels, pipe):
     import torch
     import torch.distributed as dist
 
-    from recapp.processes.start_and_end import freeze_loaded_objects
+    from recapp.processes.stopping import freeze_loaded_objects
     from recapp.transport.communicator import Comm
 
     freeze_loaded_objects()

@@ -71,7 +71,7 @@ def test_imports_go_down_the_layers():
         ("errors", "from recapp import console"),
         ("models.dlrm", "from recapp.dataset.schema import Schema"),
         ("planner.rules", "def f():\n    from recapp.engine.state import EngineState"),
-        ("kernels.reference", "if True:\n    import recapp.tables.ids as ids"),
+        ("kernels.reference", "if True:\n    import recapp.sharding.layout as layout"),
         ("trainer.module", "from recapp.train import main"),
         ("cli.build", "from recapp.train import main"),
     ],

@@ -380,7 +380,6 @@ def test_what_must_be_given_is_asked_for(base, tmp_path, monkeypatch, capfd):
         (["ckpt_path=nowhere.ckpt"], "there is no checkpoint"),
         (["input=nowhere/*.parquet"], "no file matches"),
         (["columns=[requst]"], "has no column requst; did you mean request"),
-        (["columns=[score]"], "score is the column of the scores"),
         (["output=scores.csv"], "name a file scores.parquet"),
         (["output=no/scores.parquet"], "there is no directory"),
         (["rows_per_batch=0"], "rows_per_batch=0"),

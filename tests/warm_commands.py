@@ -33,7 +33,7 @@ from setproctitle import setproctitle
 
 from recapp.processes.fork_server import replace_environment, signals_blocked
 from recapp.processes.rank_process import threads_of
-from recapp.processes.start_and_end import die_with_parent
+from recapp.processes.stopping import die_with_parent
 
 FORK_SERVER = "from multiprocessing.forkserver import main"  # begins its program
 MESSAGE_BYTES = 1 << 17  # at most, of the environment and the program of a fork server

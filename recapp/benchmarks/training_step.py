@@ -30,7 +30,7 @@ from recapp.benchmarks.session import Session, listed
 from recapp.benchmarks.timing import Measured, Steps, Times, compared, in_turn
 from recapp.benchmarks.workloads import DENSE, MODELS, NamedModel
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.parquet import column_bytes
+from recapp.dataset.formats import column_bytes
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source

@@ -403,15 +403,10 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str],
         raise ConfigError(f"{message}; --help lists the settings")
 
     folders = {k + 1 for k, argument in enumerate(arguments) if argument in FLAGS}  # also `a=b`
-    are_overrides = [
-        k not in folders and is_override(argument) for k, argument in enumerate(arguments)
-    ]
-    overrides = [
-        argument for argument, is_one in zip(arguments, are_overrides, strict=True) if is_one
-    ]
-    flags = [
-        argument for argument, is_one in zip(arguments, are_overrides, strict=True) if not is_one
-    ]
+    flags: list[str] = []
+    overrides: list[str] = []
+    for k, argument in enumerate(arguments):
+        (overrides if k not in folders and is_override(argument) else flags).append(argument)
     parser = get_args_parser()
     vars(parser)["error"] = complain
     sweeps = bool(parser.parse_args([*flags, *overrides]).multirun)

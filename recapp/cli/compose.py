@@ -145,31 +145,18 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
-    _refuse_secrets(OmegaConf.to_container(config, resolve=False), plain)
-    named = {str(key): value for key, value in plain.items()}
-    return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
-
-
-def _refuse_secrets(written: Any, resolved: Any) -> None:
-    """Refuse texts that a constructor would get from the environment.
-
-    Settings are stored in checkpoints and `resolved.yaml`, and logged. What a setting of recapp's
-    own takes from the environment, such as a path, is one of them. But only the class that a
-    `_target_` names knows whether an argument is a secret.
-
-    Args:
-        written: Composed settings as plain values, with their references.
-        resolved: The same settings with the values of the references.
-
-    Raises:
-        ConfigError: An argument of a constructor is such a text.
-    """
-    for name, variable in _texts(written, resolved, "", of_constructor=False):
+    # Settings are stored in checkpoints and `resolved.yaml`, and logged. What a setting of recapp's
+    # own takes from the environment, such as a path, is one of them. But only the class that a
+    # `_target_` names knows whether an argument is a secret.
+    written = OmegaConf.to_container(config, resolve=False)
+    for name, variable in _texts(written, plain, "", of_constructor=False):
         raise ConfigError(
             f"{name}=${{oc.env:{variable}}}: its value would be stored and logged, and may be a "
             f'secret: leave it out, and let the class read os.environ["{variable}"], as most '
             "loggers do by themselves"
         )
+    named = {str(key): value for key, value in plain.items()}
+    return named | ({"tables": in_recapp_words(named["tables"])} if "tables" in named else {})
 
 
 def _texts(
@@ -341,14 +328,14 @@ def compose_over(
         config = OmegaConf.create(result)
         known = list(dict.fromkeys([*dotted(result), *may_be_set(result, COMMANDS[primary])]))
         OmegaConf.set_struct(config, True)
-        ConfigLoaderImpl._apply_overrides_to_config(
-            [
-                value
-                for value in parsed
-                if value not in groups and not (composed and _lies_in(value.key_or_group, new))
-            ],
-            config,
-        )
+        # what has come from `composed` has these values already
+        taken_over = tuple(f"{path}." for path in new) if composed else ()
+        changes = [
+            value
+            for value in parsed
+            if value not in groups and not f"{value.key_or_group}.".startswith(taken_over)
+        ]
+        ConfigLoaderImpl._apply_overrides_to_config(changes, config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(in_one_line(error, known)) from error
     OmegaConf.set_struct(config, False)
@@ -422,11 +409,6 @@ def check_groups(primary: str, arguments: Sequence[str]) -> None:
                 "with `# @package _global_` on top, into a folder of your own and add --config-dir "
                 f"FOLDER, or choose one of {', '.join(known)}"
             )
-
-
-def _lies_in(name: str, paths: Sequence[str]) -> bool:
-    """Return whether a dotted setting is one of the paths, or below one."""
-    return any(f"{name}.".startswith(f"{path}.") for path in paths)
 
 
 def _written_by(choice: Override, folders: Folders) -> list[str]:

@@ -105,7 +105,10 @@ def help_text(
     groups = [
         name
         for name in dict.fromkeys([*config, *chosen, *ADDED])
-        if is_group(name, folders) and _known(command, name)
+        if is_group(name, folders)
+        and (
+            name in names_of(COMMANDS[command]) or (name == "experiment" and command in EXPERIMENTS)
+        )
     ]
     only = only.partition("/")[0]  # a group in a group is shown with the outer one
     short = not only and "dataset" in groups
@@ -113,7 +116,9 @@ def help_text(
     if only and only not in groups:
         raise ConfigError(f"--help {only}: there is no such group; {suggest(only, [ALL, *groups])}")
     parts = [] if only else list(_opening(command, config, groups, columns, short=short))
-    wanted = _first(command) if short else None
+    of_model = "train" in comments_of(conf_dir() / f"{command}.yaml").parents
+    first = OF_STORED_MODEL if of_model else (*FIRST_WEEK, *FIRST_GROUPS)
+    wanted = first if short else None
     for group in [only] if only else groups:
         value = config.get(group)
         parts += _group(command, group, value, chosen, folders, columns, wanted=wanted)
@@ -168,18 +173,6 @@ def comments_of(path: Path) -> Comments:
 
 
 # ---- the page
-
-
-def _known(command: str, group: str) -> bool:
-    return group in names_of(COMMANDS[command]) or (
-        group == "experiment" and command in EXPERIMENTS
-    )
-
-
-def _first(command: str) -> tuple[str, ...]:
-    """Return the settings of groups, and the groups, that the short help of a command shows."""
-    of_model = "train" in comments_of(conf_dir() / f"{command}.yaml").parents
-    return OF_STORED_MODEL if of_model else (*FIRST_WEEK, *FIRST_GROUPS)
 
 
 def _opening(

@@ -22,8 +22,7 @@ from recapp.processes.fork_server import MODULES_OF_TRAINING
 from recapp.processes.launch import LaunchSettings, launch, rank_count, stdout_to_stderr
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import as_rank
-from recapp.processes.start_and_end import freeze_loaded_objects, loading
-from recapp.processes.stopping import Stopped, disregard_signals
+from recapp.processes.stopping import Stopped, disregard_signals, freeze_loaded_objects, loading
 from recapp.reporting import run_record
 from recapp.run.recipe import Train
 from recapp.settings.records import to_plain
@@ -174,28 +173,20 @@ def prepare_process(recipe: Train) -> None:
 
         # Lightning read the rank when it was imported, maybe in a fork server, which has none
         vars(rank_zero_only)["rank"] = external_rank() or 0
-        # after the import of Lightning, which sets the levels of its loggers
-        _silence_lightning(profiles="profiler" in recipe.trainer.more)
+        # Lightning's hints address authors of training loops, not users of a command; after its
+        # import, which sets the levels of its loggers
+        for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        if "profiler" in recipe.trainer.more:  # its report is still printed
+            logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+        warnings.filterwarnings("ignore", module=r"lightning\.")
+        # torch warns about a function that Lightning calls
+        warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
     freeze_loaded_objects()
     if recipe.engine.keep_freed_memory:
         keep_freed_memory()
     keep_rows_from_children()
     torch.set_float32_matmul_precision("high")
-
-
-def _silence_lightning(*, profiles: bool) -> None:
-    """Silence Lightning's hints: they address authors of training loops, not users of a command.
-
-    Args:
-        profiles: Whether a profiler runs; its report is still printed.
-    """
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if profiles:
-        logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
-    warnings.filterwarnings("ignore", module=r"lightning\.")
-    # torch warns about a function that Lightning calls
-    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
 
 
 def wants_bar(recipe: Train) -> bool:

@@ -9,7 +9,6 @@ from importlib import import_module
 
 MODULES = (
     "omegaconf",  # Lightning imports it when it saves
-    "recapp.trainer.memory_use",
     "recapp.metrics",
     "recapp.models.published_dlrm",
     "recapp.run.run_checks",

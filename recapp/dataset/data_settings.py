@@ -248,15 +248,5 @@ class ScoringSettings:
 
     def __post_init__(self) -> None:
         for name in self.columns:
-            if name == SCORE:
-                raise ConfigError(score_is_kept(name))
             if list(self.columns).count(name) > 1:
                 raise ConfigError(f"columns: {name} is named more than once; leave one of them")
-
-
-def score_is_kept(name: str) -> str:
-    """Return the text of the error for a kept column with the name of a column of scores."""
-    return (
-        f"columns: {name} is the column of the scores, so a column of the input with that name "
-        "cannot be kept; leave it out, or rename it in the input"
-    )

@@ -15,7 +15,7 @@ from recapp.dataset.arrow_types import value_type
 from recapp.dataset.data_file import DataFile
 from recapp.dataset.decode import TICKS
 from recapp.dataset.derived_columns import DAY_SECONDS
-from recapp.dataset.parquet import of_row_group
+from recapp.dataset.formats import of_row_group
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Segment, Source
 

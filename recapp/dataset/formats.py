@@ -1,6 +1,16 @@
 """Choose the format of a file by its path, or by its first bytes; tell what a file is that no
 format reads, and how it becomes Parquet. No other file chooses a reader.
 
+Parquet files are opened with a footer that was parsed and checked before.
+
+    footer   the columns and the offsets of row groups; parsed once per process and file
+    pages    the values, compressed and encoded, with a checksum if the writer added one
+
+Parsing a footer takes milliseconds, growing with the number of row groups; opening a file with a
+parsed footer takes a tenth of a millisecond. A file that changed in between is refused, because its
+old footer has wrong offsets. Numbers of rows are checked here, because the order of rows is
+computed before a value is read; Arrow compares the other claims of a footer with the file.
+
 The second format, beside Parquet, is text with a delimiter between columns: CSV, TSV and the like,
 plain or compressed by gzip, bz2 or zstd.
 
@@ -13,18 +23,216 @@ repeated name, no empty name (except the first, for an index from pandas) and no
 reads the text once more than it would read Parquet.
 """
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import csv
 
+from recapp.dataset.arrow_types import has_views, is_text, without_views
 from recapp.dataset.data_file import DataFile, Facts, Format, Stamp, UnreadableFileError
-from recapp.dataset.parquet import UNREADABLE, Parquet, reason
 from recapp.errors import DataError
+
+CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
+KEPT_FOOTERS = 64  # enough: a rank opens at most one file per lane, and reads its files in order
+# The most rows of a row group: writers stay far below, and claimed rows cost time before the read.
+MOST_ROWS = 2**28
+_LISTS = re.compile(r"\.list\.(element|item)$")  # in the path of the values of lists
+_TAIL_BYTES = 8  # the end of a file: the size of its footer, then a magic word
+# UnicodeDecodeError comes from names in a damaged footer.
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+class Footer(NamedTuple):
+    """A parsed footer, with the columns that need a conversion.
+
+    Args:
+        metadata: The footer, parsed by Arrow.
+        columns: The names and types of the columns.
+        texts: The columns to decode as dictionaries.
+        views: The columns of Arrow's view types.
+    """
+
+    metadata: pq.FileMetaData
+    columns: pa.Schema
+    texts: frozenset[str]
+    views: frozenset[str]
+
+
+@lru_cache(KEPT_FOOTERS)
+def read_footer(path: str, stamp: Stamp) -> Footer:
+    """Return the footer of the file with this stamp.
+
+    An unreadable footer raises one of `UNREADABLE`.
+    """
+    with pq.ParquetFile(path) as file:
+        metadata = file.metadata
+    columns = metadata.schema.to_arrow_schema()
+    texts = frozenset(field.name for field in columns if is_text(field.type))
+    views = frozenset(field.name for field in columns if has_views(field.type))
+    return Footer(metadata, columns, texts, views)
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """Read Parquet files (a `recapp.dataset.data_file.Format`)."""
+
+    name: str = "Parquet"
+    suffixes: tuple[str, ...] = (".parquet", ".parq", ".pq")
+
+    def knows(self, begin: bytes) -> bool:
+        """Return whether a file begins like Parquet."""
+        return begin.startswith(b"PAR1")
+
+    def facts(self, path: str, stamp: Stamp) -> Facts:
+        """Return the columns and the numbers of rows from the footer.
+
+        Raises:
+            UnreadableFileError: The file is not a whole Parquet file.
+            DataError: The footer has impossible numbers of rows.
+        """
+        try:
+            footer = read_footer(path, stamp)
+        except UNREADABLE as error:
+            raise UnreadableFileError(reason(error)) from error
+        metadata = footer.metadata
+        groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        for index, rows in enumerate(groups):
+            if not 0 <= rows <= MOST_ROWS:
+                raise DataError(
+                    f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are "
+                    "read: write smaller ones"
+                )
+        if sum(groups) != metadata.num_rows:
+            raise DataError(
+                f"{path}: its footer counts {metadata.num_rows} rows, its row groups "
+                f"{sum(groups)}; write the file again"
+            )
+        return Facts(footer.columns, groups)
+
+    def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a row group.
+
+        Text columns are dictionary-encoded if Arrow can do so. Checksums of pages are verified if
+        the writer added them.
+
+        Raises:
+            DataError: A page cannot be read, or there are fewer rows than the footer claims.
+        """
+        footer = read_footer(file.path, file.stamp)
+        texts = [name for name in file.columns.values() if name in footer.texts]
+        rows = 0
+        try:
+            for dictionaries in (texts, []):
+                try:
+                    for chunk in _batches(file, row_group, dictionaries, rows):
+                        rows += chunk.num_rows
+                        yield chunk
+                    break
+                except UNREADABLE as error:
+                    # Arrow cannot read delta-encoded text as dictionaries, and raises OSError.
+                    if not dictionaries or "Not yet implemented" not in str(error):
+                        raise
+        except UNREADABLE as error:
+            raise DataError(
+                f"{file.path}: row group {row_group} cannot be read ({reason(error)}); "
+                "write the file again or leave it out"
+            ) from error
+        if rows < file.starts[row_group + 1] - file.starts[row_group]:
+            raise DataError(
+                f"{file.path}: row group {row_group} has fewer rows than its footer says; "
+                "write it again or leave it out"
+            )
+
+    def marks(self, path: str) -> bytes:
+        """Return the bytes of the footer.
+
+        A footer has the sizes of all pages and usually the smallest and largest value of each
+        column, but not the values.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(max(size - _TAIL_BYTES - length, 0))
+            return file.read(length + _TAIL_BYTES)
+
+
+def column_bytes(file: DataFile, row_group: int) -> int:
+    """Return the bytes on disk of the columns to read in a row group."""
+    group = read_footer(file.path, file.stamp).metadata.row_group(row_group)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    wanted = set(file.read)
+    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
+
+
+def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
+    """Return what the footer says of a column in a row group, also of a column of lists; None for
+    other nested columns, and for files of other formats.
+
+    Args:
+        file: The file.
+        name: The file's own name of the column.
+        row_group: The number of the row group.
+    """
+    if not isinstance(file.format, Parquet):
+        return None
+    number = _column_numbers(file.path, file.stamp).get(name)
+    metadata = read_footer(file.path, file.stamp).metadata
+    return None if number is None else metadata.row_group(row_group).column(number)
+
+
+@lru_cache(KEPT_FOOTERS)
+def _column_numbers(path: str, stamp: Stamp) -> Mapping[str, int]:
+    schema = read_footer(path, stamp).metadata.schema
+    # a name may have dots of its own, so that only the part for lists is taken from its end
+    return {_LISTS.sub("", schema.column(n).path): n for n in range(len(schema))}
+
+
+def _batches(
+    file: DataFile, row_group: int, texts: Sequence[str], skip: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group after the first `skip`, with columns in `texts` as
+    dictionaries.
+    """
+    footer = read_footer(file.path, file.stamp)
+    views = [name for name in file.read if name in footer.views]
+    with pq.ParquetFile(
+        file.path,
+        metadata=footer.metadata,
+        read_dictionary=texts,
+        memory_map=True,
+        page_checksum_verification=True,
+    ) as parquet:
+        for chunk in parquet.iter_batches(
+            CHUNK_ROWS, row_groups=[row_group], columns=file.read, use_threads=False
+        ):
+            left = chunk.slice(min(skip, chunk.num_rows))
+            skip -= chunk.num_rows - left.num_rows
+            if left.num_rows:
+                for name in views:
+                    plain = without_views(left.column(name))
+                    left = left.set_column(left.schema.get_field_index(name), name, plain)
+                yield left
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of a library's error, as part of a message."""
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+
+
+# ---- text with a delimiter between columns
 
 FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first lines
 CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}

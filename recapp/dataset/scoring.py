@@ -29,7 +29,7 @@ from recapp.console import short_path
 from recapp.dataset.arrow_types import value_type, without_views
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile
-from recapp.dataset.data_settings import ScoringSettings, score_is_kept
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.decode import Rows
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema
@@ -295,7 +295,10 @@ class ScoreFile:
 
     def __init__(self, output: Path, input: PredictionInput, columns: Sequence[str]) -> None:
         if twice := [name for name in input.kept.names if name in columns]:
-            raise ConfigError(score_is_kept(twice[0]))
+            raise ConfigError(
+                f"columns: {twice[0]} is the column of the scores, so a column of the input with "
+                "that name cannot be kept; leave it out, or rename it in the input"
+            )
         self.output = output
         self.folder = output.with_name(f"{output.name}.parts")
         self.columns = tuple(columns)

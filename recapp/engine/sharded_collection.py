@@ -11,16 +11,17 @@ with tables_as_parameters(module):
     optimizer = torch.optim.Adam(module.parameters())    # has a weight for each table
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from functools import wraps
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from recapp.engine.dynamic_keys import ALWAYS_LOADED, KEYS
 from recapp.engine.outputs import Member
-from recapp.engine.outside_graphs import outside_graphs
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
@@ -30,7 +31,7 @@ from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.rules import RowRule
 from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
-from recapp.settings.other_systems import fused_optimizer
+from recapp.settings.other_systems import fused
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
@@ -47,6 +48,30 @@ from recapp.tables.unsharded_collection import (
     sequences,
 )
 from recapp.transport.communicator import Comm
+
+Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+
+def _outside_graphs(function: Forward) -> Forward:
+    """Return a function at which torch.compile breaks its graph: it compiles neither the function
+    nor anything that it calls. Messages and compiled kernels cannot be part of a graph.
+
+    torch's own decorator would import the compiler, which takes seconds, in every process that
+    looks rows up.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return disabled(*args, **kwargs)
+
+    vars(call)["_torchdynamo_disable"] = True  # what the compiler asks of a function that it meets
+    return call  # type: ignore[return-value]
 
 
 class ShardedCollection(nn.Module):
@@ -204,7 +229,7 @@ class ShardedCollection(nn.Module):
         Raises:
             ConfigError: The tables are read-only.
         """
-        return fused_optimizer({"": self})
+        return fused("FusedOptimizer")({"": self})
 
     def extra_repr(self) -> str:
         """Return the tables and their places."""
@@ -270,7 +295,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """
         self.shared.state.leave_room(self.member, columns)
 
-    @outside_graphs
+    @_outside_graphs
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag. Every rank calls it with its own batch, which may be empty.
 
@@ -301,7 +326,7 @@ class ShardedEmbeddingCollection(SequenceTables, ShardedCollection):
         super().__init__(shared, member)
         self._need_indices = need_indices
 
-    @outside_graphs
+    @_outside_graphs
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id. Every rank calls it with its own batch, which may be empty.
 

@@ -14,7 +14,7 @@ In a file an entry is plain: `torch.save` writes an OrderedDict of `shape` and `
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -139,13 +139,6 @@ class TableStrips:
         if self.shape is None:
             self._check_numbered("size")
         return torch.Size(self.shape or ())
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> "TableStrips":
-        """Return new strips with the result of a function on each tensor."""
-        changed: Any = [
-            (rows, cols, change(tensor), *mixed) for rows, cols, tensor, *mixed in self.strips
-        ]
-        return replace(self, strips=changed)
 
     def _check_numbered(self, asked: str) -> None:
         """Check that the rows of strips are row numbers.

@@ -7,10 +7,10 @@ in units of a store's width. Letters: S slots, I strips, K pieces, L ids, P (slo
 M output bags, V vectors, U distinct rows, N entries, W ranks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.kernels.ragged import runs
+from recapp.optim.rules import Rate
 from recapp.sparse.transfer import to_device, to_host
 
 Counts = NDArray[np.int64]
@@ -165,48 +166,9 @@ class Bags:
         return value_N[runs(bag_S, count_S, int(self.bags_S1[-1]))]
 
 
-Rate = float | tuple[float, ...]
-"""The learning rate of an update, or a tuple of this rate and further numbers of the step."""
-
-
 def decay_of(lr: Rate, decay: float) -> float:
     """Return the part of its weights that a touched row loses before a rule is applied."""
     return (lr[0] if isinstance(lr, tuple) else lr) * decay
-
-
-class Rule(Protocol):
-    """The attributes of a row rule (`recapp/optim/rules.py`) that kernels read."""
-
-    @property
-    def step(self) -> Callable[..., tuple[Any, ...]]:
-        """The expression that computes new weights and state from the old ones and the gradient."""
-
-    @property
-    def constants(self) -> tuple[float, ...]:
-        """The constants of the expression, its arguments before the state."""
-
-    @property
-    def state(self) -> tuple[tuple[str, Any], ...]:
-        """The name and the kind ("row" or "element") of each state tensor."""
-
-    def rate_of(self, lr: float, t: int) -> Rate:
-        """Return the `lr` of the expression in update number t = 1, 2, ..."""
-
-    @property
-    def means(self) -> int:
-        """The number of mean squares over the whole row that the expression uses."""
-
-    @property
-    def squares(self) -> Callable[..., tuple[Any, ...]] | None:
-        """The expression of the squared tensors; None squares the gradient."""
-
-    @property
-    def decay(self) -> float:
-        """Decoupled weight decay: before the expression, w -= learning rate * decay * w."""
-
-    @property
-    def all_rows(self) -> bool:
-        """Whether the expression changes the rows that no id touched, too."""
 
 
 class Scratch:

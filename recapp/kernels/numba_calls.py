@@ -12,7 +12,8 @@ from torch import Tensor
 
 from recapp.kernels import numba_partition as partition
 from recapp.kernels.constants import CACHE_LINE_BYTES
-from recapp.kernels.links import Links, Rate
+from recapp.kernels.links import Links
+from recapp.optim.rules import Rate
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets stay in the caches until they are read
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows

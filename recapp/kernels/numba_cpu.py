@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.kernels import numba_catch_up as missed
 from recapp.kernels import numba_integers as integers
@@ -24,9 +25,7 @@ from recapp.kernels.links import (
     Bags,
     Counts,
     Links,
-    Rate,
     Routes,
-    Rule,
     Scratch,
     Staged,
     decay_of,
@@ -49,7 +48,8 @@ from recapp.kernels.numba_calls import (
 from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex, find_sorted
 from recapp.kernels.quantised import QuantisedRows
-from recapp.kernels.reference import rows_behind
+from recapp.kernels.reference import TorchBackend, rows_behind
+from recapp.optim.rules import Rate, RowRule
 
 # Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
 # The threads of TBB or of numba's own layer would compete with this pool for the cores.
@@ -85,7 +85,7 @@ class UniqueRows(NamedTuple):
     threads: int
 
 
-class NumbaBackend:
+class NumbaBackend(TorchBackend):
     """The compiled backend for tensors on the CPU.
 
     Each collection has its own backend, because the grouping kernels share the backend's hash
@@ -205,10 +205,10 @@ class NumbaBackend:
             np.float32(start_range / 2**24),
         )
 
+    @override
     def route_rows(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[UniqueRows, Counts]:
-        """See the reference."""
         strips = self._strips(r)
         P = b.pairs
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
@@ -247,6 +247,7 @@ class NumbaBackend:
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
         ), n_IW
 
+    @override
     def write_row_requests(
         self,
         r: Routes,
@@ -257,7 +258,6 @@ class NumbaBackend:
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Tensor:
-        """See the reference."""
         at = take("at", len(unique.row_U), offset_dtype)
         unique_kernels.write_row_requests(
             array(unique.rank_U),
@@ -271,6 +271,7 @@ class NumbaBackend:
         )
         return at
 
+    @override
     def link_rows(
         self,
         r: Routes,
@@ -280,7 +281,6 @@ class NumbaBackend:
         dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
-        """See the reference."""
         P = b.pairs
         M = len(b.where_M)
         U = len(unique.row_U)
@@ -337,15 +337,16 @@ class NumbaBackend:
         bag_I1 = b.bags_S1[strips.slot_I1]
         return Staged(b.where_M, bag_I1, unique.row_I1), b.bags_S1[:-1] - bag_I1[strips.strip_S]
 
+    @override
     def route_bags(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[tuple[int, Counts], Counts]:
-        """See the reference."""
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
         V = integers.route_bags(_slots(b), tuple(self._strips(r)), last_W, rows_W, vectors_W)
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
+    @override
     def write_bag_requests(
         self,
         r: Routes,
@@ -358,7 +359,6 @@ class NumbaBackend:
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
-        """See the reference."""
         V, counts_W2 = found
         M = len(b.where_M)
         offsets = take("offsets", M + 1, torch.int32)
@@ -376,6 +376,7 @@ class NumbaBackend:
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 
+    @override
     def serve(
         self,
         ids: Tensor,
@@ -389,7 +390,6 @@ class NumbaBackend:
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Links:
-        """See the reference."""
         N = int(counts_W3[:, 0].sum())
         V = int(counts_W3[:, 1].sum())
         row = take("served_row", N, ids.dtype)
@@ -412,10 +412,11 @@ class NumbaBackend:
         )
         return Links(row, offsets, use, at, V)
 
+    @override
     def group_rows(
         self, rows: int, served: Links, take: Scratch, in_turn: bool = False
     ) -> tuple[Tensor, Links]:
-        """See the reference. Rows are always in the order of their first requests."""
+        # rows are always in the order of their first requests
         N = len(served.index_N)
         row = take("grouped_row", N, served.index_N.dtype)
         start = take("grouped_start", N + 1, torch.int32)
@@ -441,6 +442,7 @@ class NumbaBackend:
         )
         return row[:U], Links(order, start, use_T, None, U)
 
+    @override
     def pool(
         self,
         source: Tensor,
@@ -452,7 +454,6 @@ class NumbaBackend:
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        """See the reference."""
         made_for = width, links.staged is None and past_caches(in_lines, target), 0
         result = _target(links, target, dtype, scale)
         if links.staged is None:
@@ -462,6 +463,7 @@ class NumbaBackend:
             staged_for = width, vectors.pooling, *made_for
             self._run_staged(staged_for, source, links, result, 1, dtype)
 
+    @override
     def pool_quantised(
         self,
         rows: QuantisedRows,
@@ -471,22 +473,22 @@ class NumbaBackend:
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        """See the reference."""
         made_for = rows.width, past_caches(in_lines, target), rows.bits
         result = _target(links, target, dtype, scale)
         arguments = rows.arrays, matrix(links, dtype), result, rows.records_RK.shape[1]
         run_bags(vectors.pool, vectors.pool_on_threads, made_for, arguments, links)
 
+    @override
     def square_sums(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
-        """See the reference."""
         total_U = torch.empty(links.bags, dtype=torch.float64)
         statistics.squares(width)(
             array(gradients), matrix(links, dtype), scalar(dtype, 0), links.bags, array(total_U)
         )
         return total_U
 
+    @override
     def row_squares(
         self,
         gradients: Tensor,
@@ -496,9 +498,8 @@ class NumbaBackend:
         state: Sequence[Tensor],
         dtype: torch.dtype,
         lr: Rate,
-        rule: Rule,
+        rule: RowRule,
     ) -> Tensor:
-        """See the reference."""
         kinds = tuple(kind for _, kind in rule.state)
         total_KU = torch.empty(rule.means, links.bags, dtype=torch.float64)
         assert rule.squares is not None
@@ -513,21 +514,22 @@ class NumbaBackend:
         )
         return total_KU
 
+    @override
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
-        """See the reference."""
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
         n_K = np.zeros(len(base_K), np.int64)
         statistics.find_pieces(array(row_U), array(base_K), array(piece_U), array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
+    @override
     def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
-        """See the reference."""
         statistics.scatter_parts(
             array(part_U), array(first_K), array(piece_U), array(nth_U), array(parts)
         )
 
+    @override
     def mean_of_parts(
         self,
         parts: Tensor,
@@ -537,7 +539,6 @@ class NumbaBackend:
         dim_K: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        """See the reference."""
         mean_U = torch.empty(len(piece_U), dtype=dtype)
         statistics.mean_of_parts(
             array(parts),
@@ -549,6 +550,7 @@ class NumbaBackend:
         )
         return mean_U
 
+    @override
     def update(
         self,
         gradients: Tensor,
@@ -559,9 +561,8 @@ class NumbaBackend:
         state: Sequence[Tensor],
         dtype: torch.dtype,
         lr: Rate,
-        rule: Rule,
+        rule: RowRule,
     ) -> None:
-        """See the reference."""
         width = weights_RD.shape[1]
         kinds = tuple(kind for _, kind in rule.state)
         others = rule.squares is not None
@@ -583,6 +584,7 @@ class NumbaBackend:
             staged_for = width, vectors.updating, *made_for
             self._run_staged(staged_for, gradients, links, rows, rate, dtype)
 
+    @override
     def catch_up(
         self,
         row_N: Tensor | None,
@@ -592,9 +594,8 @@ class NumbaBackend:
         dtype: torch.dtype,
         rates_TK: Tensor,
         first: int,
-        rule: Rule,
+        rule: RowRule,
     ) -> None:
-        """See the reference."""
         threads = threads_of_torch()
         span = first, first + len(rates_TK)
         rows = len(steps_R) if row_N is None else len(row_N)

@@ -14,7 +14,7 @@ results are equal bit for bit, however a table is cut. Types and letters are tho
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +27,7 @@ from recapp.kernels.links import (
     Bags,
     Counts,
     Links,
-    Rate,
     Routes,
-    Rule,
     Scratch,
     decay_of,
     offset_dtype,
@@ -45,6 +43,7 @@ from recapp.kernels.ragged import (
     runs,
     starts,
 )
+from recapp.optim.rules import Rate, RowRule
 from recapp.sparse.transfer import to_device, to_host, true_indices
 
 # elements of the vectors that are gathered at a time from a buffer: 64 MB in fp32
@@ -102,15 +101,13 @@ class TorchBackend:
     """
 
     name = "torch"
-    rows_of_ids = None  # id rules have their own torch operations
-    positions_of_rows = None  # mixed row orders have their own torch operations
-    write_start_values = None  # start values have their own torch operations
-    key_index = SortedIndex
+    rows_of_ids: Any = None  # id rules have their own torch operations
+    positions_of_rows: Any = None  # mixed row orders have their own torch operations
+    write_start_values: Any = None  # start values have their own torch operations
+    key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 
-    def route_rows(
-        self, r: Routes, b: Bags, world: int, take: Scratch
-    ) -> tuple[UniqueRows, Counts]:
+    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[Any, Counts]:
         """Return the distinct rows that a group needs, and their number for each owner.
 
         Args:
@@ -143,7 +140,7 @@ class TorchBackend:
     def write_row_requests(
         self,
         r: Routes,
-        unique: UniqueRows,
+        unique: Any,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -154,7 +151,7 @@ class TorchBackend:
 
         Args:
             r: The group.
-            unique: The distinct rows, from `route_rows`.
+            unique: The distinct rows, from `route_rows` of this backend.
             ids: The message of ids, which is written.
             id_first_W: The offset of each rank's request in it.
             vector_first_W: The offset of each rank's first vector of the group in the message of
@@ -169,13 +166,14 @@ class TorchBackend:
             np.stack([id_first_W, vector_first_W]), ids.device
         ).unbind()
         ids[first_W[unique.rank_U] + unique.nth_U] = unique.row_U.to(ids.dtype)
-        return (first_vector_W[unique.rank_U] + unique.nth_U * r.width).to(offset_dtype)
+        at_U: Tensor = first_vector_W[unique.rank_U] + unique.nth_U * r.width
+        return at_U.to(offset_dtype)
 
     def link_rows(
         self,
         r: Routes,
         b: Bags,
-        unique: UniqueRows,
+        unique: Any,
         source_U: Tensor,
         dtype: torch.dtype,
         take: Scratch,
@@ -185,7 +183,7 @@ class TorchBackend:
         Args:
             r: The group.
             b: The batch.
-            unique: The distinct rows, from `route_rows`.
+            unique: The distinct rows, from `route_rows` of this backend.
             source_U: The place of each distinct row's vector: its offset in a message, or its row
                 of the store.
             dtype: The type of the matrices' entries.
@@ -220,7 +218,7 @@ class TorchBackend:
             source_U[unique.grouped.number_N], offsets_M1, use_P, b.where_M, len(b.where_M)
         ), gradient_links
 
-    def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_BagRows, Counts]:
+    def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[Any, Counts]:
         """Find the rows that each bag of a group needs of each rank.
 
         Args:
@@ -259,7 +257,7 @@ class TorchBackend:
         self,
         r: Routes,
         b: Bags,
-        found: _BagRows,
+        found: Any,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -473,7 +471,7 @@ class TorchBackend:
         state: Sequence[Tensor],
         dtype: torch.dtype,
         lr: Rate,
-        rule: Rule,
+        rule: RowRule,
     ) -> Tensor:
         """Return the fp64 sums of squares of the tensors that a rule's `squares` computes, [K, U].
 
@@ -553,7 +551,7 @@ class TorchBackend:
         state: Sequence[Tensor],
         dtype: torch.dtype,
         lr: Rate,
-        rule: Rule,
+        rule: RowRule,
     ) -> None:
         """Sum the gradient of each touched row and apply a rule (`recapp/optim/rules.py`) once.
 
@@ -596,7 +594,7 @@ class TorchBackend:
         dtype: torch.dtype,
         rates_TK: Tensor,
         first: int,
-        rule: Rule,
+        rule: RowRule,
     ) -> None:
         """Take the missed steps of rows, all rows together from the one with the fewest steps on.
 
@@ -685,7 +683,7 @@ def _sums(
     )
 
 
-def _squared(rule: Rule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) -> Sequence[Tensor]:
+def _squared(rule: RowRule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) -> Sequence[Tensor]:
     """Return the tensors that a rule squares, each [U, D], from gradients and the old weights and
     state.
     """

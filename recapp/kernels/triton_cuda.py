@@ -18,9 +18,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from recapp.kernels import triton_vectors as vectors
-from recapp.kernels.links import Links, Rate, Rule, decay_of
+from recapp.kernels.links import Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
+from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
@@ -84,7 +85,7 @@ class TritonBackend(TorchBackend):
         state: Sequence[Tensor],
         dtype: torch.dtype,
         lr: Rate,
-        rule: Rule,
+        rule: RowRule,
     ) -> None:
         """See the reference. A rule has two state tensors at most.
 
@@ -127,7 +128,7 @@ class TritonBackend(TorchBackend):
         dtype: torch.dtype,
         rates_TK: Tensor,
         first: int,
-        rule: Rule,
+        rule: RowRule,
     ) -> None:
         """See the reference. The kernel passes over rows that are not behind, so the host waits for
         nothing.

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from recapp.console import note
-from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
+from recapp.kernels.links import Bags, Links, Routes, Scratch
 from recapp.kernels.quantised import QuantisedRows
+from recapp.optim.rules import RowRule
 
 KEPT = "first use; they are kept on disk"
 LOST = "each time anew: set NUMBA_CACHE_DIR to a directory that can be written to"
@@ -61,7 +62,7 @@ def warm_up(
     dtype: torch.dtype,
     payload: torch.dtype,
     scales: bool,
-    rule_G: Sequence[Rule | None],
+    rule_G: Sequence[RowRule | None],
     exchanged_G: Sequence[int],
 ) -> None:
     """Call every function of the numba backend, on one thread and on several.
@@ -228,7 +229,7 @@ def _update(
     held: torch.dtype,
     dtype: torch.dtype,
     payload: torch.dtype,
-    rule: Rule,
+    rule: RowRule,
     exchanges_squares: bool,
 ) -> None:
     """Update as many rows as there are bags of gradients."""

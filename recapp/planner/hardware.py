@@ -186,7 +186,6 @@ class Hardware:
 
 
 def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Check that an entry has all known names and no other."""
     for name in given:
         if name not in known:
             raise ConfigError(f"{entry}: unknown entry {name}; {suggest(name, known)}")

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from recapp.errors import LaunchError, RankError, RecappError
@@ -62,19 +61,17 @@ def explain_error(error: Exception, rank: int, directory: Path | None = None) ->
     # a failed import sets `name`; a library that checks for a package itself raises only a text
     if isinstance(error, ModuleNotFoundError) and error.name is None:
         return LaunchError(f"rank {rank} lacks a package: {error}")
-    causes = list(_with_causes(error))
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
     memory = any(
         isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes
     )
     return (
         explain_output("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory) or error
     )
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | None:
@@ -170,15 +167,11 @@ def last_lines(log: Path, count: int) -> str:
 
 
 def _no_shared_memory_error(rank: int) -> LaunchError:
+    try:
+        room = f"{SHARED_MEMORY} has {shutil.disk_usage(SHARED_MEMORY).total:,} bytes"
+    except OSError:
+        room = f"there is no {SHARED_MEMORY}"
     return LaunchError(
-        f"the data workers of rank {rank} found no room in shared memory ({_room()}): give "
+        f"the data workers of rank {rank} found no room in shared memory ({room}): give "
         f"{SHARED_MEMORY} more (docker run --shm-size=1g), or set dataset.num_workers=0"
     )
-
-
-def _room() -> str:
-    try:
-        size = shutil.disk_usage(SHARED_MEMORY).total
-    except OSError:
-        return f"there is no {SHARED_MEMORY}"
-    return f"{SHARED_MEMORY} has {size:,} bytes"

@@ -30,7 +30,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from types import ModuleType
 
-from recapp.processes.rank_environment import PARENT_PID, started_externally
+from recapp.processes.rank_environment import PARENT_PID, external_rank
 from recapp.processes.stopping import SIGNALS
 
 # for the server: the modules to import, and the directory to remove if the command cannot
@@ -73,7 +73,7 @@ def start_early(preload: str = MODULES_OF_TRAINING) -> None:
     """
     arguments = sys.argv[1:]
     starts_ranks = not set(NO_RUN) & set(arguments) and "launch.start_method=spawn" not in arguments
-    if starts_ranks and has_fork_server() and not started_externally():
+    if starts_ranks and has_fork_server() and external_rank() is None:
         try:
             ensure_running(preload)
         except OSError:

@@ -16,7 +16,7 @@ from setproctitle import setproctitle
 
 from recapp.processes.fork_server import PRELOADED, SOCKET_FOLDER
 from recapp.processes.rank_environment import PARENT_PID
-from recapp.processes.start_and_end import (
+from recapp.processes.stopping import (
     die_with_parent,
     freeze_loaded_objects,
     loading,

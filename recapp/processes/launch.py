@@ -44,8 +44,7 @@ from recapp.processes.launched_ranks import (
 )
 from recapp.processes.rank_environment import PARENT_PID
 from recapp.processes.rank_process import Work
-from recapp.processes.start_and_end import redirected
-from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped
+from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped, redirected
 from recapp.settings.values import Timeout, Within
 
 # a number: the names of hosts in containers often do not resolve

@@ -179,7 +179,10 @@ class LaunchedRanks:
         to_stderr: bool,
     ) -> None:
         self._preload = preload
-        _make_empty(logs)
+        logs.mkdir(parents=True, exist_ok=True)
+        for pattern in ("*.log", f"*{ERROR_SUFFIX}"):
+            for old in logs.glob(pattern):  # an earlier run may have had more ranks
+                old.unlink()
         self._error_files = [logs / f"{work.environment['RANK']}{ERROR_SUFFIX}" for work in works]
         self._works = [
             replace(work, environment={**work.environment, ERROR_FILE: str(path)})
@@ -207,8 +210,18 @@ class LaunchedRanks:
         context = context_of(method)
         with self._streams() as streams:
             if context.get_start_method() == "forkserver":
-                if self._forked(context, streams, forwarding):
-                    return
+                # a second try helps where the server was killed and Python has not noticed yet
+                for pause in (LOOK_SECONDS, 0.0):
+                    try:
+                        return self._start(context, streams, forwarding)
+                    except (OSError, EOFError) as error:
+                        self.end()
+                        reason = _words(error)
+                        time.sleep(pause)
+                note(
+                    f"the fork server cannot be used ({reason}): each rank loads torch for itself, "
+                    "which takes longer"
+                )
                 context = context_of("spawn")
             try:
                 self._start(context, streams, forwarding)
@@ -217,28 +230,6 @@ class LaunchedRanks:
                     f"ranks cannot be started ({_words(error)}): use fewer (trainer.devices), or "
                     "give this machine more memory and processes"
                 ) from error
-
-    def _forked(
-        self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
-    ) -> bool:
-        """Start all ranks by the fork server, and return whether that succeeded. Print a note if
-        not.
-
-        A second try helps where the server was killed and Python has not noticed yet.
-        """
-        for pause in (LOOK_SECONDS, 0.0):
-            try:
-                self._start(context, streams, forwarding)
-                return True
-            except (OSError, EOFError) as error:
-                self.end()
-                reason = _words(error)
-                time.sleep(pause)
-        note(
-            f"the fork server cannot be used ({reason}): each rank loads torch for itself, which "
-            "takes longer"
-        )
-        return False
 
     def _start(
         self, context: BaseContext, streams: list[list[int]], forwarding: Forwarding
@@ -333,16 +324,6 @@ def remove_silent(logs: Path) -> None:
             if not log.stat().st_size:
                 log.unlink()
         logs.rmdir()
-
-
-def _make_empty(logs: Path) -> None:
-    """Make the directory of logs, and remove the logs of an earlier run, which may have had more
-    ranks.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.log", f"*{ERROR_SUFFIX}"):
-        for old in logs.glob(pattern):
-            old.unlink()
 
 
 def _start_process(context: BaseContext, process: Any) -> None:

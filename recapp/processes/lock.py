@@ -141,7 +141,11 @@ def _take(directory: Path, setting: str) -> int | None:
             )
             return None
         if _is_still_there(file, path):
-            _write_holder(file)
+            now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+            holding = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
+            with suppress(OSError):  # on a full disk the lock still holds
+                os.truncate(file, 0)
+                os.pwrite(file, json.dumps(holding).encode(), 0)
             return file
         os.close(file)  # the earlier holder has just removed the file
 
@@ -151,15 +155,6 @@ def _is_still_there(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _write_holder(file: int) -> None:
-    """Write the process, its host and the time into the lock's file."""
-    now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-    with suppress(OSError):  # on a full disk the lock still holds
-        os.truncate(file, 0)
-        os.pwrite(file, json.dumps(holder).encode(), 0)
 
 
 def _holder(file: int) -> str:

@@ -74,7 +74,16 @@ def memory_pools(device: torch.device) -> list[Pool]:
     """
     if device.type == "cuda":
         return [Pool("", int(torch.cuda.mem_get_info(device)[0]))]
-    return [*_machine(), *_cgroups(), *_rlimits()]
+    pools = list(_cgroups())
+    available = _bytes_of(Path("/proc/meminfo"), "MemAvailable:")
+    if available is not None:
+        pools.append(Pool(f"machine {machine_id()}", available))
+    for which, field in _MAPPED.items():
+        limit = resource.getrlimit(which)[0]
+        mapped = _bytes_of(_OWN_STATUS, field)
+        if limit != resource.RLIM_INFINITY and mapped is not None:
+            pools.append(Pool("", max(0, limit - mapped)))
+    return pools
 
 
 def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
@@ -93,20 +102,6 @@ def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
         min((pool.free_bytes // ranks.get(pool.name, 1) for pool in pools), default=None)
         for pools in pools_W
     ]
-
-
-def _rlimits() -> Iterator[Pool]:
-    for which, field in _MAPPED.items():
-        limit = resource.getrlimit(which)[0]
-        mapped = _bytes_of(_OWN_STATUS, field)
-        if limit != resource.RLIM_INFINITY and mapped is not None:
-            yield Pool("", max(0, limit - mapped))
-
-
-def _machine() -> Iterator[Pool]:
-    available = _bytes_of(Path("/proc/meminfo"), "MemAvailable:")
-    if available is not None:
-        yield Pool(f"machine {machine_id()}", available)
 
 
 def _cgroups() -> Iterator[Pool]:

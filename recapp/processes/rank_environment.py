@@ -92,11 +92,6 @@ def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return None
 
 
-def started_externally(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is a rank already, so that it must not start ranks."""
-    return external_rank(environ) is not None
-
-
 def rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     """Return this rank as its environment describes it; None if this process is not a rank.
 
@@ -175,9 +170,9 @@ def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
     """
     node = int(environ.get("SLURM_NODEID", 0))
     local_rank = int(environ.get("SLURM_LOCALID", rank))
-    tasks = _tasks_of_nodes(
-        environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
-    )
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)  # 2, 2, 2, 1 for `2(x3),1`
+    tasks = [int(number) for number, times in groups for _ in range(int(times or 1))]
     here = tasks[node] if node < len(tasks) else local_rank + 1
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "127.0.0.1")
     first = re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts).split(",")[0]  # node07 of node[07-09],other
@@ -193,12 +188,6 @@ def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
         environ.get("MASTER_ADDR") or first,
         port,
     )
-
-
-def _tasks_of_nodes(counts: str) -> list[int]:
-    """Return the number of tasks of each host: 2, 2, 2, 1 for SLURM's `2(x3),1`."""
-    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(tasks) for tasks, times in groups for _ in range(int(times or 1))]
 
 
 def shared_run_directory(environ: Mapping[str, str] = os.environ) -> str:

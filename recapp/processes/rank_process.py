@@ -41,8 +41,15 @@ from recapp.errors import LaunchError
 from recapp.processes.faults import explain_error
 from recapp.processes.fork_server import DEFAULTS, replace_environment
 from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
-from recapp.processes.start_and_end import die_with_parent, end_at_once, end_children, end_process
-from recapp.processes.stopping import Stopped, raising_if_stopped, take_signals
+from recapp.processes.stopping import (
+    Stopped,
+    die_with_parent,
+    end_at_once,
+    end_children,
+    end_process,
+    raising_if_stopped,
+    take_signals,
+)
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun and launch.py set it for each rank
 THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")  # the first one that is set counts

@@ -248,7 +248,6 @@ def _bootstrap(side: str, directory: Path) -> dict[str, Any]:
 
 
 def _value(directory: Path, name: str) -> Any:
-    """Return a metric of an evaluation."""
     run = read_run(directory) or RunRecord()
     return run.value(f"{run.split or 'val'}_{name}")
 

@@ -140,11 +140,6 @@ class Sheet:
     axes: "list[Axes]"
     positions: list[float] = field(default_factory=list)
 
-    @property
-    def chart(self) -> "Axes":
-        """The first axes."""
-        return self.axes[0]
-
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
         """Return the figure as a picture; equal figures give equal bytes.
 
@@ -312,7 +307,7 @@ def horizontal_bars(
     heights = [LINE * len(wrapped) + THICK + GAP for wrapped in lines]
     total = sum(heights)
     with sheet(COLUMN, total + BELOW + (legend_height(legend) if legend else 0)) as s:
-        axes = s.chart
+        axes = s.axes[0]
         top = 0.0
         axes.set_ylim(total, 0)
         axes.set_yticks([])
@@ -342,10 +337,10 @@ def bars_with_whiskers(
     """
     every = whiskers or [None] * len(values)
     for position, value, ends in zip(s.positions, values, every, strict=True):
-        s.chart.barh(position, value, THICK, color=BAR)
+        s.axes[0].barh(position, value, THICK, color=BAR)
         if ends:
             line: Any = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}
-            s.chart.plot(ends, [position] * 2, **line)
+            s.axes[0].plot(ends, [position] * 2, **line)
 
 
 def _wrapped(name: str, label: str) -> list[str]:

@@ -174,7 +174,6 @@ def _corners(boxes: Sequence[Box]) -> list[list[tuple[float, float]]]:
 
 
 def _name(axes: "Axes", row: PlannedTable, x: float, y: float) -> None:
-    """Write the name of a table, its size and its sharding type below it."""
     axes.text(x, y, _cut(row.table, 17), fontsize=8, weight="bold", va="top")
     text = f"{_short(row.rows)} x {row.dim}\n{row.type}"
     style: dict[str, Any] = {"fontsize": 7.5, "va": "top", "color": INK, "linespacing": 1.3}
@@ -200,7 +199,7 @@ def _ranks_legend(s: drawing.Sheet, colors: Sequence[str], y: float) -> None:
     from matplotlib.colors import ListedColormap, Normalize
     from matplotlib.patches import Patch
 
-    axes = s.chart
+    axes = s.axes[0]
     everywhere = Patch(facecolor=REPLICATED, edgecolor=HATCH, hatch="////", label="all ranks")
     handles = [everywhere] if len(colors) > 1 else []
     left = 0.1

@@ -75,20 +75,12 @@ def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dic
             "table": t.name,
             "rows": t.num_embeddings if t.dynamic is None else "dynamic",
             "dim": t.embedding_dim,
-            "type": _type(plan.tables[t.name]),
+            "type": s.label if s.mode in ("unique", "replicated") else f"{s.label} ({s.mode})",
             "bytes": max(h.weights.get(t.name, 0) for h in held),
-            "ranks": where(t, plan.tables[t.name]),
+            "ranks": where(t, s),
         }
-        for t in tables
+        for t, s in ((t, plan.tables[t.name]) for t in tables)
     ]
-
-
-def _type(sharding: TableSharding) -> str:
-    return (
-        sharding.label
-        if sharding.mode in ("unique", "replicated")
-        else f"{sharding.label} ({sharding.mode})"
-    )
 
 
 def where(table: EmbeddingConfig, sharding: TableSharding) -> str:
@@ -212,7 +204,6 @@ def _table(
 
 
 def _milliseconds(seconds: Floats) -> dict[str, float]:
-    """Return the fields of `PhaseTimes`."""
     times = {f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)}
     return {"predicted_ms": float(seconds.sum()) * 1e3, **times}
 
@@ -404,7 +395,6 @@ def _rows(table: EmbeddingConfig) -> str:
 
 
 def _words(lookup: TableLookup) -> str:
-    """Return a lookup in words: its feature and its pooling."""
     words = {
         PoolingType.CONCAT: f"concat of {lookup.hotness}",
         PoolingType.NONE: "sequence",

@@ -102,7 +102,6 @@ def _print_table(
 
 
 def _print_wrapped(text: str) -> None:
-    """Print a sentence, wrapped to the width of the terminal."""
     print(fill(readable(text), get_terminal_size((80, 24)).columns))
 
 

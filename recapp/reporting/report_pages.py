@@ -419,7 +419,6 @@ def _lines(run: Run, split: str) -> Iterator[tuple[str, str]]:
 
 
 def _phases(run: Run) -> str:
-    """Return the table of each rank's phases."""
     if run.performance is None:
         return ""
     every = run.performance.phases_ms
@@ -429,7 +428,6 @@ def _phases(run: Run) -> str:
 
 
 def _settings(run: Run, defaults: Defaults) -> str:
-    """Return the settings that differ from the defaults as HTML."""
     if not run.settings:
         return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
     chosen = _chosen(run.settings)

@@ -82,7 +82,7 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
     colors = _colors(variants, objective)
     named = [v.name for v, color in zip(variants, colors, strict=True) if color != GRID]
     with sheet(COLUMN, 3.2 + legend_height([*named, QUIET_NAME, "validation", "training"])) as s:
-        axes = s.chart
+        axes = s.axes[0]
         for order, (variant, color) in enumerate(zip(variants, colors, strict=True), 4):
             above = 1 if color == GRID else order
             if training:
@@ -143,12 +143,12 @@ def _legend(s: Sheet, variants: Sequence[Variant], colors: Sequence[str], traini
         names = {v.name: color for v, color in zip(variants, colors, strict=True) if color != GRID}
         names |= {QUIET_NAME: GRID} if GRID in colors else {}
         for name, color in names.items():
-            s.chart.plot([], [], color=color, linewidth=2.5, label=name)
+            s.axes[0].plot([], [], color=color, linewidth=2.5, label=name)
     ink = INK if several else colors[0]
-    s.chart.plot([], [], color=ink, label="validation", **VALIDATION_LINE)
+    s.axes[0].plot([], [], color=ink, label="validation", **VALIDATION_LINE)
     if training:
-        s.chart.plot([], [], color=QUIET if several else ink, label="training", **TRAINING_LINE)
-    legend_below(s.figure, s.chart)
+        s.axes[0].plot([], [], color=QUIET if several else ink, label="training", **TRAINING_LINE)
+    legend_below(s.figure, s.axes[0])
 
 
 def _leave_out_the_start(axes: "Axes", readings: Sequence[Mapping[int, float]]) -> list[str]:
@@ -194,7 +194,7 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Drawn:
     means = {v: Interval(tuple(of_v)) for v, of_v in values.items()}
     upright = not numbers and len(values) > HORIZONTAL_NAMES
     with sheet(COLUMN, 3.3 + (LETTER * max(map(len, texts.values())) if upright else 0.0)) as s:
-        axes = s.chart
+        axes = s.axes[0]
         points = [(places[v], metric) for v, of_v in values.items() for metric in of_v]
         dash: Any = {"marker": "_", "markersize": 16, "markeredgewidth": 1.8, "alpha": 0.8}
         order = sorted(values, key=lambda v: places[v])
@@ -276,7 +276,7 @@ def steps(variants: Sequence[Variant]) -> Drawn:
         bars_with_whiskers(s, [mean.mean for _, mean, _ in rows], whiskers)
         ms = "ms a training step (median)"
         unit = "samples a second, all ranks, at the median step" if pace.by_rate else ms
-        s.chart.set(xlabel=unit, xlim=(0, None))
+        s.axes[0].set(xlabel=unit, xlim=(0, None))
         _whole_ticks(s)
         better = "longer" if pace.by_rate else "shorter"
         return s.finish(
@@ -334,7 +334,7 @@ def memory(variants: Sequence[Variant]) -> Drawn:
         for held in records.values()
     ]
     with _stacks(rows, labels, colors, "bytes of the tables") as s:
-        drawing.byte_axis(s.chart.xaxis)
+        drawing.byte_axis(s.axes[0].xaxis)
         return s.finish(
             "memory",
             "Memory",
@@ -354,15 +354,17 @@ def _stacks(
     """Open a figure of named bars, each of the parts in `colors`, with a legend of the parts."""
     with horizontal_bars(list(rows), labels, legend=list(colors)) as s:
         parts = {part: [row[part] for row in rows.values()] for part in colors}
-        ends = drawing.stacked(s.chart, s.positions, parts, colors, drawing.THICK, horizontal=True)
-        s.chart.set(xlabel=xlabel, xlim=(0, max(ends) * 1.04 or 1))
-        legend_below(s.figure, s.chart)
+        ends = drawing.stacked(
+            s.axes[0], s.positions, parts, colors, drawing.THICK, horizontal=True
+        )
+        s.axes[0].set(xlabel=xlabel, xlim=(0, max(ends) * 1.04 or 1))
+        legend_below(s.figure, s.axes[0])
         yield s
 
 
 def _whole_ticks(s: Sheet) -> None:
-    s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
-    s.chart.xaxis.set_major_formatter("{x:,.10g}")
+    s.axes[0].locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
+    s.axes[0].xaxis.set_major_formatter("{x:,.10g}")
 
 
 def _records(variants: Sequence[Variant]) -> dict[str, tuple[Mapping[str, float], RankMemory]]:

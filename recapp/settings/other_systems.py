@@ -22,11 +22,12 @@ TABLE_WORDS = "recapp.compat.hugectr.words"
 """The module whose `in_recapp_words` translates listed tables and lookups."""
 
 
-FUSED_PARAMS = "recapp.compat.torchrec.fused_params"
-"""The module whose `rules_of_fused_params` reads TorchRec's settings of fused kernels."""
-
-FUSED_OPTIMIZER = "recapp.compat.torchrec.keyed"
-"""The module of `FusedOptimizer`, the update of sharded tables as TorchRec's optimiser object."""
+FUSED = {
+    "rules_of_fused_params": "recapp.compat.torchrec.fused_params",
+    "FusedOptimizer": "recapp.compat.torchrec.keyed",
+}
+"""The modules that read TorchRec's settings of fused kernels, and that offer the update of sharded
+tables as its optimiser object, by the names of function and class."""
 
 
 def plan_format(name: str) -> Any:
@@ -51,19 +52,6 @@ def in_recapp_words(tables: Any) -> Any:
     return import_module(TABLE_WORDS).in_recapp_words(tables)
 
 
-def rules_of_fused_params(fused_params: Mapping[str, Any]) -> Any:
-    """Return the row rule, or the rules by table, that TorchRec's `fused_params` name.
-
-    Raises:
-        ConfigError: The optimiser is no row rule, or does not have a parameter.
-    """
-    return import_module(FUSED_PARAMS).rules_of_fused_params(fused_params)
-
-
-def fused_optimizer(collections: Mapping[str, Any]) -> Any:
-    """Return the update of sharded collections, by their paths in a model, as an optimiser object.
-
-    Raises:
-        ConfigError: The tables are read-only.
-    """
-    return import_module(FUSED_OPTIMIZER).FusedOptimizer(collections)
+def fused(name: str) -> Any:
+    """Return a function or class of `FUSED`."""
+    return getattr(import_module(FUSED[name]), name)

@@ -82,8 +82,11 @@ class AverageWeights(BatchCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        kind = self.settings.kind
-        return {"kind": kind, "updates": self.average.updates, "epoch": self._epoch}
+        return {
+            "kind": self.settings.kind,
+            "updates": self.average.updates,
+            "epoch": self._epoch,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the average of a checkpoint. An average of another kind begins anew, with a
@@ -100,7 +103,7 @@ class AverageWeights(BatchCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say that there is no average, if no update has come."""
-        if not self.average.begun and trainer.is_global_zero:
+        if not self.average.updates and trainer.is_global_zero:
             settings = self.settings
             unit = "epochs" if settings.every is None else "steps"
             note(
@@ -196,16 +199,11 @@ class WeightAverage:
         for shared in tables:
             shared.keep_average()
 
-    @property
-    def begun(self) -> bool:
-        """Return whether there is an average, so that it is measured and stored."""
-        return self.updates > 0
-
     def update(self, weight: float) -> None:
         """Move the average a share of the way towards the weights. The first update copies them.
         Every rank calls it between two steps.
         """
-        share = weight if self.begun else 1.0
+        share = weight if self.updates else 1.0
         for name, average in self._average.items():
             trained = self._trained[name].to(average.dtype)
             average.copy_(trained) if share == 1 else average.lerp_(trained, share)
@@ -215,7 +213,7 @@ class WeightAverage:
 
     def show(self) -> None:
         """Put the average in the place of the weights. Every rank calls it between two steps."""
-        if not self.begun or self._shown:
+        if not self.updates or self._shown:
             return
         self._raw = {name: weight.clone() for name, weight in self._trained.items()}
         self._write(self._average, shown=True)
@@ -237,7 +235,7 @@ class WeightAverage:
 
     def averaged(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the dense part's state with the average in the place of the weights."""
-        if not self.begun:
+        if not self.updates:
             return dict(state)
         average = {
             name: self._average[first].to(state[name].dtype)
@@ -250,7 +248,7 @@ class WeightAverage:
         """Return the entries of a checkpoint's plain part: the raw weights, and averages that are
         wider than these.
         """
-        if not self.begun:
+        if not self.updates:
             return {}
         raw = self._raw or self._trained
         wide = {n: mean for n, mean in self._average.items() if mean.dtype != raw[n].dtype}
@@ -258,7 +256,7 @@ class WeightAverage:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return by name the raw weights and the average of a checkpoint, for a check."""
-        if not self.begun:
+        if not self.updates:
             return {}
         raw = {f"{name}, raw": weight for name, weight in (self._raw or self._trained).items()}
         return raw | {f"{name}, average": mean for name, mean in self._average.items()}

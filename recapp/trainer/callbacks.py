@@ -24,6 +24,7 @@ from recapp.errors import ConfigError, RecappError
 from recapp.models.layer_table import layer_table
 from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.topology import hosts_in_blocks
+from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
@@ -41,10 +42,9 @@ from recapp.stored.checkpoint import remove_earlier
 from recapp.stored.start_values import fill_values
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
-from recapp.trainer.data_protocols import datamodule_of, resumable_data
+from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
-from recapp.trainer.memory_use import held_bytes
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import strategy_of
 from recapp.transport.choose_transport import describe
@@ -97,8 +97,9 @@ class ClaimDirectory(BatchCallback):
         if isinstance(pl_module, TaskModule) and pl_module.details:
             self.claim(trainer)
             if trainer.is_global_zero:
-                step = trainer.global_step
-                write_details(pl_module.details, self.directory, step, step_of_best(trainer))
+                write_details(
+                    pl_module.details, self.directory, trainer.global_step, step_of_best(trainer)
+                )
 
     @override
     def on_save_checkpoint(
@@ -142,7 +143,7 @@ class KeepPosition(BatchCallback):
                 "fall inside steps: set null for a validation at every epoch's end"
             )
         loop = trainer.fit_loop.epoch_loop
-        position = resumable_data(trainer).position
+        position = datamodule_of(trainer).position
         if not loop.restarting or position.epoch < trainer.current_epoch:
             return
         over = position.epoch > trainer.current_epoch  # the epoch is over, also if files were added
@@ -165,7 +166,7 @@ class KeepPosition(BatchCallback):
         """Count the trained batches. After the last batch of an epoch, set the position to the
         start of the next epoch.
         """
-        position = resumable_data(trainer).position
+        position = datamodule_of(trainer).position
         over = done >= trainer.num_training_batches
         position.epoch, position.batches = (
             (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
@@ -185,6 +186,35 @@ def _counters(trainer: Trainer) -> dict[str, float]:
         "calls": strategy.comm.calls,
         "input_wait_ms": 1e3 * sum(each["counts"] + each.get("ids", 0.0) for each in waited),
         "exchange_wait_ms": 1e3 * sum(sum(each.values()) for each in waited),
+    }
+
+
+def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
+    """Return the bytes that this rank holds, by kind.
+
+    Args:
+        tables: The sharded tables of the model.
+        device: The device of the rank.
+
+    Returns:
+        `weights` and `state` (optimiser) of the rows on this rank. `buffers` of the exchange that
+        are kept between batches: messages, and scratch memory for batches in look-ahead and later
+        ones. They do not include the transport's own memory and memory within a call. `rss` and
+        `rss_peak` of the process, now and at the most; None where the system does not report them.
+        `allocated`, `reserved` and `allocated_peak` of the GPU; None on CPUs.
+    """
+    stores = [store.nbytes for shared in tables for store in shared.state.stores]
+    buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
+    gpu = device.type == "cuda"
+    return {
+        "weights": sum(size.rows for size in stores),
+        "state": sum(size.state for size in stores),
+        "buffers": sum(buffers.values()),
+        "rss": resident_bytes(),
+        "rss_peak": peak_resident_bytes(),
+        "allocated": torch.cuda.memory_allocated(device) if gpu else None,
+        "reserved": torch.cuda.memory_reserved(device) if gpu else None,
+        "allocated_peak": torch.cuda.max_memory_allocated(device) if gpu else None,
     }
 
 
@@ -271,7 +301,7 @@ class StepClock(BatchCallback):
         now = _counters(trainer)
         self._steps.append({name: now[name] - before for name, before in self._last.items()})
         batches = (done - 1) % trainer.accumulate_grad_batches + 1
-        self.rows.append(resumable_data(trainer).batch_size * batches)
+        self.rows.append(datamodule_of(trainer).batch_size * batches)
         self.phases.end(OUTSIDE)
         self._next_step(now)
         if done % RATE_STEPS:
@@ -291,8 +321,8 @@ class StepClock(BatchCallback):
         ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
         return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
 
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather the measurements of all ranks; rank 0 writes them."""
         strategy = strategy_of(trainer)
         measured = self.summary()
         if self.directory is None or not measured:

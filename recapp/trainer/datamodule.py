@@ -56,7 +56,7 @@ from recapp.stored.checkpoint import read_meta
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.statistics import TableStatistics
-from recapp.trainer.data_protocols import Position, split_in_use
+from recapp.trainer.data_protocols import Position
 
 T = TypeVar("T")
 EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
@@ -416,7 +416,16 @@ class ClickData(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Name the row of an id that is outside of its table, or of a bag that is too long."""
         if isinstance(exception, OutsideTable | LongBag) and self.trainer is not None:
-            split = split_in_use(self.trainer)
+            trainer = self.trainer
+            split = (
+                "val"
+                if trainer.validating or trainer.sanity_checking
+                else "test"
+                if trainer.testing
+                else "input"
+                if trainer.predicting
+                else "train"
+            )
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
             place = (
                 place_of_bag(source, self.schema, exception.feature, exception.length)

@@ -17,6 +17,7 @@ best checkpoint and steps a `ReduceLROnPlateau`. A run that resumes there does t
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_store import clean_up, new_version
-from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of
 
@@ -122,8 +123,8 @@ class KeepLast(BatchCallback, Checkpoint):
         if trainer.state.fn == TrainerFn.FITTING:
             self._keep(trainer, validated=True)
 
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the state, if training ended without validation."""
         self._keep(trainer)
 
     def keep_unvalidated(self, trainer: Trainer) -> None:
@@ -350,9 +351,10 @@ def validate_first(trainer: Trainer, *, over: bool) -> None:
         trainer: The trainer, before `fit`.
         over: Whether the step was the last one, so that no training follows.
     """
-    go_on = trainer.fit_loop.run
-    run = _end if over else _begin
-    trainer.fit_loop.run = lambda: run(trainer, go_on)  # type: ignore[method-assign]
+    fit = trainer.fit_loop
+    fit.run = (  # type: ignore[method-assign]
+        partial(_end, trainer) if over else partial(_begin, trainer, fit.run)
+    )
 
 
 def _begin(trainer: Trainer, go_on: Callable[[], None]) -> None:
@@ -367,7 +369,7 @@ def _begin(trainer: Trainer, go_on: Callable[[], None]) -> None:
     go_on()
 
 
-def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
+def _end(trainer: Trainer) -> None:
     """Validate as every run does after its last step; train no further step."""
     fit = trainer.fit_loop
     fit.setup_data()
@@ -375,7 +377,7 @@ def _end(trainer: Trainer, go_on: Callable[[], None]) -> None:
     trainer.should_stop = True
     if fit.epoch_loop._should_check_val_epoch():
         _validate(trainer)
-    if not resumable_data(trainer).position.batches:  # the signal came before the snapshot, too
+    if not datamodule_of(trainer).position.batches:  # the signal came before the snapshot, too
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, KeepSnapshots):
                 callback.keep(trainer)

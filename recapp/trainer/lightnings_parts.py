@@ -51,12 +51,11 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_weights import MethodOf
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.processes.rank_environment import RankInfo, started_externally
-from recapp.processes.start_and_end import die_with_parent
+from recapp.processes.rank_environment import RankInfo, external_rank
+from recapp.processes.stopping import die_with_parent
 from recapp.trainer.trainer_settings import refuse_class
 
 FORK: Literal["fork"] = "fork"
-THREADS = "OMP_NUM_THREADS"
 TABLES_LEFT = "tables_left_in_ranks"
 """The attribute of a module whose tables were trained in forked ranks and are not in this
 process."""
@@ -73,8 +72,8 @@ def check_trainer(trainer: Trainer) -> None:
             "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
             "would reach them; use bf16-mixed"
         )
-    fitting = trainer.state.fn == TrainerFn.FITTING
-    for callback in trainer.callbacks if fitting else ():  # type: ignore[attr-defined]
+    trains = trainer.state.fn == TrainerFn.FITTING
+    for callback in trainer.callbacks if trains else ():  # type: ignore[attr-defined]
         refuse_class(type(callback), "Trainer(callbacks=...)")
 
 
@@ -229,7 +228,7 @@ class RankEnvironment(ClusterEnvironment):
     @staticmethod
     @override
     def detect() -> bool:
-        return started_externally()
+        return external_rank() is not None
 
     @override
     def world_size(self) -> int:
@@ -268,7 +267,7 @@ class ForkedRanks(_MultiProcessingLauncher):
 
     def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
         die_with_parent()
-        os.environ[THREADS] = "1"  # if it is not set, Lightning sets more threads
+        os.environ["OMP_NUM_THREADS"] = "1"  # if it is not set, Lightning sets more threads
         torch.set_num_threads(1)
         super()._wrapping_function(process_idx, *args, **kwargs)
 

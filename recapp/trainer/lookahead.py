@@ -94,9 +94,10 @@ class LookAhead:
         """Yield the batches in order.
 
         The first `next` reads and sends the first batches, because Lightning settles the epoch just
-        before it.
+        before it. It ends early exchanges that an epoch has left.
         """
-        self.forget()
+        for shared in self.tables():
+            shared.forget_ahead()
         self._fed = self.tables()
         self.side.follow()
         started = self._started()
@@ -114,11 +115,6 @@ class LookAhead:
                 raise batch.error
             self.side.hand_over(batch, copied)
             yield batch
-
-    def forget(self) -> None:
-        """End the early exchanges of batches that will not be trained. It is collective."""
-        for shared in self.tables():
-            shared.forget_ahead()
 
     def _started(self) -> Iterator[tuple[Any, Any]]:
         """Start the exchange of each batch, then yield the batch and the event of its copy on the

@@ -44,7 +44,6 @@ Settings = Mapping[str, Any]
 MakeSchedule = Callable[[Settings, Optimizer, Any], LRScheduler]
 TOTAL = "total_steps"
 """The argument of a schedule that is the number of steps of the run."""
-PARTS = ("dense", "sparse", "schedule")
 NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # a change of one of them restarts the schedule
 SETTING_OF = {
     "datamodule": "dataset",
@@ -118,7 +117,10 @@ class ChangedOptimizer(Callback):
 
     def __init__(self, before: Settings | None, now: Settings, make_schedule: MakeSchedule) -> None:
         self.before = before or {}
-        self.changed = {part: _changed(self.before.get(part), now.get(part)) for part in PARTS}
+        self.changed = {
+            part: _changed(self.before.get(part), now.get(part))
+            for part in ("dense", "sparse", "schedule")
+        }
         self.now = now
         self.make_schedule = make_schedule
 

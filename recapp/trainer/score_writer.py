@@ -71,7 +71,12 @@ class ScoreWriter(Callback):
             ConfigError: The output may not be written, or the rows do not come from a `ClickData`.
             DataError: The directory of the parts cannot be written.
         """
-        input = _data_of(trainer).prediction_input
+        data = datamodule_of(trainer)
+        if not isinstance(data, ClickData):
+            raise ConfigError(
+                "ScoreWriter: the rows must come from a ClickData with scoring=ScoringSettings(...)"
+            )
+        input = data.prediction_input
         outputs = pl_module.task.outputs if isinstance(pl_module, TaskModule) else ()
         columns = tuple(output.column for output in outputs) or (SCORE,)
         scores = self._file = ScoreFile(self.output, input, columns)
@@ -138,10 +143,10 @@ class ScoreWriter(Callback):
         self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
         self.seconds = time.perf_counter() - self._since
 
+    @override
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Delete the parts, and unlock their directory."""
         self._open.close()
 
     @override
@@ -152,12 +157,3 @@ class ScoreWriter(Callback):
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def _data_of(trainer: Trainer) -> ClickData:
-    data = datamodule_of(trainer)
-    if not isinstance(data, ClickData):
-        raise ConfigError(
-            "ScoreWriter: the rows must come from a ClickData with scoring=ScoringSettings(...)"
-        )
-    return data

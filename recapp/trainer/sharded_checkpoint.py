@@ -42,7 +42,7 @@ from recapp.stored.checkpoint import (
     with_paths,
 )
 from recapp.stored.meta_file import check_state
-from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.model_store import is_checkpoint
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
@@ -66,10 +66,6 @@ class SavedRun:
         self.run = token_hex(8)
         self.newest: Path | None = None
         self._step = -1
-
-    def entries(self, path: Path) -> dict[str, str]:
-        """Return the entries by which a checkpoint tells whose it is."""
-        return {RUN: self.run, SAVED_AS: path.name}
 
     def in_step(self, step: int) -> Path | None:
         """Return the newest checkpoint if it is of this step."""

@@ -242,9 +242,6 @@ def _clip(
         clip_norm(parameters, tables, clip_val)
 
 
-OF_BATCH_NORM = ("running_mean", "running_var")
-
-
 def running_statistics(module: nn.Module) -> list[Tensor]:
     """Return the running statistics of the dense part of a model.
 
@@ -260,7 +257,7 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
     statistics: list[Tensor] = []
     for part in module.modules():
         names = getattr(part, "running_statistics", ())
-        names = OF_BATCH_NORM if isinstance(part, _BatchNorm) else names
+        names = ("running_mean", "running_var") if isinstance(part, _BatchNorm) else names
         buffers = [] if id(part) in inside else [getattr(part, name, None) for name in names]
         statistics += [buffer for buffer in buffers if isinstance(buffer, Tensor)]
     return statistics

@@ -61,8 +61,7 @@ from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
-from recapp.processes.start_and_end import die_with_parent
-from recapp.processes.stopping import saving
+from recapp.processes.stopping import die_with_parent, saving
 from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
@@ -74,7 +73,7 @@ from recapp.stored.checkpoint import (
     write_checkpoint,
 )
 from recapp.stored.meta_file import check_state, state_must_fit
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of
@@ -231,8 +230,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         if self.cluster_environment.creates_processes_externally:
             if rank_info() is None and self.cluster_environment.local_rank():
                 die_with_parent()  # the script's first process is rank 0 and has started this one
-            return
-        if self._start_method == FORK:
+        elif self._start_method == FORK:
             self._launcher = ForkedRanks(self, FORK)
         else:
             super()._configure_launcher()
@@ -505,14 +503,14 @@ class EmbeddingShardingStrategy(StepOfRanks):
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
-        stored = {**self.stored(), **self.saved.entries(path)}
+        stored = {**self.stored(), RUN: self.saved.run, SAVED_AS: path.name}
         parameters = dict(module.named_parameters()) | self.weight_average.tensors()
         write_checkpoint(
             path,
             [
                 b
                 for shared in self.sharded_tables()
-                for b in shared.blocks(self.weight_average.begun)
+                for b in shared.blocks(self.weight_average.updates > 0)
             ],
             comm=self.comm,
             meta=plain_part_of(module.trainer, checkpoint, path.parent)

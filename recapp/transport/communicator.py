@@ -57,6 +57,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.errors import RankError
 from recapp.processes.faults import SILENT, timeout_message
@@ -190,21 +191,22 @@ class GpuSideStream(SideStream):
         self._current = current
         self._use = use
 
+    @override
     def beside(self) -> AbstractContextManager[Any]:
-        """See `SideStream`."""
         return self._use(self._stream)
 
+    @override
     def follow(self) -> None:
-        """See `SideStream`. Do nothing where the side stream itself is current."""
+        # nothing where the side stream itself is current
         if (current := self._current()) != self._stream:
             self._stream.wait_stream(current)
 
+    @override
     def mark(self) -> Any:
-        """See `SideStream`; the mark is an event."""
         return self._stream.record_event()
 
+    @override
     def hand_over(self, made: Any, mark: Any = None) -> None:
-        """See `SideStream`."""
         current = self._current()
         current.wait_event(self.mark() if mark is None else mark)
         for thing in _with_memory(made):

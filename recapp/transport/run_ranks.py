@@ -48,8 +48,8 @@ from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.processes.faults import describe_exit, explain_error
 from recapp.processes.fork_server import replace_environment
 from recapp.processes.launch import environments_of_ranks, meeting_point
-from recapp.processes.rank_environment import started_externally
-from recapp.processes.start_and_end import die_with_parent, end_children
+from recapp.processes.rank_environment import external_rank
+from recapp.processes.stopping import die_with_parent, end_children
 from recapp.transport.communicator import leave_process_group
 
 SECONDS_FOR_THE_SOURCE = 2.0  # for the rank with an error of its own, before a peer that lost it
@@ -97,21 +97,7 @@ def run_ranks(
         raise ConfigError(
             f"timeout={timeout!r}: must be a number of seconds above 0, or None for no limit"
         )
-    _check_this_process()
-    with meeting_point(0) as port:
-        environments = environments_of_ranks(ranks, port, uuid.uuid4().hex[:8])
-        return call_in_forks(
-            [partial(_in_group, each, function, args) for each in environments], timeout
-        )
-
-
-def _check_this_process() -> None:
-    """Check that this process can be forked into ranks.
-
-    Raises:
-        LaunchError: This process is a rank, or has used a GPU.
-    """
-    if started_externally() or dist.is_initialized():
+    if external_rank() is not None or dist.is_initialized():
         raise LaunchError(
             "run_ranks: this process is a rank already, or has a process group, and cannot "
             "start ranks; call the function itself, or leave the group "
@@ -121,6 +107,11 @@ def _check_this_process() -> None:
         raise LaunchError(
             "run_ranks: this process has used a GPU, and CUDA does not work in its forks; "
             "restart the process (the notebook's kernel) and start ranks before it uses a GPU"
+        )
+    with meeting_point(0) as port:
+        environments = environments_of_ranks(ranks, port, uuid.uuid4().hex[:8])
+        return call_in_forks(
+            [partial(_in_group, each, function, args) for each in environments], timeout
         )
 
 

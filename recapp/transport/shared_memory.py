@@ -27,6 +27,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
+from typing_extensions import override
 
 from recapp.errors import LaunchError, RankError
 from recapp.processes.faults import timeout_message
@@ -90,8 +91,8 @@ class SharedMemoryComm(Comm):
             file_W = self._on_all_ranks(partial(self._reserve, opened))
             self._on_all_ranks(partial(self._map, file_W))
 
+    @override
     def twin(self) -> "SharedMemoryComm":
-        """See `Comm`."""
         return SharedMemoryComm(self.group, self.patience_s)
 
     def _on_all_ranks(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:

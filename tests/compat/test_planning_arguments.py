@@ -158,7 +158,7 @@ def test_a_reservation_is_a_number_of_bytes_of_a_topology():
     assert made.reserve_bytes == 1000 + 2 * 100 and whole.reserve_bytes == 0
     absolute = FixedAbsoluteStorageReservation.from_gb(5 / 1024**3)
     assert absolute.reserved(whole, Dense(bytes=100)).reserve_bytes == 5
-    assert FixedAbsoluteStorageReservation(hbm_reserved_bytes=7).dense_bytes(Dense(bytes=9)) == 7
+    assert FixedAbsoluteStorageReservation(7).reserved(whole, Dense(bytes=9)).reserve_bytes == 7
     with pytest.raises(ConfigError, match="hbm_reserved_bytes=-1: must be at least 0"):
         FixedAbsoluteStorageReservation(-1)
 

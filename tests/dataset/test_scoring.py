@@ -166,7 +166,6 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"columns": ["one", "score"]}, "score is the column of the scores"),
         ({"columns": ["one", "one"]}, "one is named more than once"),
     ],
 )

@@ -17,7 +17,7 @@ from recapp.inference.storage import stored, values
 from recapp.kernels.quantised import bytes_of_record
 from recapp.tables.config import DataType
 from recapp.tables.unsharded_collection import EmbeddingBagCollection
-from recapp.trainer.memory_use import held_bytes
+from recapp.trainer.callbacks import held_bytes
 from recapp.transport.communicator import Comm
 
 SEED = 4

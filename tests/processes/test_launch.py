@@ -22,7 +22,6 @@ from recapp.processes.launched_ranks import RankFailure
 from recapp.processes.rank_environment import (
     external_rank,
     shared_run_directory,
-    started_externally,
 )
 from recapp.processes.stopping import SIGNALS, Stopped
 
@@ -617,7 +616,6 @@ def test_ranks_started_by_torchrun_srun_or_hand_are_recognised_and_a_batch_scrip
     environ, rank
 ):
     assert external_rank(environ) == rank
-    assert started_externally(environ) == (rank is not None)
 
 
 def test_ranks_agree_on_the_directory_of_their_run(tmp_path, monkeypatch):

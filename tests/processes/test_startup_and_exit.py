@@ -7,7 +7,7 @@ import pytest
 
 KEEP = """
 import gc, weakref
-from recapp.processes.start_and_end import freeze_loaded_objects, loading
+from recapp.processes.stopping import freeze_loaded_objects, loading
 
 class Run: pass
 
@@ -27,7 +27,7 @@ print(rests, works, kept > 0, gone() is None)
 END = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from recapp.processes.start_and_end import end_process
+from recapp.processes.stopping import end_process
 
 def later():
     time.sleep(.1)

@@ -138,12 +138,12 @@ LONG = (
 def test_a_long_name_is_folded_and_not_cut():
     with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
         for position in s.positions:
-            s.chart.barh(position, 1, label=LONG)
-        drawing.legend_below(s.figure, s.chart)
+            s.axes[0].barh(position, 1, label=LONG)
+        drawing.legend_below(s.figure, s.axes[0])
         s.figure.draw_without_rendering()
         window = s.figure.bbox
         legend = s.figure.legends[0]
-        texts = [*s.chart.texts, *legend.get_texts()]
+        texts = [*s.axes[0].texts, *legend.get_texts()]
         assert sum(" ".join(text.get_text().split()) == LONG for text in texts) == 3
         for text in texts:
             box = text.get_window_extent()

@@ -40,7 +40,7 @@ def run(logs, folder, steps, *more, plan="mixed", ckpt_path=None):
     (shared,) = trainer.strategy.sharded_tables()
     kept = trainer.strategy.weight_average
     whole = type("Whole", (), {"state": shared.state})()
-    whole.blocks = lambda: shared.blocks(averaged=kept.begun)
+    whole.blocks = lambda: shared.blocks(averaged=kept.updates > 0)
     dynamic = any(group.dynamic for group in shared.state.layout.groups)
     rows = rows_by_key(Comm(), whole) if dynamic else blocks_of(whole)
     dense = dict(module.model.named_parameters())
@@ -180,7 +180,7 @@ def test_a_second_training_begins_a_second_average():
     module, average = Layers(), WeightAverage()
     for start in (1.0, 3.0):
         average.keep(module, ())
-        assert not average.begun
+        assert not average.updates
         module.first.weight.data.fill_(start)
         average.update(0.5)
         assert average.averaged(module.state_dict())["first.weight"].eq(start).all()
@@ -279,7 +279,7 @@ def test_a_run_says_that_the_average_of_a_checkpoint_is_of_another_kind(capfd):
     callback = AverageWeights(AverageSettings(kind="ema"))
     callback.load_state_dict(stored.state_dict())
     said = "trainer.average.kind=ema: the average begins anew, because that of the checkpoint is of"
-    assert capfd.readouterr().err.count(said) == 1 and not callback.average.begun
+    assert capfd.readouterr().err.count(said) == 1 and not callback.average.updates
 
 
 def test_the_rounded_copy_that_lookups_read_is_counted():

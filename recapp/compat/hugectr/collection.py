@@ -28,10 +28,9 @@ from torch import Tensor
 
 from recapp.compat.hugectr.plans import (
     Lists,
-    hugectr_lists,
-    notebook_lists,
     plan_from_values,
     printed,
+    shown_plan,
 )
 from recapp.compat.hugectr.program_settings import OptParams, rules_of_opt_params
 from recapp.compat.hugectr.words import (
@@ -58,7 +57,6 @@ from recapp.tables.config import (
     TableLookup,
     check_lookups,
     check_max_key,
-    lookups_of,
 )
 from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.unsharded_collection import EmbeddingBagCollection
@@ -261,7 +259,7 @@ class EmbeddingCollection:
         """
         if self.plan is None:
             raise PlanError(f"the embedding collection has no plan: give {PLAN} a plan file")
-        return notebook_lists(hugectr_lists(self.plan, self.tables, self.lookups))
+        return shown_plan(self.plan, self.tables, self.lookups)[0]
 
 
 class _Lookups:
@@ -492,8 +490,7 @@ def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None
                 "the plan does not have the tables that it was made for: print the embedding "
                 "collection with this plan"
             )
-        tables = plan.made_for.tables
-        lists = notebook_lists(hugectr_lists(plan, tables, lookups_of(tables)))
+        lists, _ = shown_plan(plan, plan.made_for.tables)
     else:
         lists = list(plan)
     print(printed(lists), end="")

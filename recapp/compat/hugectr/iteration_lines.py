@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from recapp.sparse.batch import Batch
-from recapp.trainer.data_protocols import resumable_data
+from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import ends_step
 from recapp.trainer.module import measures_of
 from recapp.trainer.strategy import strategy_of
@@ -121,7 +121,7 @@ class IterationLines(ProgressBar):
         _line(
             trainer,
             f"Finish {trainer.global_step} iterations with batchsize: "
-            f"{resumable_data(trainer).batch_size} in {seconds:.2f}s.",
+            f"{datamodule_of(trainer).batch_size} in {seconds:.2f}s.",
         )
 
 

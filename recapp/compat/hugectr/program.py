@@ -61,8 +61,7 @@ from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.processes.lock import new_directory
 from recapp.processes.rank_environment import external_rank, shared_run_directory
-from recapp.processes.start_and_end import die_with_parent
-from recapp.processes.stopping import SIGNALS
+from recapp.processes.stopping import SIGNALS, die_with_parent
 from recapp.settings.values import Natural, in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor

@@ -15,7 +15,7 @@ from inspect import signature
 from typing import Any
 
 from recapp.errors import ConfigError, suggest
-from recapp.optim.named_rules import RULES, Rules, is_default, number_of
+from recapp.optim.named_rules import RULES, Rules, make_rule
 from recapp.optim.rules import RowRule
 
 _FIELDS = {"learning_rate": "lr", "initial_accumulator_value": "initial_accumulator"}
@@ -91,11 +91,11 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
     Raises:
         ConfigError: The optimiser is no row rule, or does not have a parameter.
     """
-    given = dict(fused_params)
+    given: dict[str, Any] = dict(fused_params)
     kind = _kind_of(given.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
-    make = RULES[_RULE_NAMES.get(kind, kind.value)]
+    rule = _RULE_NAMES.get(kind, kind.value)
     names = {field: name for name, field in _FIELDS.items()}
-    allowed = [names.get(field, field) for field in signature(make).parameters]
+    allowed = [names.get(field, field) for field in signature(RULES[rule]).parameters]
     mode = given.pop("weight_decay_mode", "none") if "weight_decay" in allowed else "none"
     if str(mode).lower() not in _DECOUPLED:
         raise ConfigError(
@@ -109,12 +109,8 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
                 "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
-    numbers: dict[str, float] = {}
-    for name, value in {**defaults, **given}.items():
-        field = _FIELDS.get(name, name)
-        if not is_default(make, field, value):
-            numbers[field] = number_of(value, f"{setting}[{name!r}]")
-    return make(**numbers)
+    fields = {_FIELDS.get(name, name): value for name, value in {**defaults, **given}.items()}
+    return make_rule({"rule": rule} | fields, setting)
 
 
 def _kind_of(given: Any, setting: str) -> EmbOptimType:

@@ -263,7 +263,7 @@ class TorchRecVisualizer:
         whiskers = [(r[QUARTILES[0]], r[QUARTILES[1]]) for r in results.values() if known]
         with horizontal_bars(list(results), labels) as s:
             bars_with_whiskers(s, times, whiskers)
-            s.chart.set(xlabel="ms a batch (median)", xlim=(0, None))
+            s.axes[0].set(xlabel="ms a batch (median)", xlim=(0, None))
             half = "; between the ends of a whisker lies the middle half" if known else ""
             alt = f"Bars: {_listed(results, labels)}."
             title = "Latency by sharding strategy"
@@ -282,8 +282,8 @@ class TorchRecVisualizer:
         labels = [size(n) for n in values]
         with horizontal_bars(list(results), labels) as s:
             bars_with_whiskers(s, values)
-            s.chart.set(xlabel="bytes", xlim=(0, max(values) * 1.04 or 1))
-            byte_axis(s.chart.xaxis)
+            s.axes[0].set(xlabel="bytes", xlim=(0, max(values) * 1.04 or 1))
+            byte_axis(s.axes[0].xaxis)
             alt = f"Bars: {_listed(results, labels)}."
             caption = "What a rank holds, or the rank with most where that was taken."
             return s.finish("strategy_memory", "Memory by sharding strategy", alt, caption)

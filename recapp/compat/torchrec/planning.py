@@ -217,10 +217,8 @@ class FixedPercentageStorageReservation:
         if not 0 <= percentage <= 1:
             raise ConfigError(f"storage_reservation: percentage={percentage}: must be 0 to 1")
         self.percentage = percentage
-
-    def dense_bytes(self, dense: Dense) -> int:
-        """Return the bytes to reserve for the dense part of a model in addition to the share."""
-        return 0
+        self.parameter_multiplier = 0.0
+        self.dense_tensor_estimate: int | None = None
 
     def reserved(
         self, topology: recapp_topology.Topology, dense: Dense
@@ -232,7 +230,10 @@ class FixedPercentageStorageReservation:
             dense: The dense part of the model.
         """
         share = int(self.percentage * min(topology.memory_bytes or [0]))
-        return replace(topology, reserve_bytes=share + self.dense_bytes(dense))
+        of_dense = self.dense_tensor_estimate
+        if of_dense is None:
+            of_dense = int(self.parameter_multiplier * dense.bytes)
+        return replace(topology, reserve_bytes=share + of_dense)
 
 
 class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
@@ -251,16 +252,12 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
                 f"storage_reservation: hbm_reserved_bytes={hbm_reserved_bytes}: must be at least 0"
             )
         super().__init__(0.0)
-        self.reserved_bytes = hbm_reserved_bytes
+        self.dense_tensor_estimate = hbm_reserved_bytes
 
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> "FixedAbsoluteStorageReservation":
         """Return a reservation in GiB, which TorchRec calls GB."""
         return cls(int(hbm_reserved_gb * 2**30))
-
-    @override
-    def dense_bytes(self, dense: Dense) -> int:
-        return self.reserved_bytes
 
 
 class HeuristicalStorageReservation(FixedPercentageStorageReservation):
@@ -282,12 +279,6 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
         super().__init__(percentage)
         self.parameter_multiplier = parameter_multiplier
         self.dense_tensor_estimate = dense_tensor_estimate
-
-    @override
-    def dense_bytes(self, dense: Dense) -> int:
-        if self.dense_tensor_estimate is not None:
-            return self.dense_tensor_estimate
-        return int(self.parameter_multiplier * dense.bytes)
 
 
 class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):

@@ -19,7 +19,7 @@ that holds the whole model, and `python -m recapp.serve` serves it.
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +56,6 @@ from recapp.tables.unsharded_collection import EmbeddingCollection as FloatSeque
 from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
 
-C = TypeVar("C", bound="QuantisedCollection")
-
 
 class QuantConfig(NamedTuple):
     """The types of a collection's rows and vectors.
@@ -87,7 +85,7 @@ class QuantisedCollection:
         return self.vector_dtype
 
     @classmethod
-    def from_float(cls: type[C], module: nn.Module, use_precomputed_fake_quant: bool = False) -> C:
+    def from_float(cls, module: nn.Module, use_precomputed_fake_quant: bool = False) -> Self:
         """Return the quantised twin of a collection with a `qconfig`.
 
         Args:

@@ -34,7 +34,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -60,8 +60,6 @@ from recapp.tables.unsharded_collection import (
     UnshardedCollection,
 )
 
-W = TypeVar("W", bound="CollectionWrapper")
-
 
 class CollectionWrapper(nn.Module):
     """A module that holds a collection. Sharding the module replaces the collection by its sharded
@@ -80,7 +78,7 @@ class CollectionWrapper(nn.Module):
         """Return the tables, in order."""
         return list(self.collection.tables())
 
-    def over(self: W, collection: nn.Module) -> W:
+    def over(self, collection: nn.Module) -> Self:
         """Return a shallow copy of this module around another collection, as the sharded one."""
         made = copy.copy(self)
         made._modules = dict(self._modules)

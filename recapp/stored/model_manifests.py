@@ -76,12 +76,6 @@ class CheckpointManifest(Manifest):
         return found
 
     @property
-    def derives(self) -> bool:
-        """Whether the model reads derived columns, whose fitted values the plain part has."""
-        ids = self.info.get("ids")
-        return isinstance(ids, dict) and bool(ids.get(DERIVED))
-
-    @property
     def is_averaged(self) -> bool:
         """Whether the weights are averages, and the weights with which training goes on are beside
         them.
@@ -98,7 +92,8 @@ class CheckpointManifest(Manifest):
         """The plain part if it has fitted values of derived columns; rows are read when tables are
         filled.
         """
-        return (META,) if self.derives else ()
+        ids = self.info.get("ids")
+        return (META,) if isinstance(ids, dict) and ids.get(DERIVED) else ()
 
     @property
     def lines(self) -> list[dict[str, Any]]:

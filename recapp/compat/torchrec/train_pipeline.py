@@ -247,8 +247,8 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
         return self._parent.wait()[self._key]  # type: ignore[index, no-any-return]
 
 
-def _value(given: Any) -> Any:
-    return given.wait() if isinstance(given, LazyAwaitable) else given
+def _value(value: Any) -> Any:
+    return value.wait() if isinstance(value, LazyAwaitable) else value
 
 
 def _of_values(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:

@@ -51,12 +51,12 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
     Raises:
         DataError: A path does not exist, has no data, or is a URI.
     """
-    given = given_paths(paths)
-    if not given:
+    path_list = given_paths(paths)
+    if not path_list:
         raise DataError(
             f"{setting}: an empty list; name a directory, a glob or {format_names()} files"
         )
-    return [name for path in given for name in _Listing(path, setting).files]
+    return [name for path in path_list for name in _Listing(path, setting).files]
 
 
 def left_out(paths: str | Sequence[str], *, setting: str = "dataset.path") -> dict[str, list[str]]:
@@ -347,14 +347,14 @@ _KEY_OF_WORD = {word: key for key, words in _KEYS.items() for word in words.spli
 _SUFFIXES = {suffix.strip(". ") for suffix in f"{all_suffixes()}, snappy".split(",")}
 
 
-def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> None:
+def refuse_splits(names: Sequence[str], top: Path, setting: str, value: str) -> None:
     """Refuse files of several splits, because they would be read as one data set.
 
     Args:
         names: The files or directories that would be read.
         top: The directory below which names tell a split; its own name does not count.
         setting: The setting that names them.
-        given: Its value.
+        value: Its value.
 
     Raises:
         DataError: Some names are of validation or test data, and some are not.
@@ -368,7 +368,7 @@ def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> 
     keys = [f"dataset.{key}" for key in _KEYS if key in first]
     fix = f"set {' and '.join(keys)} each to files of its own, by a glob or a list"
     raise DataError(
-        f"{setting}={given}: {shown} are of several splits, and would be read as one: "
+        f"{setting}={value}: {shown} are of several splits, and would be read as one: "
         f"{fix if setting in keys else 'name the files of one by a glob'}; "
         f"a list, {setting}=[...], reads all that it names"
     )

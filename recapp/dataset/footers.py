@@ -51,9 +51,9 @@ def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> st
     )
     narrowed = Source(source.files, segments, source.bags)
     for path, first, begins, ids in _bags(narrowed, schema, feature):
-        found = np.flatnonzero(ids == number)
-        if len(found):
-            row = first + int(np.searchsorted(begins, found[0], side="right")) - 1
+        positions = np.flatnonzero(ids == number)
+        if len(positions):
+            row = first + int(np.searchsorted(begins, positions[0], side="right")) - 1
             return f"row {row} of {path}"
     return ""
 
@@ -63,9 +63,9 @@ def place_of_bag(source: Source, schema: Schema, feature: str, length: int) -> s
     part of a line; empty if there is none.
     """
     for path, first, begins, _ in _bags(source, schema, feature):
-        found = np.flatnonzero(np.diff(begins) == length)
-        if len(found):
-            return f"row {first + int(found[0])} of {path}"
+        positions = np.flatnonzero(np.diff(begins) == length)
+        if len(positions):
+            return f"row {first + int(positions[0])} of {path}"
     return ""
 
 
@@ -128,10 +128,10 @@ def time_range(files: Sequence[DataFile], column: str, unit: str) -> tuple[int, 
     """
     ends: list[int] = []
     for file in files:
-        found = _of_file(file, file.columns[column], unit) if column in file.columns else None
-        if found is None:
+        file_ends = _of_file(file, file.columns[column], unit) if column in file.columns else None
+        if file_ends is None:
             return None
-        ends += found
+        ends += file_ends
     return (min(ends), max(ends)) if ends else None
 
 
@@ -140,7 +140,7 @@ def _of_file(file: DataFile, name: str, unit: str) -> list[int] | None:
     file does not say.
     """
     kind = value_type(file.types.field(name).type)
-    found: list[int] = []
+    times: list[int] = []
     for number in range(len(file.starts) - 1):
         group = of_row_group(file, name, number)
         stored = group and group.statistics
@@ -154,8 +154,8 @@ def _of_file(file: DataFile, name: str, unit: str) -> list[int] | None:
             ends = (stored.min, stored.max)
         if tick is None or not all(map(math.isfinite, ends)):
             return None
-        found += [math.floor(end * tick) for end in ends]
-    return found
+        times += [math.floor(end * tick) for end in ends]
+    return times
 
 
 def _tick(stored: Any, kind: Any, unit: str) -> Fraction | None:

@@ -212,16 +212,16 @@ class Schema:
         """Return the derived column that gives a feature its ids; None for the ids of the logs."""
         return next((one for one in reversed(self.derived) if one.name == feature), None)
 
-    def bags(self, found: Set[str]) -> frozenset[str]:
+    def bags(self, list_features: Set[str]) -> frozenset[str]:
         """Return the sparse features that have a bag of ids in each row: those whose columns are
         lists or texts with a separator, and those that had bags in training, where a column of
         single ids has at most one id in a bag.
 
         Args:
-            found: The sparse features whose columns are lists.
+            list_features: The sparse features whose columns are lists.
         """
         lists = {*self.separator, *(self.lists or ())}
-        return frozenset(found) | lists.intersection(self.sparse)
+        return frozenset(list_features) | lists.intersection(self.sparse)
 
     def null_is_id(self, feature: str) -> bool:
         """Return whether a null list is one missing id, because each row had one id in training;
@@ -464,8 +464,8 @@ class Schema:
         return dict(zip(names, present, strict=True))
 
 
-def _are_names(found: object) -> TypeGuard[list[str]]:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:

@@ -103,12 +103,14 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
         first = 0
         while first < rows:
             have, lane = heappop(fill)
-            taken = min(step - first % step, rows - first, room[lane] - have)
-            pieces[lane].append((segment, first, taken))
-            first += taken
-            if have + taken < room[lane]:
-                heappush(fill, (have + taken, lane))
-    return Deal(tuple(np.array(own, dtype=np.int64).reshape(-1, 3) for own in pieces), cut)
+            count = min(step - first % step, rows - first, room[lane] - have)
+            pieces[lane].append((segment, first, count))
+            first += count
+            if have + count < room[lane]:
+                heappush(fill, (have + count, lane))
+    return Deal(
+        tuple(np.array(lane_pieces, dtype=np.int64).reshape(-1, 3) for lane_pieces in pieces), cut
+    )
 
 
 def after(pieces: IntArray, position: int) -> IntArray:
@@ -281,7 +283,7 @@ class Reader:
             Cursor key -> [P, 3], a row for each range: (first row, end, lane).
         """
         pieces = np.concatenate(
-            [np.insert(own, 3, lane, axis=1) for lane, own in left.items()]
+            [np.insert(lane_pieces, 3, lane, axis=1) for lane, lane_pieces in left.items()]
             or [np.zeros((0, 4), np.int64)]
         )
         if not len(pieces):
@@ -332,12 +334,12 @@ def _stream(
     """
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
-    wanted = stretches + np.array([first, first, 0], dtype=np.int64)
+    ranges = stretches + np.array([first, first, 0], dtype=np.int64)
     before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
-    for begin, chunk in chunks(file, row_group, int(wanted[-1, 1])):
+    for begin, chunk in chunks(file, row_group, int(ranges[-1, 1])):
         end = begin + chunk.num_rows
-        inside = wanted[
-            np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
+        inside = ranges[
+            np.searchsorted(ranges[:, 1], begin, side="right") : np.searchsorted(ranges[:, 0], end)
         ]
         if not len(inside):
             continue
@@ -446,8 +448,8 @@ class BatchStream(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             return self._batches(self.lanes)
-        own = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
-        return _with_failures(self._batches(self.lanes[own.start : own.stop]))
+        lanes = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
+        return _with_failures(self._batches(self.lanes[lanes.start : lanes.stop]))
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
         begin = self.first_batch * self._share // self._block * self._block
@@ -471,17 +473,17 @@ class BatchStream(IterableDataset[Any]):
         total = self._deal.rows(lane)
         position = self.first_batch * self._share
         blocks = self._blocks(reader, lane, total)
-        held = next(blocks) if position < total else None
-        held = held and held.slice(position % self._block, len(held))
+        block = next(blocks) if position < total else None
+        block = block and block.slice(position % self._block, len(block))
         while position < total:
             parts = []
-            wanted = min(self._share, total - position)
-            position += wanted
-            while wanted:
-                held = held if held else next(blocks)
-                part = held.slice(0, wanted)
-                held = held.slice(len(part), len(held))
-                wanted -= len(part)
+            need = min(self._share, total - position)
+            position += need
+            while need:
+                block = block if block else next(blocks)
+                part = block.slice(0, need)
+                block = block.slice(len(part), len(block))
+                need -= len(part)
                 parts.append(part)
             yield parts
 

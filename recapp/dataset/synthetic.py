@@ -516,16 +516,16 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
             "empty or new directory, or read what is there: dataset=custom dataset.path=..."
         )
     try:
-        found = read_json(manifest)
+        stored_settings = read_json(manifest)
     except ValueError as error:
         raise DataError(
             f"{manifest}: is not readable ({error}); remove {path} to generate again"
         ) from error
-    other = [name for name in settings if found.get(name) != settings[name]]
+    other = [name for name in settings if stored_settings.get(name) != settings[name]]
     if other:
         shown = (
             ", ".join(
-                f"{name}={found.get(name)} instead of {settings[name]}"
+                f"{name}={stored_settings.get(name)} instead of {settings[name]}"
                 for name in other
                 if name != "tables"
             )

@@ -114,16 +114,16 @@ def cost_of(works: Sequence[TableWork], problem: PlanningProblem) -> PlanCost:
     W = problem.topology.world_size
     phase = {p: i for i, p in enumerate(PHASES)}
     seconds = np.zeros((len(PHASES), W))
-    held = np.zeros(W)
-    asked = np.zeros((3, W))
+    bytes_W = np.zeros(W)
+    asked_3W = np.zeros((3, W))
     everywhere = sum((w.everywhere for w in works), np.zeros(3))
     if works:
         rank_M = np.concatenate([w.rank_M for w in works])
         seconds = sum((w.home for w in works), np.zeros(len(PHASES)))[:, None] + by_rank(
             rank_M, [w.seconds_PM for w in works], W
         )
-        held = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
-        asked = by_rank(rank_M, [w.asked_3M for w in works], W)
+        bytes_W = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
+        asked_3W = by_rank(rank_M, [w.asked_3M for w in works], W)
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
     for at, spent in _calls(problem, kinds):
         seconds[phase[at]] += spent
@@ -134,13 +134,13 @@ def cost_of(works: Sequence[TableWork], problem: PlanningProblem) -> PlanCost:
         for m, message in enumerate(MESSAGES):
             if message != "gradients" or problem.rule is not None:
                 seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(
-                    asked[m], float(everywhere[m]), problem
+                    asked_3W[m], float(everywhere[m]), problem
                 )
         if statistics_bytes:
             seconds[phase["update"]] += message_seconds(nothing, statistics_bytes, problem)
     seconds[phase["dense"]] += _dense_seconds(problem)
     beside = float(everywhere.sum()) + HEADER_BYTES + statistics_bytes
-    return PlanCost(seconds, asked, beside if W > 1 else 0.0, held)
+    return PlanCost(seconds, asked_3W, beside if W > 1 else 0.0, bytes_W)
 
 
 _CALLS = {

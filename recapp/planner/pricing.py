@@ -92,8 +92,8 @@ def _in_rows(cut: Cut, rows: int) -> Ints:
     """
     if cut.table.dynamic is None:
         return cut.rows_M2
-    found: Ints = cut.rows_M2 * rows // RUNS
-    return found
+    rows_M2: Ints = cut.rows_M2 * rows // RUNS
+    return rows_M2
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class _Counts:
 
     def by_cut(self, values_S: Floats) -> Floats:
         """Return the sums over each cut's strips, [J]."""
-        found: Floats = np.add.reduceat(values_S, np.cumsum(self.strips_J) - self.strips_J)
-        return found
+        sums_J: Floats = np.add.reduceat(values_S, np.cumsum(self.strips_J) - self.strips_J)
+        return sums_J
 
 
 def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:

@@ -91,8 +91,8 @@ class DenseLayer:
 
 def to_plain(layer: Layer) -> dict[str, Any]:
     """Return a layer as plain values, as settings keep it."""
-    named = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
-    return named | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
+    fields = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
+    return fields | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
 
 
 def connected(
@@ -142,9 +142,9 @@ def _check_ends(layers: Sequence[Layer]) -> None:
     if len(losses) != 1:
         names = ", ".join(layer.tops[0] for layer in losses) or "none"
         raise ConfigError(f"the model has {len(losses)} losses ({names}): must be one {LOSS}")
-    read = {name for layer in layers for name in layer.bottoms}
+    input_names = {name for layer in layers for name in layer.bottoms}
     for layer in layers:
-        if layer.type != LOSS and not read & set(layer.tops):
+        if layer.type != LOSS and not input_names & set(layer.tops):
             raise ConfigError(
                 f"{layer.label}: no layer reads {layer.tops[0]}: such a layer learns nothing: "
                 "leave it out"
@@ -177,7 +177,7 @@ class LayerGraph(nn.Module):
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
         self.dense = dense
-        read = [
+        records = [
             Layer(
                 values["type"],
                 tuple(values["bottoms"]),
@@ -188,9 +188,9 @@ class LayerGraph(nn.Module):
         ]
         vectors = {x.output: (1, x.columns) for x in embedding_bag_collection.lookups}
         inputs = {label: (1,), dense: (dense_in_features,), **vectors}
-        _, makers = connected(inputs, read)
-        self._logits = next(layer.bottoms[0] for layer in read if layer.type == LOSS)
-        computed = [(layer, make) for layer, make in zip(read, makers, strict=True)]
+        _, makers = connected(inputs, records)
+        self._logits = next(layer.bottoms[0] for layer in records if layer.type == LOSS)
+        computed = [(layer, make) for layer, make in zip(records, makers, strict=True)]
         computed = [(layer, make) for layer, make in computed if layer.type != LOSS]
         self._steps = [layer for layer, _ in computed]
         self.layers = ModuleByName({layer.tops[0]: make() for layer, make in computed})

@@ -102,8 +102,8 @@ def reshaped(shape: Sequence[int], slots: Sequence[int] | None, values: Tensor) 
         slots: The vectors to keep before the reshape; None keeps all.
         values: The values.
     """
-    kept = values if slots is None else values[:, list(slots)]
-    return kept.reshape(-1, *shape)
+    vectors = values if slots is None else values[:, list(slots)]
+    return vectors.reshape(-1, *shape)
 
 
 def sliced(ranges: Sequence[Sequence[int]], values: Tensor) -> tuple[Tensor, ...]:

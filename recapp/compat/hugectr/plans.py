@@ -353,8 +353,8 @@ class _Lists:
     ) -> None:
         self.tables = tables
         self.source = source
-        read = lookups_of(tables) if lookups is None else lookups
-        self.table_of = [x.table.name for x in read]
+        declarations = lookups_of(tables) if lookups is None else lookups
+        self.table_of = [x.table.name for x in declarations]
         if not isinstance(values, list) or not values:
             raise PlanError(
                 f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)"
@@ -627,14 +627,14 @@ def hugectr_lists(
             the reason.
     """
     plan.check(tables)
-    read: dict[str, list[int]] = {}
+    numbers_of_table: dict[str, list[int]] = {}
     for i, lookup in enumerate(lookups_of(tables) if lookups is None else lookups):
-        read.setdefault(lookup.table.name, []).append(i)
+        numbers_of_table.setdefault(lookup.table.name, []).append(i)
     config = {t.name: t for t in tables}
     # for each mp group, the lookups by the GPUs that hold them
     groups: list[dict[tuple[int, ...], list[int]]] = []
     replicated: list[int] = []
-    for name, numbers in read.items():
+    for name, numbers in numbers_of_table.items():
         if plan.tables[name].mode == "replicated":
             replicated += numbers
             continue
@@ -650,16 +650,16 @@ def hugectr_lists(
         group.setdefault(gpus, []).extend(numbers)
     for members in (*(members for group in groups for members in group.values()), replicated):
         members.sort()
-    written = [
+    lists = [
         [_written_mp(group, g, plan.world_size) for group in groups] for g in range(plan.world_size)
     ]
-    for entries in written:
+    for entries in lists:
         entries += (
             [{LOCAL: replicated, EVERY: [replicated] * plan.world_size, PLACEMENT: "dp"}]
             if replicated
             else []
         )
-    return written
+    return lists
 
 
 def shown_plan(
@@ -680,13 +680,13 @@ def notebook_lists(lists: Lists) -> Lists:
     """Return the groups with the keys of HugeCTR's notebook, in the notebook's order."""
     v37 = {COUNT[0]: COUNT[1], ID[0]: ID[1]}
     order = (LOCAL, PLACEMENT, ID[1], COUNT[1], EVERY)
-    renamed = [
+    v37_lists = [
         [{v37.get(key, key): part for key, part in group.items()} for group in groups]
         for groups in lists
     ]
     return [
         [{key: group[key] for key in order if key in group} for group in groups]
-        for groups in renamed
+        for groups in v37_lists
     ]
 
 

@@ -343,7 +343,7 @@ def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can handle signals
         return
-    kept = {
+    handlers = {
         number: signal.signal(number, lambda number, _: process.send_signal(number))
         for number in SIGNALS
         if signal.getsignal(number) != signal.SIG_IGN  # nohup
@@ -351,7 +351,7 @@ def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -491,7 +491,7 @@ class Model:
             )
         self._solver.visible_gpus()
         self._solver.optimizer(self._opt_params, tables.opt_params)
-        layers = [added.layer for added in self._layers]
+        layers = [dense_layer.layer for dense_layer in self._layers]
         shapes, makers = connected(self._inputs(), layers)
         self._parameters = parameter_counts(layers, makers)
         self._shapes = shapes
@@ -527,8 +527,8 @@ class Model:
         for lookup in tables.lookups:
             size = lookup.table.num_embeddings * lookup.table.embedding_dim
             rows += _rows("Embedding", [lookup.feature], [lookup.output], shapes, size)
-        for added, parameters in zip(self._layers, self._parameters, strict=True):
-            layer = added.layer
+        for dense_layer, parameters in zip(self._layers, self._parameters, strict=True):
+            layer = dense_layer.layer
             rows += _rows(layer.type, list(layer.bottoms), list(layer.tops), shapes, parameters)
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         lines = [
@@ -588,7 +588,7 @@ class Model:
             self._opt_params,
             read,
             tables,
-            [added.layer for added in self._layers],
+            [dense_layer.layer for dense_layer in self._layers],
         )
         train(program, fit_arguments)
         self._trained = True

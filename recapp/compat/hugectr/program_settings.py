@@ -332,14 +332,14 @@ class CreateSolver:
         there = gpu_count()
         if not there:
             return None
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        known = named.split(",") if named else [str(k) for k in range(there)]
+        gpu_list = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = gpu_list.split(",") if gpu_list else [str(k) for k in range(there)]
         for gpu in self.vvgpu[0]:
-            if gpu >= len(known):
+            if gpu >= len(gpus):
                 raise ConfigError(
                     f"CreateSolver: vvgpu={self.vvgpu}: there is no GPU {gpu}: there are {there}"
                 )
-        return ",".join(known[gpu] for gpu in self.vvgpu[0])
+        return ",".join(gpus[gpu] for gpu in self.vvgpu[0])
 
     def metric_names(self) -> list[str]:
         """Return recapp's names of the metrics of an evaluation."""
@@ -712,7 +712,7 @@ def first_key(
     grows = table.dynamic is not None  # such a table takes any key
     last = table.min_key + table.num_embeddings
     befores = list(accumulate(sizes, initial=0))
-    added = {}
+    offset_of_slot = {}
     for slot in slots:
         before = befores[slot]
         fitting = [
@@ -726,12 +726,12 @@ def first_key(
                 f", or {before}..{before + sizes[slot] - 1} with the slots before it; table "
                 f"{table.name} has the keys {table.min_key}..{last - 1}"
             )
-        added[names[slot]] = fitting[0]
-    if len(set(added.values())) > 1:
-        offsets = " and ".join(f"{name} {number}" for name, number in added.items())
+        offset_of_slot[names[slot]] = fitting[0]
+    if len(set(offset_of_slot.values())) > 1:
+        offsets = " and ".join(f"{name} {number}" for name, number in offset_of_slot.items())
         raise ConfigError(
             f"DataReaderParams: slot_size_array: adds different numbers to the keys that read "
             f"table {table.name} ({offsets}): give each a table, or write keys into the files that "
             "differ and leave slot_size_array out"
         )
-    return table.min_key if grows else table.min_key - next(iter(added.values()))
+    return table.min_key if grows else table.min_key - next(iter(offset_of_slot.values()))

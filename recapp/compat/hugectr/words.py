@@ -259,18 +259,18 @@ def in_recapp_words(tables: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: A value in HugeCTR's words is not allowed, a setting is in neither vocabulary,
             or one value is given under two names.
     """
-    changed = dict(tables)
-    if _is_list_of_mappings(changed.get("tables")):
-        named: list[dict[str, Any]] = []
-        for k, values in enumerate(changed["tables"]):
-            names = [entry["name"] for entry in named]
-            named.append(_table(values, f"tables.tables[{k}]", names))
-        changed["tables"] = named
-    if _is_list_of_mappings(changed.get("lookups")):
-        changed["lookups"] = [
-            _lookup(values, f"tables.lookups[{k}]") for k, values in enumerate(changed["lookups"])
+    group = dict(tables)
+    if _is_list_of_mappings(group.get("tables")):
+        entries: list[dict[str, Any]] = []
+        for k, values in enumerate(group["tables"]):
+            names = [entry["name"] for entry in entries]
+            entries.append(_table(values, f"tables.tables[{k}]", names))
+        group["tables"] = entries
+    if _is_list_of_mappings(group.get("lookups")):
+        group["lookups"] = [
+            _lookup(values, f"tables.lookups[{k}]") for k, values in enumerate(group["lookups"])
         ]
-    return changed
+    return group
 
 
 def combiner_of(word: str, where: str) -> PoolingType:

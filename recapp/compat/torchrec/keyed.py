@@ -225,8 +225,10 @@ class KeyedOptimizer(Optimizer):
                 if key not in group:
                     raise ConfigError(f"the state's param group of {', '.join(names)} has no {key}")
             # a rule's group keeps the name and tables of this run
-            kept = ("params", "name", "tables")
-            target.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
+            run_keys = ("params", "name", "tables")
+            target.update(
+                {key: deepcopy(value) for key, value in group.items() if key not in run_keys}
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.params)} parameters)"

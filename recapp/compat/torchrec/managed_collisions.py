@@ -288,8 +288,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         none_Z = torch.zeros(self._zch_size, dtype=torch.int64, device=device)
         self.register_buffer("_mch_sorted_raw_ids", none_Z + NO_ID)
         self.register_buffer("_mch_remapped_ids_mapping", torch.arange(self._zch_size).to(none_Z))
-        for kept in self.policy.keeps:
-            self.register_buffer(f"_mch_{kept}", none_Z.clone())
+        for name in self.policy.keeps:
+            self.register_buffer(f"_mch_{name}", none_Z.clone())
         self.register_buffer("_current_iter_tensor", none_Z[:1].clone())
         ends = torch.full((1025,), -1, dtype=torch.int64, device=device)
         ends[:2] = torch.tensor([0, self._zch_size])
@@ -422,20 +422,20 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def _replace(self, ids_N: Tensor, counts_N: Tensor, used_N: Tensor, now: int) -> None:
         known_ids_Z = self._buffer("_mch_sorted_raw_ids")
         at_N, known_N = self._find(ids_N)
-        kept = {name: self._buffer(f"_mch_{name}") for name in self.policy.keeps}
+        buffers = {name: self._buffer(f"_mch_{name}") for name in self.policy.keeps}
         more = {COUNTS: counts_N, LAST_USED: used_N}
-        if COUNTS in kept:
-            kept[COUNTS][at_N[known_N]] += counts_N[known_N]
-        if LAST_USED in kept:
-            kept[LAST_USED][at_N[known_N]] = used_N[known_N]
+        if COUNTS in buffers:
+            buffers[COUNTS][at_N[known_N]] += counts_N[known_N]
+        if LAST_USED in buffers:
+            buffers[LAST_USED][at_N[known_N]] = used_N[known_N]
         new = {name: more[name][~known_N] for name in more}
         room = self._zch_size - 1
         none = torch.zeros(room, dtype=torch.int64, device=known_ids_Z.device)
         scores = torch.cat(
             [
                 self.policy.scores(
-                    kept[COUNTS][:room] if COUNTS in kept else none,
-                    kept[LAST_USED][:room] if LAST_USED in kept else none,
+                    buffers[COUNTS][:room] if COUNTS in buffers else none,
+                    buffers[LAST_USED][:room] if LAST_USED in buffers else none,
                     now,
                 ),
                 self.policy.scores(new[COUNTS], new[LAST_USED], now),
@@ -445,15 +445,15 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         come = order[:room][order[:room] >= room] - room
         gone = order[room:][order[room:] < room]
         known_ids_Z[gone] = ids_N[~known_N][come]
-        for name, data in kept.items():
+        for name, data in buffers.items():
             data[gone] = new[name][come]
             data[room:] = NO_ID if name == COUNTS else now
         numbers = self._buffer("_mch_remapped_ids_mapping")
-        freed = numbers[gone]
-        before = freed[:0] if self._evicted is None else self._evicted
-        self._evicted = torch.unique(torch.cat([before, freed]))
+        evicted_numbers = numbers[gone]
+        before = evicted_numbers[:0] if self._evicted is None else self._evicted
+        self._evicted = torch.unique(torch.cat([before, evicted_numbers]))
         sorted_Z = known_ids_Z.argsort(stable=True)
-        for data in (known_ids_Z, numbers, *kept.values()):
+        for data in (known_ids_Z, numbers, *buffers.values()):
             data.copy_(data[sorted_Z])
 
     def _find(self, ids_L: Tensor) -> tuple[Tensor, Tensor]:

@@ -171,10 +171,10 @@ class CombinedOptimizer(KeyedOptimizer):
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.check_names(state_dict["state"])
-        stored = len(state_dict.get("param_groups", ()))
-        if self.saves_groups and stored != len(self.param_groups):
+        group_count = len(state_dict.get("param_groups", ()))
+        if self.saves_groups and group_count != len(self.param_groups):
             raise ConfigError(
-                f"the state has {stored} param groups, this optimiser {len(self.param_groups)}"
+                f"the state has {group_count} param groups, this optimiser {len(self.param_groups)}"
             )
         for prefix, one in self.optimizers:
             names = {self.prepend_opt_key(name, prefix): name for name in one.params}

@@ -178,11 +178,11 @@ def check_device(where: str, *devices: str | None) -> None:
     Raises:
         PlanError: A type is unknown, or shards are on CPUs and on GPUs.
     """
-    named = sorted({device.partition(":")[0] for device in devices if device})
-    if len(named) > 1 or not set(named) <= set(DEVICES):
+    device_types = sorted({device.partition(":")[0] for device in devices if device})
+    if len(device_types) > 1 or not set(device_types) <= set(DEVICES):
         raise PlanError(
-            f"{where}={', '.join(named)}: must be {' or '.join(DEVICES)} alone: a rank keeps its "
-            "rows in the memory of its own device"
+            f"{where}={', '.join(device_types)}: must be {' or '.join(DEVICES)} alone: a rank "
+            "keeps its rows in the memory of its own device"
         )
 
 

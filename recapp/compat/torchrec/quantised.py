@@ -200,7 +200,7 @@ def _load(
     errors: list[str],
 ) -> None:
     """Copy the stored rows of a state dict into the held tables, and remove them from it."""
-    loaded = []
+    loaded_tables = []
     for name, table, held_table in _of_state(holder, prefix):
         if table.dynamic is not None:
             errors.append(f"table {table.name} ({name}): quantised rows of any keys do not load")
@@ -217,8 +217,8 @@ def _load(
         else:
             with torch.no_grad():
                 target.copy_(value)
-            loaded.append(table.name)
-    if loaded:
+            loaded_tables.append(table.name)
+    if loaded_tables:
         holder.shared.forget_vectors()
         for store in holder.shared.stores:  # read the rows of the held tables again
             again = holder.held.make_store(store.group)

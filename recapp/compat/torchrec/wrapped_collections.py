@@ -482,10 +482,10 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
                 f"{type(managed_collision_collection).__name__}: give a ManagedCollisionCollection"
             )
         tables = embedding_module.tables()
-        named = managed_collision_collection.embedding_configs()
+        mc_tables = managed_collision_collection.embedding_configs()
         if self.kind is EmbeddingCollection:  # it accepts tables of bags and ignores their pooling
-            named = [sequence_table(t) for t in named]
-        if tables != named:
+            mc_tables = [sequence_table(t) for t in mc_tables]
+        if tables != mc_tables:
             raise ConfigError(
                 f"{who}: the collection has the tables {', '.join(t.name for t in tables)}, which "
                 "are not the embedding_configs of the ManagedCollisionCollection: give both the "

@@ -231,8 +231,8 @@ def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> d
         splits: `train`, `val` or `test`.
     """
     apart = {"test"} if settings.val_path is None else {"val", "test"}
-    named = [f"{split}_path" if split in apart else "path" for split in splits]
-    paths = {f"dataset.{name}": getattr(settings, name) for name in named}
+    setting_names = [f"{split}_path" if split in apart else "path" for split in splits]
+    paths = {f"dataset.{name}": getattr(settings, name) for name in setting_names}
     return rows_read({split: rows.of(split) for split in splits}, rows.schema, paths)
 
 

@@ -133,8 +133,8 @@ class DerivedColumn:
     def period(self) -> float:
         """Return the period of a sine or cosine: its number's, or a day or week in seconds."""
         words = str(self.setting)
-        named = {"day": DAY_SECONDS, "week": WEEK_SECONDS}.get(words.partition(" of ")[0])
-        return float(words) if named is None else named
+        seconds = {"day": DAY_SECONDS, "week": WEEK_SECONDS}.get(words.partition(" of ")[0])
+        return float(words) if seconds is None else seconds
 
     def plain(self) -> dict[str, Any]:
         """Return the column without its fitted values, as plain values for a manifest."""
@@ -281,7 +281,7 @@ def _vocabularies(
         return []
     least = dict(frequency) if isinstance(frequency, Mapping) else dict.fromkeys(ids, frequency)
     _check_known("dataset.min_frequency", least, ids, "column of ids")
-    counted: dict[str, tuple[str, ...]] = {name: (name,) for name in ids}
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in ids}
     for features in _joined(shared):
         group = tuple(name for name in ids if name in features)
         numbers = {least[name] for name in group if name in least}
@@ -292,9 +292,9 @@ def _vocabularies(
             )
         for name in group if numbers else ():
             least[name] = min(numbers)
-            counted[name] = group
+            groups[name] = group
     return [
-        DerivedColumn(name, Kind.VOCABULARY, counted[name], least[name])
+        DerivedColumn(name, Kind.VOCABULARY, groups[name], least[name])
         for name in ids
         if name in least
     ]

@@ -143,30 +143,34 @@ def _of_file(file: DataFile, name: str, unit: str) -> list[int] | None:
     times: list[int] = []
     for number in range(len(file.starts) - 1):
         group = of_row_group(file, name, number)
-        stored = group and group.statistics
-        if stored is None or not stored.has_min_max:
-            if stored and stored.has_null_count and stored.null_count == group.num_values:
+        statistics = group and group.statistics
+        if statistics is None or not statistics.has_min_max:
+            if (
+                statistics
+                and statistics.has_null_count
+                and statistics.null_count == group.num_values
+            ):
                 continue  # all of them are missing
             return None
-        tick = _tick(stored, kind, unit)
-        ends = (stored.min_raw, stored.max_raw)
+        tick = _tick(statistics, kind, unit)
+        ends = (statistics.min_raw, statistics.max_raw)
         if pt.is_unsigned_integer(kind):  # the raw numbers are signed
-            ends = (stored.min, stored.max)
+            ends = (statistics.min, statistics.max)
         if tick is None or not all(map(math.isfinite, ends)):
             return None
         times += [math.floor(end * tick) for end in ends]
     return times
 
 
-def _tick(stored: Any, kind: Any, unit: str) -> Fraction | None:
+def _tick(statistics: Any, kind: Any, unit: str) -> Fraction | None:
     """Return the seconds of one tick of the numbers that Parquet stores; None if they are no times.
 
     Parquet has no seconds: it stores Arrow's timestamps in seconds as milliseconds.
     """
     if pt.is_date(kind):
         return Fraction(DAY_SECONDS)
-    if pt.is_timestamp(kind) and stored.physical_type == "INT64":  # INT96 has no order
-        unit = _UNITS.get(json.loads(stored.logical_type.to_json()).get("timeUnit"), "")
+    if pt.is_timestamp(kind) and statistics.physical_type == "INT64":  # INT96 has no order
+        unit = _UNITS.get(json.loads(statistics.logical_type.to_json()).get("timeUnit"), "")
     elif not (pt.is_integer(kind) or pt.is_floating(kind)):
         return None
     return Fraction(1, TICKS[unit]) if unit else None

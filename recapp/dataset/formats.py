@@ -216,13 +216,13 @@ def _batches(
         for chunk in parquet.iter_batches(
             CHUNK_ROWS, row_groups=[row_group], columns=file.read, use_threads=False
         ):
-            left = chunk.slice(min(skip, chunk.num_rows))
-            skip -= chunk.num_rows - left.num_rows
-            if left.num_rows:
+            part = chunk.slice(min(skip, chunk.num_rows))
+            skip -= chunk.num_rows - part.num_rows
+            if part.num_rows:
                 for name in views:
-                    plain = without_views(left.column(name))
-                    left = left.set_column(left.schema.get_field_index(name), name, plain)
-                yield left
+                    plain = without_views(part.column(name))
+                    part = part.set_column(part.schema.get_field_index(name), name, plain)
+                yield part
 
 
 def reason(error: Exception) -> str:

@@ -267,22 +267,22 @@ def check_output(output: Path, inputs: Sequence[str], *, overwrite: bool) -> Non
         ConfigError: `output` is not the name of a Parquet file, its directory does not exist, it is
             one of the inputs, or it exists.
     """
-    named = f"output={short_path(output)}"
+    setting = f"output={short_path(output)}"
     if output.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"{named}: scores are written as Parquet: name a file {output.stem}.parquet"
+            f"{setting}: scores are written as Parquet: name a file {output.stem}.parquet"
         )
     if not output.parent.is_dir():
-        raise ConfigError(f"{named}: there is no directory {output.parent}; make it first")
+        raise ConfigError(f"{setting}: there is no directory {output.parent}; make it first")
     if output.is_dir():
-        raise ConfigError(f"{named}: is a directory; name a file in it")
+        raise ConfigError(f"{setting}: is a directory; name a file in it")
     if os.path.realpath(output) in {os.path.realpath(name) for name in inputs}:
         raise ConfigError(
-            f"{named}: is one of the files that are scored (input); write elsewhere, or leave it "
+            f"{setting}: is one of the files that are scored (input); write elsewhere, or leave it "
             "out of input"
         )
     if output.exists() and not overwrite:
-        raise ConfigError(f"{named}: exists; choose another name, or set overwrite=true")
+        raise ConfigError(f"{setting}: exists; choose another name, or set overwrite=true")
 
 
 class ScoreFile:
@@ -371,14 +371,14 @@ class ScoreFile:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self.output)
-        measured: Measured = {"rows": self.rows}
+        measures: Measured = {"rows": self.rows}
         for column in self.columns:  # sums are added in the order of the rows
             some = bool(sums[column])
             total = np.cumsum(sums[column])
-            measured[f"mean_{column}"] = float(total[-1]) / self.rows if some else None
-            measured[f"least_{column}"] = float(np.fmin.reduce(ends[column])) if some else None
-            measured[f"largest_{column}"] = float(np.fmax.reduce(ends[column])) if some else None
-        return measured
+            measures[f"mean_{column}"] = float(total[-1]) / self.rows if some else None
+            measures[f"least_{column}"] = float(np.fmin.reduce(ends[column])) if some else None
+            measures[f"largest_{column}"] = float(np.fmax.reduce(ends[column])) if some else None
+        return measures
 
     def _row_groups(self, world: int) -> Iterator[pa.Table]:
         """Yield the rows of all parts in order, as tables of at least ROWS_PER_GROUP rows."""

@@ -183,13 +183,15 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
     """
     derived = {name: schema.id_column(name) for name in schema.features}
     exact = {name: one.rows for name, one in derived.items() if one and one.rows is not None}
-    counted = min(source.rows, COUNTED_ROWS)
-    seen = {name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact}
-    few = _add(seen, source.slice(0, counted // 2), schema)
-    many = _add(seen, source.slice(counted // 2, counted), schema)
-    for name, before, now in zip(seen, few, many, strict=True):
+    sample_rows = min(source.rows, COUNTED_ROWS)
+    distinct_ids = {
+        name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact
+    }
+    few = _add(distinct_ids, source.slice(0, sample_rows // 2), schema)
+    many = _add(distinct_ids, source.slice(sample_rows // 2, sample_rows), schema)
+    for name, before, now in zip(distinct_ids, few, many, strict=True):
         power = min(math.log2(now / before), 1) if before else 1
-        ids = int(now * (source.rows / max(counted, 1)) ** power)
+        ids = int(now * (source.rows / max(sample_rows, 1)) ** power)
         exact[name] = rows_for(ids) if most is None else min(most, rows_for(ids))
     return [exact[name] for name in schema.features]
 
@@ -327,7 +329,7 @@ def frequent_values(
     return [(text, number) for number, text in numbers.items()]
 
 
-def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
+def _add(distinct_ids: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
     """Add the ids of some rows to the ids seen so far.
 
     Returns:
@@ -335,11 +337,11 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     """
     ids_only = replace(schema.unlabelled(), vectors={})
     ids_only = ids_only if schema.derived else replace(ids_only, dense=())
-    for rows in decoded_chunks(source.only(ids_only.inputs), ids_only) if seen else ():
+    for rows in decoded_chunks(source.only(ids_only.inputs), ids_only) if distinct_ids else ():
         for name, ids in ids_by_feature(rows, schema, source.bags).items():
-            if name in seen:
-                seen[name] = np.union1d(seen[name], ids)
-    return [int((known != MISSING).sum()) for known in seen.values()]
+            if name in distinct_ids:
+                distinct_ids[name] = np.union1d(distinct_ids[name], ids)
+    return [int((known != MISSING).sum()) for known in distinct_ids.values()]
 
 
 # ---- fits of derived columns, on the training rows

@@ -64,13 +64,13 @@ class Source:
         A cut row group becomes a shorter segment.
         """
         segments = []
-        seen = 0
+        offset = 0
         for file, row_group, start, rows in self.segments:
-            left = max(first - seen, 0)
-            right = min(last - seen, rows)
+            left = max(first - offset, 0)
+            right = min(last - offset, rows)
             if left < right:
                 segments.append(Segment(file, row_group, start + left, right - left))
-            seen += rows
+            offset += rows
         return Source(self.files, tuple(segments), self.bags)
 
     def only(self, features: Collection[str]) -> "Source":

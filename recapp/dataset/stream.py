@@ -116,12 +116,12 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
 def after(pieces: IntArray, position: int) -> IntArray:
     """Return a lane's pieces [P, 3] after its first `position` rows."""
     ends = np.cumsum(pieces[:, 2])
-    left = pieces[int(np.searchsorted(ends, position, side="right")) :].copy()
-    if len(left):
-        skipped = position - (int(ends[-1]) - int(left[:, 2].sum()))
-        left[0, 1] += skipped
-        left[0, 2] -= skipped
-    return left
+    rest = pieces[int(np.searchsorted(ends, position, side="right")) :].copy()
+    if len(rest):
+        skipped = position - (int(ends[-1]) - int(rest[:, 2].sum()))
+        rest[0, 1] += skipped
+        rest[0, 2] -= skipped
+    return rest
 
 
 def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntArray:
@@ -247,11 +247,13 @@ class Reader:
         self._collate = collate
         rows = np.array([segment.rows for segment in source.segments], dtype=np.int64)
         self._shared = deal.cut | (rows <= SHARED_ROWS)
-        left = {lane: after(deal.lanes[lane], position) for lane in lanes}
-        self._plans = {lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in left.items()}
+        rest_by_lane = {lane: after(deal.lanes[lane], position) for lane in lanes}
+        self._plans = {
+            lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
+        }
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
-        self._stretches = self._by_cursor(left)
+        self._stretches = self._by_cursor(rest_by_lane)
         self._due = {
             key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._stretches.items()
         }
@@ -276,14 +278,14 @@ class Reader:
             raise ValueError(f"lane {lane} has no rows left")
         return join(parts)
 
-    def _by_cursor(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
+    def _by_cursor(self, rest_by_lane: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
 
         Returns:
             Cursor key -> [P, 3], a row for each range: (first row, end, lane).
         """
         pieces = np.concatenate(
-            [np.insert(lane_pieces, 3, lane, axis=1) for lane, lane_pieces in left.items()]
+            [np.insert(lane_pieces, 3, lane, axis=1) for lane, lane_pieces in rest_by_lane.items()]
             or [np.zeros((0, 4), np.int64)]
         )
         if not len(pieces):
@@ -352,13 +354,13 @@ def _stream(
             chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
-        decoded = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
+        rows = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
         if before is not None:
-            decoded = replace(decoded, row_numbers_N=rows_N + (file.starts[row_group] + before))
+            rows = replace(rows, row_numbers_N=rows_N + (file.starts[row_group] + before))
         lanes, starts = np.unique(inside[:, 2], return_index=True)
-        bounds = [*(ends - lengths)[starts].tolist(), len(decoded)]
+        bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
         yield [
-            (lane, decoded.slice(bounds[index], bounds[index + 1]))
+            (lane, rows.slice(bounds[index], bounds[index + 1]))
             for index, lane in enumerate(lanes.tolist())
         ]
 

@@ -523,7 +523,7 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
         ) from error
     other = [name for name in settings if stored_settings.get(name) != settings[name]]
     if other:
-        shown = (
+        differences = (
             ", ".join(
                 f"{name}={stored_settings.get(name)} instead of {settings[name]}"
                 for name in other
@@ -532,8 +532,8 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
             or "other tables"
         )
         raise DataError(
-            f"{path}: holds generated data of other settings ({shown}); remove it to generate "
-            "again, or use another directory"
+            f"{path}: holds generated data of other settings ({differences}); remove it to "
+            "generate again, or use another directory"
         )
     return True
 

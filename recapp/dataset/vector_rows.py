@@ -58,8 +58,8 @@ class VectorRows:
         Raises:
             DataError: There are no such files, or a file is not readable or lacks a column.
         """
-        named = file_names(path, setting=setting)
-        return VectorRows(tuple(_opened(name, names, dim, setting) for name in named), dim, setting)
+        paths = file_names(path, setting=setting)
+        return VectorRows(tuple(_opened(name, names, dim, setting) for name in paths), dim, setting)
 
     def chunks(self, text: TextIds) -> Iterator[tuple[Int64Array, Vectors]]:
         """Yield ids, [N], and their vectors, [N, D], some thousand rows at a time.

@@ -165,8 +165,10 @@ def layer_table(
     like = next(
         (p for name, p in model.named_parameters() if not name.startswith(inside)), torch.empty(0)
     )
-    read = [x.feature for collection in collections.values() for x in collection.lookups]
-    batch = _made_up_batch(dense_in_features, list(dict.fromkeys([*features, *read])), like)
+    lookup_features = [x.feature for collection in collections.values() for x in collection.lookups]
+    batch = _made_up_batch(
+        dense_in_features, list(dict.fromkeys([*features, *lookup_features])), like
+    )
     records: list[dict[str, Any]] = []
     counter = ProductCounter()
     begun: dict[str, tuple[int, int]] = {}
@@ -174,7 +176,7 @@ def layer_table(
     def begin(name: str) -> None:
         begun[name] = counter.operations, counter.unknown
 
-    def spent(operations: int, unknown: int) -> int | None:
+    def flops_since(operations: int, unknown: int) -> int | None:
         if counter.unknown > unknown:
             return None
         return (counter.operations - operations) // PROBE_ROWS
@@ -189,7 +191,7 @@ def layer_table(
                     "kind": type(module).__name__.removeprefix("Sharded"),
                     "output": _folded(shapes),
                     "parameters": parameters,
-                    "flops": spent(*begun[name]),
+                    "flops": flops_since(*begun[name]),
                 }
             )
 
@@ -225,7 +227,7 @@ def layer_table(
             "kind": type(model).__name__,
             "output": _folded(_shapes(output)),
             "parameters": _all_parameters(model, inside),
-            "flops": spent(0, 0),
+            "flops": flops_since(0, 0),
         }
     )
     return records, None

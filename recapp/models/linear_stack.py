@@ -167,12 +167,12 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers = len(ctx.with_relu)
-        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-        results: Sequence[Tensor] = saved[: layers + 1]
-        weights = saved[layers + 1 : 2 * layers + 1]
+        tensors = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+        results: Sequence[Tensor] = tensors[: layers + 1]
+        weights = tensors[layers + 1 : 2 * layers + 1]
         if torch.is_grad_enabled():
             # the derivatives of this gradient also pass through the results
-            results = _results(results[0], ctx.with_relu, weights, saved[2 * layers + 1 :])
+            results = _results(results[0], ctx.with_relu, weights, tensors[2 * layers + 1 :])
         needs = ctx.needs_input_grad
         grads: list[Tensor | None] = [None] * len(needs)
         for place in reversed(range(layers)):

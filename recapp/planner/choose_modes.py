@@ -115,8 +115,8 @@ def decide_modes(
     Returns:
         The plan with every mode decided.
     """
-    read = lookups_of(tables) if lookups is None else lookups
-    unsummed = {x.table.name for x in read if not x.may_be_pooled}
+    all_lookups = lookups_of(tables) if lookups is None else lookups
+    unsummed = {x.table.name for x in all_lookups if not x.may_be_pooled}
     plan = plan.with_modes({name: "unique" for name in plan.undecided if name in unsummed})
     if not plan.undecided:
         return plan
@@ -124,8 +124,8 @@ def decide_modes(
         name: {"unique": 0, "pooled": 0} for name in plan.undecided
     }
     for features in batches:
-        for name, counted in exchanged_bytes(tables, plan, features, lookups).items():
-            for mode, n in counted.items() if name in total else ():
+        for name, bytes_by_mode in exchanged_bytes(tables, plan, features, lookups).items():
+            for mode, n in bytes_by_mode.items() if name in total else ():
                 total[name][mode] += n
     return plan.with_modes(
         {name: "pooled" if n["pooled"] < n["unique"] else "unique" for name, n in total.items()}
@@ -194,8 +194,10 @@ def initial_plan(
 
     def decided() -> ShardingPlan:
         plan = make()
-        stored = modes or {}
-        plan = plan.with_modes({name: stored[name] for name in plan.undecided if name in stored})
+        mode_by_table = modes or {}
+        plan = plan.with_modes(
+            {name: mode_by_table[name] for name in plan.undecided if name in mode_by_table}
+        )
         if plan.undecided and count is not None and ranks.world > 1:
             plan = count(plan)
         return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))

@@ -114,7 +114,7 @@ def plan_tables(
         plan = ShardingPlan({}, problem.topology.world_size, name)
         return Outcome(plan, cost, cost.step_seconds, True, (), (), problem)
     c = constraints_of(tables, constraints or {}, problem.topology)
-    stored = [
+    typed_tables = [
         t
         if (data_type := c[t.name].data_type) is None
         else replace(t, data_type=DataType(data_type))
@@ -122,7 +122,7 @@ def plan_tables(
     ]
     statistics = {t.name: constrained_statistics(t, c[t.name], problem) for t in tables}
     problem = replace(problem, statistics=statistics)
-    space = SearchSpace(_bundles(stored, c, problem), fixed_of(problem))
+    space = SearchSpace(_bundles(typed_tables, c, problem), fixed_of(problem))
     bundles = space.bundles
     capacity = capacity_of(problem.topology)
     exact = space.combinations() <= EXACT_COMBINATIONS
@@ -552,9 +552,9 @@ def stored_as(
         lookups: The lookups that read them.
         data_types: The data type of some tables, by name.
     """
-    changed = {
+    tables_by_name = {
         t.name: replace(t, data_type=data_types.get(t.name, t.data_type))  # type: ignore[arg-type]
         for t in tables
     }
-    read = [replace(x, table=changed[x.table.name]) for x in lookups]
-    return list(changed.values()), read
+    typed_lookups = [replace(x, table=tables_by_name[x.table.name]) for x in lookups]
+    return list(tables_by_name.values()), typed_lookups

@@ -265,7 +265,7 @@ def options_of(
 ) -> dict[str, list[Option]]:
     """Return all options of each table that its constraints allow, in a fixed order."""
     known: dict[tuple[int, ...], CandidateRanks] = {}
-    asked: list[tuple[str, Parts]] = []
+    types_and_parts: list[tuple[str, Parts]] = []
     cuts = []
     for table in tables:
         ranks = tuple(allowed_ranks(c[table.name], problem.topology))
@@ -282,7 +282,7 @@ def options_of(
                 )
                 for b in blocks
             ]
-            asked.append((record.name, parts))
+            types_and_parts.append((record.name, parts))
             cuts.append(
                 Cut(
                     table,
@@ -294,7 +294,7 @@ def options_of(
                 )
             )
     options: dict[str, list[Option]] = {t.name: [] for t in tables}
-    for option in _priced(cuts, asked, problem) if cuts else ():
+    for option in _priced(cuts, types_and_parts, problem) if cuts else ():
         options[option.table].append(option)
     return options
 
@@ -390,7 +390,7 @@ def _row_orders(
 
 
 def _priced(
-    cuts: Sequence[Cut], asked: Sequence[tuple[str, Parts]], problem: PlanningProblem
+    cuts: Sequence[Cut], types_and_parts: Sequence[tuple[str, Parts]], problem: PlanningProblem
 ) -> list[Option]:
     """Return the option of each cut, with prices by component: the owners' kernels, then each
     message by the links inside of a host, then by the network; and the work of every rank for its
@@ -398,7 +398,7 @@ def _priced(
 
     Args:
         cuts: The cuts.
-        asked: The sharding type of each cut, and the parts of its blocks.
+        types_and_parts: The sharding type of each cut, and the parts of its blocks.
         problem: The planning problem.
     """
     prices = price_all(cuts, problem)
@@ -418,7 +418,7 @@ def _priced(
     largest_JC = np.maximum.reduceat(seconds_MC, prices.first_J)
     options = []
     at = 0
-    for j, (cut, (type_name, parts)) in enumerate(zip(cuts, asked, strict=True)):
+    for j, (cut, (type_name, parts)) in enumerate(zip(cuts, types_and_parts, strict=True)):
         blocks = []
         for rows, cols, candidates in parts:
             here = slice(at, at := at + len(rows))
@@ -449,10 +449,10 @@ def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: Planning
     mode = sharding.mode
     if mode == "auto":
         mode = work_of(table, sharding, problem).mode
-    asked = cut_of(table, cells, mode, sharding.row_order)
+    cut = cut_of(table, cells, mode, sharding.row_order)
     cols = np.array([(s.cols.start, s.cols.stop) for s in cells], np.int64)
-    parts = [(asked.rows_M2, cols, asked.rank_M[None])]
-    return _priced([asked], [(sharding.sharding_type, parts)], problem)[0]
+    parts = [(cut.rows_M2, cols, cut.rank_M[None])]
+    return _priced([cut], [(sharding.sharding_type, parts)], problem)[0]
 
 
 def own_seconds(option: Option, world: int) -> Floats:

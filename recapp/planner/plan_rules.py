@@ -112,14 +112,16 @@ def table_facts(
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
     known = statistics or {}
-    read = Counter(x.table.name for x in (lookups_of(tables) if lookups is None else lookups))
+    lookup_counts = Counter(
+        x.table.name for x in (lookups_of(tables) if lookups is None else lookups)
+    )
     speed = None
     if topology.hardware is not None:
         link = topology.hardware.all_to_all["network" if topology.hosts > 1 else "host"]
         speed = float(1 / link.seconds(max(topology.world_size, 2), 1e9))
 
     def of(t: EmbeddingConfig) -> TableFacts:
-        ids = float(known[t.name].ids_per_sample if t.name in known else read[t.name])
+        ids = float(known[t.name].ids_per_sample if t.name in known else lookup_counts[t.name])
         return TableFacts(
             t.name,
             t.num_embeddings,
@@ -313,14 +315,14 @@ def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _C
 
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
     """Return a sentence for each unknown fact that rules test."""
-    asked = {
+    condition_by_fact = {
         _CONDITIONS[name][0]: name
         for rule in reversed(list(rules))
         for name, _ in conditions_of(rule)
     }
     return tuple(
         f"rules that ask for {name} do not fire: {_WHY_UNKNOWN[fact]}"
-        for fact, name in sorted(asked.items())
+        for fact, name in sorted(condition_by_fact.items())
         if getattr(facts, fact) is None
     )
 

@@ -405,21 +405,21 @@ class _Node:
         cheapest_N = self.cost_N <= self.least_B[c.bundle_N]
         unpaid_NK = c.uses_NK & ~self.paid_K
         settled_B = np.logical_or.reduceat(cheapest_N & ~unpaid_NK.any(1), c.first_B)
-        wanted_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
-        if wanted_K.any():
-            one = np.arange(len(wanted_K)) == wanted_K.argmax()
+        demand_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
+        if demand_K.any():
+            one = np.arange(len(demand_K)) == demand_K.argmax()
             return self._feasible(
                 [
                     (self.paid_K | one, self.without_K, self.least, self.most),
                     (self.paid_K, self.without_K | one, self.least, self.most),
                 ]
             )
-        needed = float(
+        threshold = float(
             np.minimum.reduceat(np.where(cheapest_N, r.piece_N, np.inf), c.first_B).max()
         )
-        if needed <= self.least * (1 + SMALLEST_DIFFERENCE):
+        if threshold <= self.least * (1 + SMALLEST_DIFFERENCE):
             return []
-        between = (max(self.least, needed / 4) + needed) / 2
+        between = (max(self.least, threshold / 4) + threshold) / 2
         return self._feasible(
             [
                 (self.paid_K, self.without_K, self.least, between),
@@ -427,7 +427,9 @@ class _Node:
             ]
         )
 
-    def _feasible(self, asked: "list[tuple[Bools, Bools, float, float]]") -> "list[_Node]":
+    def _feasible(self, node_arguments: "list[tuple[Bools, Bools, float, float]]") -> "list[_Node]":
         return [
-            node for node in (_Node(self.relaxed, *a) for a in asked) if np.isfinite(node.seconds)
+            node
+            for node in (_Node(self.relaxed, *a) for a in node_arguments)
+            if np.isfinite(node.seconds)
         ]

@@ -289,19 +289,19 @@ class FusedUpdate:
 
     def scale(self, factor: float) -> None:
         """Multiply the held gradients by a factor."""
-        for _, gradients in self._held():
+        for _, gradients in self._rows_and_gradients():
             gradients.mul_(factor)
 
     def clamp(self, most: float) -> None:
         """Clamp the elements of the held gradients to [-most, most]."""
-        for _, gradients in self._held():
+        for _, gradients in self._rows_and_gradients():
             gradients.clamp_(-most, most)
 
     def _counted(self) -> Iterator[Tensor]:
         """Yield the gradients that this rank counts in a norm."""
         state = self.state
         for group, store, (row_U, gradients) in zip(
-            state.layout.groups, state.stores, self._held(), strict=False
+            state.layout.groups, state.stores, self._rows_and_gradients(), strict=False
         ):
             if group.mode == "replicated" and state.comm.rank:
                 continue
@@ -312,7 +312,7 @@ class FusedUpdate:
                 yield gradients.view(-1, store.width)[trained_U]
 
     @torch.no_grad()
-    def _held(self) -> list[tuple[Tensor, Tensor]]:
+    def _rows_and_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return for each group the distinct rows with held gradients, and these gradients one
         after the other in a flat tensor that the caller may change in place. Return nothing where
         no gradients are held.

@@ -402,12 +402,12 @@ class ShardedTables(nn.Module):
             return [i == member for i in range(len(self.members))]
         keys = set(features.keys())
         served = () if member is None or self._pass is None else self._pass.served
-        taken = [
+        looks_up = [
             i == member
             or (i not in served and not m.own_ids and keys >= {x.feature for x in m.lookups})
             for i, m in enumerate(self.members)
         ]
-        return taken if any(taken) else [True] * len(taken)
+        return looks_up if any(looks_up) else [True] * len(looks_up)
 
     def look_ahead(self, features: KeyedJaggedTensor | Exception) -> int:
         """Start the exchange of a later batch. `forward` finds the exchange by the identity of

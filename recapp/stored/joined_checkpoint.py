@@ -205,10 +205,10 @@ def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:
     """Return the settings of the ensemble: those of a model, but for a plan file, which knows
     nothing of the other members' tables.
     """
-    settings = {**config, "ensemble": members, "snapshots": 1}
-    if (settings.get("plan") or {}).get("path"):
-        del settings["plan"]
-    return settings
+    entries = {**config, "ensemble": members, "snapshots": 1}
+    if (entries.get("plan") or {}).get("path"):
+        del entries["plan"]
+    return entries
 
 
 def _check_same(

@@ -104,8 +104,8 @@ class Columns:
         else:
             missing_N = times_N == MISSING
             turns_N = np.remainder(times_N, np.int64(period)) / np.float64(period)
-        made_N = circle(turns_N)[column.kind is Kind.COSINE]
-        return np.where(missing_N, np.float32(0), made_N)
+        values_N = circle(turns_N)[column.kind is Kind.COSINE]
+        return np.where(missing_N, np.float32(0), values_N)
 
 
 def _edges(column: DerivedColumn) -> Float32Array:

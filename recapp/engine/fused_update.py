@@ -474,7 +474,7 @@ def _power(values: Tensor, order: float) -> float:
 def _from_ranks(comm: Comm, value: float) -> list[float]:
     """Return the number of every rank, in rank order."""
     buffer = torch.full((comm.world,), value, dtype=torch.float64, device=comm.device)
-    own = [(comm.rank, comm.rank + 1)] * comm.world
-    comm.swap(buffer, own, [(rank, rank + 1) for rank in range(comm.world)])()
-    found: list[float] = buffer.tolist()
-    return found
+    sends = [(comm.rank, comm.rank + 1)] * comm.world
+    comm.swap(buffer, sends, [(rank, rank + 1) for rank in range(comm.world)])()
+    values: list[float] = buffer.tolist()
+    return values

@@ -471,8 +471,8 @@ class DIN(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         flat_BK = self.fields.flat(batch)
-        found_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
-        behaviour_LW = found_LW.to(flat_BK.dtype)  # tables may have another dtype than the model
+        vectors_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
+        behaviour_LW = vectors_LW.to(flat_BK.dtype)  # tables may have another dtype than the model
         samples = flat_BK.shape[0]
         target_BW = self.histories.target(flat_BK)
         target_LW = target_BW.index_select(0, sample_L.clamp(max=samples - 1))

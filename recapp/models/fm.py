@@ -182,8 +182,8 @@ class _FieldAwareDots(torch.autograd.Function):
         dots_BP = products_BFF.flatten(1).index_select(1, pair_P)
         if not own_vectors:
             return dots_BP
-        own_BFD = vectors_BFFD.diagonal(dim1=1, dim2=2).mT
-        return torch.cat([own_BFD.flatten(1), dots_BP], 1)
+        diagonal_BFD = vectors_BFFD.diagonal(dim1=1, dim2=2).mT
+        return torch.cat([diagonal_BFD.flatten(1), dots_BP], 1)
 
     @staticmethod
     def backward(ctx: Any, grad_BK: Tensor) -> tuple[Tensor, None, None, None]:

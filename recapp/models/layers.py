@@ -83,11 +83,11 @@ class FieldDropout(nn.Module):
         """Return the vectors side by side, some of them 0 in training."""
         if not self.training or not self.mask.dropped:
             return vectors_BK
-        kept_BF = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
+        mask_BF = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
         if len(set(self.dims)) == 1:
             parts_BFD = vectors_BK.view(len(vectors_BK), len(self.dims), -1)
-            return (parts_BFD * kept_BF.unsqueeze(2)).flatten(1)
-        return vectors_BK * kept_BF.index_select(1, self.field_K)
+            return (parts_BFD * mask_BF.unsqueeze(2)).flatten(1)
+        return vectors_BK * mask_BF.index_select(1, self.field_K)
 
 
 class _Dropped(torch.autograd.Function):

@@ -122,9 +122,9 @@ class WukongLayer(nn.Module):
 
     def forward(self, vectors_BND: Tensor) -> Tensor:
         """Return the vectors after the layer, [B, M, D]."""
-        made_BMD = torch.cat([self.factorisation(vectors_BND), self.compression(vectors_BND)], 1)
-        kept_BMD = vectors_BND if self.residual is None else self.residual(vectors_BND)
-        normal_BMD: Tensor = self.norm(made_BMD + kept_BMD)
+        vectors_BMD = torch.cat([self.factorisation(vectors_BND), self.compression(vectors_BND)], 1)
+        residual_BMD = vectors_BND if self.residual is None else self.residual(vectors_BND)
+        normal_BMD: Tensor = self.norm(vectors_BMD + residual_BMD)
         return normal_BMD
 
 
@@ -269,9 +269,9 @@ class PerTokenFFN(nn.Module):
         tokens, samples, dim = tokens_TBD.shape
         weights_TBE = torch.relu(self.router(tokens_TBD))
         each_GBD = tokens_TBD.repeat_interleave(self.experts, 0)
-        made_GBD: Tensor = self.down(functional.gelu(self.up(each_GBD)))
-        made_TEBD = made_GBD.view(tokens, self.experts, samples, dim)
-        return (made_TEBD * weights_TBE.transpose(1, 2)[..., None]).sum(1), weights_TBE
+        expert_GBD: Tensor = self.down(functional.gelu(self.up(each_GBD)))
+        expert_TEBD = expert_GBD.view(tokens, self.experts, samples, dim)
+        return (expert_TEBD * weights_TBE.transpose(1, 2)[..., None]).sum(1), weights_TBE
 
 
 class MixerBlock(nn.Module):
@@ -294,8 +294,8 @@ class MixerBlock(nn.Module):
     def forward(self, tokens_TBD: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the tokens, [T, B, D], and the weights of their experts, [T, B, E], or None."""
         mixed_TBD = self.first_norm(self.mixing(tokens_TBD) + tokens_TBD)
-        made_TBD, weights_TBE = self.ffn(mixed_TBD)
-        return self.second_norm(made_TBD + mixed_TBD), weights_TBE
+        output_TBD, weights_TBE = self.ffn(mixed_TBD)
+        return self.second_norm(output_TBD + mixed_TBD), weights_TBE
 
 
 class RankMixer(nn.Module):

@@ -405,9 +405,9 @@ class _Node:
         cheapest_N = self.cost_N <= self.least_B[c.bundle_N]
         unpaid_NK = c.uses_NK & ~self.paid_K
         settled_B = np.logical_or.reduceat(cheapest_N & ~unpaid_NK.any(1), c.first_B)
-        wanted_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
-        if wanted_K.any():
-            one = np.arange(len(wanted_K)) == wanted_K.argmax()
+        demand_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
+        if demand_K.any():
+            one = np.arange(len(demand_K)) == demand_K.argmax()
             return self._feasible(
                 [
                     (self.paid_K | one, self.without_K, self.least, self.most),

@@ -102,7 +102,7 @@ def export_model(
             f"output={output}: lies in the directory of the checkpoint, and would be deleted with "
             "it: choose a directory beside the checkpoint"
         )
-    with Checkpoint.at(path, wanted=every_file) as snapshot:
+    with Checkpoint.at(path, selector=every_file) as snapshot:
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
         recipe = with_columns_of(recipe, snapshot)

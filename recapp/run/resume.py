@@ -208,7 +208,7 @@ def resumed_run(recipe: Train) -> Resumed | None:
     path = recipe.ckpt_path
     if path is None:
         return None
-    with open_stored(path, wanted=partial(files_of_values, recipe=recipe)) as stored:
+    with open_stored(path, selector=partial(files_of_values, recipe=recipe)) as stored:
         assert isinstance(stored, Checkpoint)
         return Resumed(with_columns_of(recipe, stored), path, stored.manifest)
 

@@ -194,7 +194,7 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
         return {*files_in_use(manifest), *files_of_values(manifest, recipe)}
 
     assert recipe.ckpt_path is not None
-    stored = open_stored(recipe.ckpt_path, wanted=needed_files)
+    stored = open_stored(recipe.ckpt_path, selector=needed_files)
     return with_columns_of(recipe, stored), trained(stored)
 
 

@@ -241,7 +241,7 @@ def __getattr__(name: str) -> Any:
 
         return version("recapp")
     if name not in _HOMES:
-        return foreign_paths.found("", name)
+        return foreign_paths.object_at("", name)
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     make_known()

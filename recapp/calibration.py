@@ -108,11 +108,11 @@ def short_run(recipe: OnPaper, ranks: int, hardware: str, data: Path) -> Train:
         "format": "json",
     }
     train: Train = recipe_under("train", [f"{key}={value}" for key, value in asked.items()])
-    own = recipe.trainer
+    trainer = recipe.trainer
     engine = recipe.engine
     return replace(
         train,
-        trainer=replace(train.trainer, devices=own.devices, accelerator=own.accelerator),
+        trainer=replace(train.trainer, devices=trainer.devices, accelerator=trainer.accelerator),
         engine=replace(
             train.engine,
             transport=engine.transport,

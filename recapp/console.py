@@ -103,7 +103,7 @@ def print_table(
         padding=apart,
         header_style="bold",
     )
-    for column in (chosen := columns_of(rows) if columns is None else columns):
+    for column in (shown_columns := columns_of(rows) if columns is None else columns):
         numbers = all(isinstance(row.get(column.key), int | float | None) for row in rows)
         table.add_column(
             Text(readable(column.title)),
@@ -113,7 +113,9 @@ def print_table(
             vertical="top",
         )
     for row in rows:
-        table.add_row(*(Text(readable(column.show(row.get(column.key)))) for column in chosen))
+        table.add_row(
+            *(Text(readable(column.show(row.get(column.key)))) for column in shown_columns)
+        )
     if (
         Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum
         > console.width
@@ -130,19 +132,23 @@ def print_table(
             print(line.rstrip())
     if hidden:
         print(f"and {hidden:,} more{rest}")
-    for line in meanings(chosen):
+    for line in meanings(shown_columns):
         print(line)
 
 
 def meanings(columns: Sequence[Column]) -> list[str]:
     """Return a line for each heading that has an explanation, after an empty line."""
-    said = {
+    by_title = {
         column.title.replace("-\n", "").replace("\n", " "): column.meaning
         for column in columns
         if column.meaning
     }
-    width = max(map(len, said), default=0)
-    return ["", *(f"{title:{width}}  {meaning}" for title, meaning in said.items())] if said else []
+    width = max(map(len, by_title), default=0)
+    return (
+        ["", *(f"{title:{width}}  {meaning}" for title, meaning in by_title.items())]
+        if by_title
+        else []
+    )
 
 
 def emit(

@@ -368,9 +368,11 @@ def click_metrics(
     for name in names:
         if name not in _METRICS:
             raise ConfigError(f"metrics.names has {name}: {suggest(name, _METRICS)}")
-    made = {}
+    metrics = {}
     for name in names:
         counted = _METRICS[name] in (AUC, PRAUC, Lift)
-        given = {"soft_labels": soft_labels} if counted else {}
-        made[name] = _METRICS[name](sync_on_compute=sync_on_compute, replicates=replicates, **given)
-    return made
+        options = {"soft_labels": soft_labels} if counted else {}
+        metrics[name] = _METRICS[name](
+            sync_on_compute=sync_on_compute, replicates=replicates, **options
+        )
+    return metrics

@@ -102,7 +102,7 @@ def export_model(
             f"output={output}: lies in the directory of the checkpoint, and would be deleted with "
             "it: choose a directory beside the checkpoint"
         )
-    with Checkpoint.at(path, wanted=every_file) as snapshot:
+    with Checkpoint.at(path, selector=every_file) as snapshot:
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
         recipe = with_columns_of(recipe, snapshot)
@@ -133,7 +133,9 @@ class _Exporter:
         self.seeds = {t.name: c.seed for _, c in embedding_collections(model) for t in c.tables()}
         self.dense = snapshot.dense()
         self.positions = {
-            t.name: found for t in self.tables if (found := self.trained.positions(t)) is not None
+            t.name: positions
+            for t in self.tables
+            if (positions := self.trained.positions(t)) is not None
         }
         self.rows = {
             t.name: len(self.positions.get(t.name, range(t.num_embeddings))) for t in self.tables
@@ -142,22 +144,22 @@ class _Exporter:
 
     def run(self) -> dict[str, Any]:
         """Write all files, and return the report."""
-        chosen = self._storage_by_hand()
+        data_types = self._storage_by_hand()
         report: dict[str, Any] = {"widths": [], "validation_rows": 0}
         if self.source is not None and self.options.report_rows:
             probe = self._probe()
             if self.options.quantize == AUTO:
-                chosen = self._least(probe)
+                data_types = self._least(probe)
             report["validation_rows"] = sum(batch.rows for batch in probe.batches)
-            report["widths"] = _width_rows(self.tables, self.rows, chosen, probe)
+            report["widths"] = _width_rows(self.tables, self.rows, data_types, probe)
         elif self.options.quantize == AUTO:
             raise ConfigError(
                 "quantize=auto: there are no validation rows to measure tables on: set "
                 "dataset.val_path, or choose quantize=int8"
             )
-        report["tables"] = _table_rows(self.tables, self.rows, chosen)
+        report["tables"] = _table_rows(self.tables, self.rows, data_types)
         with RowWriter(self.folder) as writer:
-            self._write_tables(writer, chosen)
+            self._write_tables(writer, data_types)
             files = writer.finish()
         artefact = self._finish(writer, files, report)
         return {"name": self.name, "bytes": artefact.bytes, **report}
@@ -193,26 +195,26 @@ class _Exporter:
             positions = self.positions[table.name]
             cols = range(table.embedding_dim)
             dtype = table.data_type.dtype
-            made = start_values(keys_of(numbers), table, self.seeds[table.name], cols, dtype)
-            made = made.to(dtype)
+            values = start_values(keys_of(numbers), table, self.seeds[table.name], cols, dtype)
+            values = values.to(dtype)
             at = torch.searchsorted(positions, numbers).clamp(max=max(len(positions) - 1, 0))
             if len(positions):
                 known = positions[at] == numbers
-                made[known] = rows[at[known]]
-            return made
+                values[known] = rows[at[known]]
+            return values
 
     def _load_dense(self, model: nn.Module) -> None:
         with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
             model.load_state_dict(self.dense)
 
-    def _write_tables(self, writer: RowWriter, chosen: Mapping[str, DataType]) -> None:
+    def _write_tables(self, writer: RowWriter, data_types: Mapping[str, DataType]) -> None:
         total = sum(self.trained.bytes_of(t) for t in self.tables) >> 20
         with console.progress("exporting tables, MB", total) as advance:
             for table in self.tables:
                 seed = self.seeds[table.name]
                 positions = self.positions.get(table.name)
                 with self.trained.rows(table) as rows:
-                    writer.add(table, rows, chosen[table.name], positions, seed)
+                    writer.add(table, rows, data_types[table.name], positions, seed)
                 advance(self.trained.bytes_of(table) >> 20)
 
     def _finish(
@@ -316,8 +318,8 @@ class _Exporter:
     def _outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs of the example by name, computed from the written files."""
         with torch.no_grad():
-            found = model(batch)
-        outputs = self.recipe.built_task.named(found, batch.rows, type(model).__name__)
+            result = model(batch)
+        outputs = self.recipe.built_task.named(result, batch.rows, type(model).__name__)
         if not all(bool(torch.isfinite(values).all()) for values in outputs.values()):
             raise CheckpointError(
                 f"checkpoint {self.snapshot.path} gives scores that are not finite for the rows of "
@@ -340,8 +342,8 @@ def _made(snapshot: Checkpoint) -> dict[str, Any]:
 
 def _lists_of(entry: str, key: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry of the features for columns with a value each, if there are any."""
-    given = {name: value for name, value in columns.items() if value is not None}
-    lines = [{"name": name, key: value} for name, value in given.items()]
+    values = {name: value for name, value in columns.items() if value is not None}
+    lines = [{"name": name, key: value} for name, value in values.items()]
     return {entry: lines} if lines else {}
 
 
@@ -364,64 +366,64 @@ def _lookups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _table_rows(
-    tables: Sequence[EmbeddingConfig], rows: Mapping[str, int], chosen: Mapping[str, DataType]
+    tables: Sequence[EmbeddingConfig], rows: Mapping[str, int], data_types: Mapping[str, DataType]
 ) -> list[dict[str, Any]]:
     """Return a record for each table.
 
     Args:
         tables: The tables, as they were trained.
         rows: The number of rows of each table.
-        chosen: The storage type of each table.
+        data_types: The storage type of each table.
     """
-    made = []
+    records = []
     for t in tables:
         before = rows[t.name] * row_bytes(t.data_type, t.embedding_dim)
-        after = rows[t.name] * row_bytes(chosen[t.name], t.embedding_dim)
-        made.append(
+        after = rows[t.name] * row_bytes(data_types[t.name], t.embedding_dim)
+        records.append(
             {
                 "table": t.name,
                 "rows": rows[t.name],
                 "dim": t.embedding_dim,
                 "trained": str(t.data_type),
                 "bytes_before": before,
-                "stored": str(chosen[t.name]),
+                "stored": str(data_types[t.name]),
                 "bytes_after": after,
             }
         )
-    return made
+    return records
 
 
 def _width_rows(
     tables: Sequence[EmbeddingConfig],
     rows: Mapping[str, int],
-    chosen: Mapping[str, DataType],
+    exported_types: Mapping[str, DataType],
     probe: Probe,
 ) -> list[dict[str, Any]]:
     """Measure each width and the chosen storage, and return a record for each."""
     ways = {width: {t.name: storage_of(t, width) for t in tables} for width in QUANTIZE}
-    ways[EXPORTED] = dict(chosen)
+    ways[EXPORTED] = dict(exported_types)
     before = probe.measure({})
-    made = []
+    records = []
     for name, data_types in ways.items():
         size = sum(rows[t.name] * row_bytes(data_types[t.name], t.embedding_dim) for t in tables)
         try:
-            found = probe.measure(data_types)
+            after = probe.measure(data_types)
         except ValueError as error:
             console.note(f"quantize={name} is not measured: {error}")
             continue
-        made.append({"quantize": name, "bytes": size, **_changes(found, before, probe.task)})
-    return made
+        records.append({"quantize": name, "bytes": size, **_changes(after, before, probe.task)})
+    return records
 
 
-def _changes(found: Measured, before: Measured, task: Task) -> dict[str, Any]:
+def _changes(after: Measured, before: Measured, task: Task) -> dict[str, Any]:
     """Return metrics and changes; numbers that JSON cannot hold become None."""
     last = task.storage_measures[-1].name
-    said = {
-        **found.metrics,
-        change_of(last): found.metrics[last] - before.metrics[last],
-        "largest_change": found.largest_change(before),
+    numbers = {
+        **after.metrics,
+        change_of(last): after.metrics[last] - before.metrics[last],
+        "largest_change": after.largest_change(before),
     }
-    return {name: x if math.isfinite(x) else None for name, x in said.items()}
+    return {name: x if math.isfinite(x) else None for name, x in numbers.items()}
 
 
 def change_of(metric: str) -> str:

@@ -242,9 +242,9 @@ def tables_group(
     """
     if ranks is None or ranks is not dist.group.WORLD or ranks.size() == 1:
         return ranks
-    made = dist.new_group(timeout=timeout)
-    assert isinstance(made, dist.ProcessGroup)
-    return made
+    group = dist.new_group(timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def group_of_trainers(timeout: timedelta) -> dist.ProcessGroup | None:
@@ -259,10 +259,10 @@ def group_of_trainers(timeout: timedelta) -> dist.ProcessGroup | None:
     ranks = dist.group.WORLD
     if ranks is None or ranks.size() == 1:
         return tables_group(ranks)
-    made = _OF_TRAINERS.setdefault(ranks, {})
-    if timeout not in made:
-        made[timeout] = tables_group(ranks, timeout)
-    return made[timeout]
+    groups = _OF_TRAINERS.setdefault(ranks, {})
+    if timeout not in groups:
+        groups[timeout] = tables_group(ranks, timeout)
+    return groups[timeout]
 
 
 def own_device(ranks: dist.ProcessGroup | None) -> torch.device:
@@ -331,8 +331,8 @@ class DistributedModelParallel(nn.Module):
     ) -> None:
         super().__init__()
         self._ranks = process_group_of(env)
-        chosen = table_rule(module, sharders)
-        rule = with_frozen_of(chosen or rowwise_adagrad(), module)
+        user_rule = table_rule(module, sharders)
+        rule = with_frozen_of(user_rule or rowwise_adagrad(), module)
         self.device = own_device(self._ranks) if device is None else torch.device(device)
         self.comm = make_comm(tables_group(self._ranks), self.device, transport)
         planner = EmbeddingShardingPlanner(rule=rule)
@@ -342,7 +342,7 @@ class DistributedModelParallel(nn.Module):
         self._wrapped = module.to(self.device)
         if init_data_parallel:
             self.init_data_parallel()
-        self._rate_is_known = chosen is not None
+        self._rate_is_known = user_rule is not None
         for shared in sharded_tables(module):
             shared.update.before_first_update = self._note_rate
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
@@ -454,8 +454,8 @@ def _materialise(module: nn.Module, device: torch.device, with_values: bool) -> 
         ConfigError: A module cannot make start values.
     """
     for path, part in module.named_modules():
-        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        if not any(t.is_meta for t in own):
+        tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if not any(t.is_meta for t in tensors):
             continue
         reset = getattr(part, "reset_parameters", None)
         if with_values and reset is None:
@@ -528,13 +528,13 @@ def compile_dense(module: nn.Module) -> list[str]:
     device = next((p.device.type for p in module.parameters()), "cpu")
     if device == "cpu" and (fault := fault_of_compiler()):
         raise ConfigError(f"engine.compile=true: {fault}, or set engine.compile=false")
-    chosen: list[str] = []
+    paths: list[str] = []
     for path, child in module.named_children():
         if isinstance(child, ShardedCollection | Metric | MetricCollection):
             continue
         if sharded_collections(child):
-            chosen += [f"{path}.{below}" for below in compile_dense(child)]
+            paths += [f"{path}.{below}" for below in compile_dense(child)]
         else:
             child.compile()
-            chosen.append(path)
-    return chosen
+            paths.append(path)
+    return paths

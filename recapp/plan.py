@@ -29,6 +29,7 @@ from textwrap import fill
 from recapp import console
 from recapp.cli.command import run
 from recapp.cli.job import Job
+from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import loading
 from recapp.run.commands import OnPaper
@@ -45,6 +46,19 @@ VERBS = {
 }
 """The module of each verb, imported on use. It has a function with the verb's name."""
 
+READERS = {
+    "out": ("explain",),
+    "a": ("compare",),
+    "b": ("compare",),
+    "as": ("explain", "export"),
+    "indent": ("export",),
+    "path": ("export", "check", "calibrate", "devices"),
+    "ranks": ("scale",),
+    "plans": ("scale",),
+    "weak_batch": ("scale",),
+}
+"""The verbs that read a setting, of those that not all verbs read."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
@@ -56,7 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer(recipe: OnPaper, job: Job) -> None:
-    """Run the verb of the job."""
+    """Run the verb of the job.
+
+    Raises:
+        ConfigError: The verb does not read a setting.
+    """
+    for setting in job.overrides:
+        verbs = READERS.get(setting.lstrip("+").partition("=")[0], (job.verb,))
+        if job.verb not in verbs:
+            raise ConfigError(
+                f"{setting}: {job.verb} does not read it, only {', '.join(verbs)}: leave it out"
+            )
     with loading():
         verb = getattr(import_module(VERBS[job.verb]), job.verb)
     verb(recipe, job)

@@ -215,18 +215,18 @@ def measured_runs(path: str) -> list[tuple[str, PlanReport, Performance]]:
     """
     if not Path(path).is_dir():
         raise ConfigError(f"path={path}: there is no such directory")
-    found = [
+    runs = [
         (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
         for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
         if (prediction := read_record(PlanReport, d / PREDICTED_FILE)) is not None
         and (measured := read_performance(d)) is not None
     ]
-    if not found:
+    if not runs:
         raise ConfigError(
             f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run "
             "or a sweep of python -m recapp.train"
         )
-    return found
+    return runs
 
 
 def scale(recipe: OnPaper, job: Job) -> None:
@@ -234,16 +234,16 @@ def scale(recipe: OnPaper, job: Job) -> None:
     known = [BEST, *SHARDING_TYPES]
     if not recipe.ranks:
         raise ConfigError("ranks=[]: must be a list of numbers of ranks, such as ranks=[8,16,32]")
-    chosen = [recipe.plans] if isinstance(recipe.plans, str) else list(recipe.plans)
-    for name in chosen:
+    plans = [recipe.plans] if isinstance(recipe.plans, str) else list(recipe.plans)
+    for name in plans:
         if name not in known:
-            said = shown(to_plain(recipe.plans))
-            raise ConfigError(f"plans={said}: {name}: {suggest(name, known)}")
+            text = shown(to_plain(recipe.plans))
+            raise ConfigError(f"plans={text}: {name}: {suggest(name, known)}")
     hardware = recipe.topology.costs or default_hardware("cpu")
     problem = replace(problem_on_paper(recipe), batch_per_rank=recipe.weak_batch)
     rows = []
-    with console.progress("plans", len(MODES) * len(recipe.ranks) * len(chosen)) as advance:
-        for plan, mode in product(chosen, MODES):
+    with console.progress("plans", len(MODES) * len(recipe.ranks) * len(plans)) as advance:
+        for plan, mode in product(plans, MODES):
             types = None if plan == BEST else [plan]
             wish = ParameterConstraints(modes=[mode], sharding_types=types)
             for world in sorted(recipe.ranks):

@@ -288,8 +288,8 @@ def fit(
     write_prediction(sized(), strategy, data.rows[1], job_dir)
     note_no_validation(trainer, data.rows[1])
     measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
-    kept = callbacks.snapshots.kept if callbacks.snapshots else []
-    return with_snapshots(sized(), kept, job_dir, measured), None
+    snapshots = callbacks.snapshots.kept if callbacks.snapshots else []
+    return with_snapshots(sized(), snapshots, job_dir, measured), None
 
 
 def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def _over(recipe: Train, resumed: "Resumed", job_dir: Path) -> dict[str, Any]:
 
 
 def with_snapshots(
-    recipe: Train, kept: list[Path], job_dir: Path, measured: dict[str, Any]
+    recipe: Train, snapshots: list[Path], job_dir: Path, measured: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the metrics of a run: those of the mean of its last models, if they are kept.
 
@@ -315,20 +315,20 @@ def with_snapshots(
 
     Args:
         recipe: The recipe of the run.
-        kept: The checkpoints of its last epochs.
+        snapshots: The checkpoints of its last epochs.
         job_dir: The directory of the run.
         measured: The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     if recipe.snapshots < 2:
         return measured
-    reason: object = f"{len(kept) or 'no'} model of a whole epoch is kept, and it takes two"
-    if len(kept) > 1:
+    reason: object = f"{len(snapshots) or 'no'} model of a whole epoch is kept, and it takes two"
+    if len(snapshots) > 1:
         try:
-            joined = measure_joined(recipe, kept, job_dir)
-            if measured and len(kept) < recipe.snapshots:
+            joined = measure_joined(recipe, snapshots, job_dir)
+            if measured and len(snapshots) < recipe.snapshots:
                 console.note(
-                    f"snapshots={recipe.snapshots}: {len(kept)} models are joined, because "
-                    f"training ended after {len(kept)} whole epochs"
+                    f"snapshots={recipe.snapshots}: {len(snapshots)} models are joined, because "
+                    f"training ended after {len(snapshots)} whole epochs"
                 )
             return measured and measured | joined | _better_epoch(recipe, measured, joined)
         except RecappError as error:
@@ -354,12 +354,12 @@ def _better_epoch(
     return {"better_epoch": f"{best.title} {alone:.5f} of {where}, which export and eval take, too"}
 
 
-def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, Any]:
+def measure_joined(recipe: Train, snapshots: list[Path], job_dir: Path) -> dict[str, Any]:
     """Join the models of the last epochs, and validate the mean of their outputs.
 
     Args:
         recipe: The recipe of the run.
-        kept: The checkpoints of the epochs.
+        snapshots: The checkpoints of the epochs.
         job_dir: The directory of the run.
 
     Returns:
@@ -371,7 +371,7 @@ def measure_joined(recipe: Train, kept: list[Path], job_dir: Path) -> dict[str, 
     from recapp.trainer.keep_checkpoints import JOINED_FILE
 
     path = job_dir / "checkpoints" / JOINED_FILE
-    members = join_together(kept, path)
+    members = join_together(snapshots, path)
     step = read_manifest(path).step
     where = {"checkpoint": str(path), "checkpoint_step": step}
     if recipe.without_validation is not None:

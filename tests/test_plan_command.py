@@ -293,6 +293,10 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
                 ["scale", "plans=[best,rowwise]"],
                 ("plans=[best, rowwise]: rowwise: did you mean row_wise",),
             ),
+            (
+                ["scale", "path=rows.json"],
+                ("path=rows.json: scale does not read it, only export, check, calibrate, devices",),
+            ),
             (["explan"], ("unknown verb explan", "explain")),
         ],
     ),

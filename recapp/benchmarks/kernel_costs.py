@@ -73,25 +73,25 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
         counts: The counts of each sample, the same number for all samples.
         seconds: The time of each sample.
     """
-    taken = np.maximum(np.asarray(seconds, np.float64), LEAST_SECONDS)
+    measured = np.maximum(np.asarray(seconds, np.float64), LEAST_SECONDS)
     counted = np.asarray(counts, np.float64)
-    weight = taken**-2
+    weight = measured**-2
     for _ in range(PASSES):
         scale = np.sqrt(weight)
-        solution = _not_negative(counted * scale[:, None], taken * scale)
+        solution = _not_negative(counted * scale[:, None], measured * scale)
         fitted = np.maximum(counted @ solution, LEAST_SECONDS)
-        weight = _weights(fitted, taken)
-    return solution.tolist(), float(np.median(np.abs(fitted / taken - 1)))
+        weight = _weights(fitted, measured)
+    return solution.tolist(), float(np.median(np.abs(fitted / measured - 1)))
 
 
-def _weights(fitted: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+def _weights(fitted: NDArray[np.float64], measured: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return weights that make least squares minimise the logarithm of the ratio.
 
     With these weights, the squared differences have the same gradient as the squared logarithms of
     the ratio, so the same coefficients minimise both.
     """
-    difference = np.where(np.abs(fitted / taken - 1) < 1e-6, 1e-6 * taken, fitted - taken)
-    return np.asarray(np.log1p(difference / taken) / (difference * fitted))
+    difference = np.where(np.abs(fitted / measured - 1) < 1e-6, 1e-6 * measured, fitted - measured)
+    return np.asarray(np.log1p(difference / measured) / (difference * fitted))
 
 
 def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -102,15 +102,16 @@ def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> N
     best = np.zeros(matrix.shape[1])
     least = float((target**2).sum())
     for n in range(1, matrix.shape[1] + 1):
-        for kept in map(list, combinations(range(matrix.shape[1]), n)):
+        for columns in map(list, combinations(range(matrix.shape[1]), n)):
             solution = (
-                np.linalg.lstsq(matrix[:, kept] / size[kept], target, rcond=None)[0] / size[kept]
+                np.linalg.lstsq(matrix[:, columns] / size[columns], target, rcond=None)[0]
+                / size[columns]
             )
-            left = float(((matrix[:, kept] @ solution - target) ** 2).sum())
+            left = float(((matrix[:, columns] @ solution - target) ** 2).sum())
             if (solution >= 0).all() and left < least * (1 - 1e-9):
                 least = left
                 best = np.zeros(matrix.shape[1])
-                best[kept] = solution
+                best[columns] = solution
     return best
 
 

@@ -135,7 +135,7 @@ def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str
 
 
 def ratio(
-    name: str, other: Measured | None, own: Measured, part: str = "step"
+    name: str, other: Measured | None, measured: Measured, part: str = "step"
 ) -> dict[str, float | None]:
     """Return `<name>_ratio`, the other's time over recapp's, and its quartiles. Above 1, recapp is
     faster.
@@ -147,30 +147,31 @@ def ratio(
         name: The beginning of the entries' names.
         other: The times of the other contender; None where it was absent or refused. The entries
             are None then.
-        own: The times of recapp.
+        measured: The times of recapp.
         part: The compared part of a step.
     """
     keys = (f"{name}_ratio", f"{name}_ratio_q1", f"{name}_ratio_q3")
     if other is None or part not in other.rounds:
         return dict.fromkeys(keys)
     ratios = [
-        theirs / ours for theirs, ours in zip(other.by_round(part), own.by_round(part), strict=True)
+        theirs / ours
+        for theirs, ours in zip(other.by_round(part), measured.by_round(part), strict=True)
     ]
     return dict(zip(keys, quartiles(ratios), strict=True))
 
 
-def compared(own: Measured, others: Mapping[str, Measured | None]) -> dict[str, Any]:
+def compared(measured: Measured, others: Mapping[str, Measured | None]) -> dict[str, Any]:
     """Return the common entries of a comparison's record: recapp's median and quartiles, the ratio
     to each of the others, and the number of rounds.
 
     Args:
-        own: The times of recapp.
+        measured: The times of recapp.
         others: The times of the others, by the names of their ratios.
     """
-    found: dict[str, Any] = dict(spread(own))
+    entries: dict[str, Any] = dict(spread(measured))
     for name, other in others.items():
-        found |= ratio(name, other, own)
-    return found | {"rounds": len(own.rounds["step"])}
+        entries |= ratio(name, other, measured)
+    return entries | {"rounds": len(measured.rounds["step"])}
 
 
 def interleave(

@@ -151,15 +151,15 @@ def _measure(session: Session, model: NamedModel, comm: Comm) -> None:
             steps[f"{name}, compiled" if compiled else name] = step.in_memory(batches)
     measured = session.measure(model.name, steps)
     fastest = min(measured.values(), key=lambda each: each.median())
-    for name, own in measured.items():
+    for name, result in measured.items():
         session.add(
             {
                 "model": model.name,
                 "plan": name,
                 "transport": comm.transport,
                 "threads": torch.get_num_threads(),
-                **compared(own, {"best_plan": fastest}),
-                "samples_per_second": model.batch_size * comm.world / own.median() * 1e3,
+                **compared(result, {"best_plan": fastest}),
+                "samples_per_second": model.batch_size * comm.world / result.median() * 1e3,
             }
         )
 
@@ -270,25 +270,28 @@ def _measure_reading(
     batches = endless(
         stream_of(source, dataset, batch_size, session.comm.rank, world), dataset.num_workers
     )
-    kept = list(islice(batches, KEPT_BATCHES))
-    plan = session.plan(plan_name, tables, [batch.sparse for batch in kept])
+    first_batches = list(islice(batches, KEPT_BATCHES))
+    plan = session.plan(plan_name, tables, [batch.sparse for batch in first_batches])
     training = TrainingStep(session, model, tables, plan, comm)
-    contenders = {"parquet": training.from_parquet(batches), "memory": training.in_memory(kept)}
+    contenders = {
+        "parquet": training.from_parquet(batches),
+        "memory": training.in_memory(first_batches),
+    }
     measured = {
         name: mean_of_rounds(times)
         for name, times in session.measure(f"training {model.name}", contenders).items()
     }
-    for name, own in measured.items():
+    for name, result in measured.items():
         reads = name == "parquet"
         session.add(
             {
                 "stage": f"{model.name} from {name}",
                 "model": model.name,
                 "plan": plan_name,
-                "rows_per_second": batch_size / own.median() * 1e3,
+                "rows_per_second": batch_size / result.median() * 1e3,
                 "mb_per_second": None,
-                **compared(own, {"memory": measured["memory"] if reads else None}),
-                "decode_share": own.median("read") / own.median() if reads else None,
+                **compared(result, {"memory": measured["memory"] if reads else None}),
+                "decode_share": result.median("read") / result.median() if reads else None,
             }
         )
 

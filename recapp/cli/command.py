@@ -335,8 +335,8 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     if "callbacks" in config:  # their monitors come from the task
         config["callbacks"] = OmegaConf.to_container(composed.callbacks, resolve=True)
     columns = shutil.get_terminal_size((80, 24)).columns
-    chosen = override_names(override for override in overrides if not override.startswith("~"))
-    words += [name for name in chosen if is_group(name, folders)]
+    names = override_names(override for override in overrides if not override.startswith("~"))
+    words += [name for name in names if is_group(name, folders)]
     only = words[0] if words else ""
     return help_text(
         name, config, compose.choices(composed.hydra), folders, only=only, columns=columns

@@ -99,10 +99,10 @@ def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
     """Return the chosen option of each group except Hydra's own: `{"model": "dlrm", "plan":
     "mixed"}`.
     """
-    chosen = hydra_config.runtime.choices.items()
+    runtime_choices = hydra_config.runtime.choices.items()
     return {
         str(group): str(option)
-        for group, option in chosen
+        for group, option in runtime_choices
         if option and not str(group).startswith("hydra/")
     }
 
@@ -172,7 +172,7 @@ def _texts(
         for one, other in zip(written, resolved, strict=True):
             yield from _texts(one, other, name, of_constructor=of_constructor)
     elif of_constructor and isinstance(resolved, str):
-        yield from ((name, found) for found in OF_ENVIRONMENT.findall(str(written))[:1])
+        yield from ((name, variable) for variable in OF_ENVIRONMENT.findall(str(written))[:1])
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
             for group, option in dict(manifest["config"]["choices"]).items()
             if GROUP.fullmatch(group) and OPTION.fullmatch(option)
         }
-        chosen = overrides_that_choose(stored, primary, folders)
+        stored_overrides = overrides_that_choose(stored, primary, folders)
     except (
         LookupError,
         RecappError,
@@ -241,12 +241,16 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
     ):
         return []
     names_typed = override_names(overrides)
-    names = override_names(chosen)
-    return [choice for name, choice in zip(names, chosen, strict=True) if name not in names_typed]
+    names = override_names(stored_overrides)
+    return [
+        choice
+        for name, choice in zip(names, stored_overrides, strict=True)
+        if name not in names_typed
+    ]
 
 
 def overrides_that_choose(
-    chosen: Mapping[str, str], primary: str, folders: Folders = ()
+    option_by_group: Mapping[str, str], primary: str, folders: Folders = ()
 ) -> list[str]:
     """Return `group=option` for each option, or `+group=option` if the command has no default for
     the group.
@@ -254,13 +258,15 @@ def overrides_that_choose(
     Options that no longer exist are left out.
 
     Args:
-        chosen: The option of each group.
+        option_by_group: The option of each group.
         primary: The command.
         folders: Directories with further options, besides recapp's own.
     """
     default = _default_groups(primary)
     there = {
-        group: option for group, option in chosen.items() if option_file(group, option, folders)
+        group: option
+        for group, option in option_by_group.items()
+        if option_file(group, option, folders)
     }
     return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
 
@@ -312,9 +318,9 @@ def compose_over(
             (`recapp/stored/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    taken = stored_settings(stored, primary)
-    choices = dict(taken.pop("choices", {}))
-    result = literal(taken)
+    settings = stored_settings(stored, primary)
+    choices = dict(settings.pop("choices", {}))
+    result = literal(settings)
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if is_group(override.key_or_group, folders)]
     known: list[str] = []
@@ -340,13 +346,13 @@ def compose_over(
         raise ConfigError(in_one_line(error, known)) from error
     OmegaConf.set_struct(config, False)
     named = {override.key_or_group: override.value() for override in groups}
-    chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
+    new_choices = {**choices, **{group: str(option) for group, option in named.items() if option}}
     packages = config.get("trust") or []
     trust: Any = OmegaConf.to_container(packages) if OmegaConf.is_config(packages) else packages
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    return checked(plain, primary) | {"choices": chosen}
+    return checked(plain, primary) | {"choices": new_choices}
 
 
 def recipe_over(
@@ -458,8 +464,8 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
     """
     folders = named_folders(overrides)
     named = zip(override_names(overrides), overrides, strict=True)
-    chosen = [override for name, override in named if is_group(name, folders)]
-    for attempt in (chosen, []):
+    group_overrides = [override for name, override in named if is_group(name, folders)]
+    for attempt in (group_overrides, []):
         try:
             config: Any = OmegaConf.to_container(compose(primary, attempt, folders), resolve=False)
             return list(dict.fromkeys([*dotted(config), *may_be_set(config, COMMANDS[primary])]))
@@ -575,9 +581,9 @@ def _unknown(name: str, known: Sequence[str]) -> str:
         return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
     if home == SCHEDULE and not any(key.startswith(f"{SCHEDULE}.") for key in known):
         *most, last = options(SCHEDULE_GROUP)
-        chosen = f"optimizer/schedule={', '.join(most)} or {last}"
+        example = f"optimizer/schedule={', '.join(most)} or {last}"
         return (
-            f"{name}: no schedule is chosen: choose {chosen}, or name one: "
+            f"{name}: no schedule is chosen: choose {example}, or name one: "
             f'"{SCHEDULE}={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1000}}", or '
             f"write each of its settings with a plus: +{name}=..."
         )

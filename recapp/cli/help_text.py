@@ -83,7 +83,7 @@ class Comments:
 def help_text(
     command: str,
     config: Mapping[str, Any],
-    chosen: Mapping[str, str],
+    choices: Mapping[str, str],
     folders: Folders,
     *,
     only: str = "",
@@ -94,7 +94,7 @@ def help_text(
     Args:
         command: The name of the command.
         config: The plain settings that the command line composes.
-        chosen: The option chosen of each group.
+        choices: The option chosen of each group.
         folders: Directories with further options, besides recapp's own.
         only: The one group to show; empty shows the first settings, `all` shows everything.
         columns: The width of the terminal.
@@ -104,7 +104,7 @@ def help_text(
     """
     groups = [
         name
-        for name in dict.fromkeys([*config, *chosen, *ADDED])
+        for name in dict.fromkeys([*config, *choices, *ADDED])
         if is_group(name, folders)
         and (
             name in names_of(COMMANDS[command]) or (name == "experiment" and command in EXPERIMENTS)
@@ -118,10 +118,10 @@ def help_text(
     parts = [] if only else list(_opening(command, config, groups, columns, short=short))
     of_model = "train" in comments_of(conf_dir() / f"{command}.yaml").parents
     first = OF_STORED_MODEL if of_model else (*FIRST_WEEK, *FIRST_GROUPS)
-    wanted = first if short else None
+    names = first if short else None
     for group in [only] if only else groups:
         value = config.get(group)
-        parts += _group(command, group, value, chosen, folders, columns, wanted=wanted)
+        parts += _group(command, group, value, choices, folders, columns, names=names)
     wrapped = "".join(
         textwrap.fill(line, columns, subsequent_indent="  ") + "\n"
         for line in FOOTER.format(plans=OF_PLANS if "plan" in groups else "").splitlines()
@@ -204,16 +204,16 @@ def _group(
     command: str,
     group: str,
     value: Any,
-    chosen: Mapping[str, str],
+    choices: Mapping[str, str],
     folders: Folders,
     columns: int,
     *,
-    wanted: Sequence[str] | None,
+    names: Sequence[str] | None,
 ) -> Iterator[str]:
     """Yield the lines of a group; only those of the wanted settings, unless all are wanted."""
-    option = chosen.get(group, "")
-    inside = [name for name in wanted or () if name.startswith(f"{group}.")]
-    if wanted is not None and group not in wanted and not inside:
+    option = choices.get(group, "")
+    inside = [name for name in names or () if name.startswith(f"{group}.")]
+    if names is not None and group not in names and not inside:
         return
     yield ""
     yield textwrap.fill(
@@ -221,7 +221,7 @@ def _group(
         columns,
         subsequent_indent=" " * (len(group) + 2),
     )
-    if wanted is None:
+    if names is None:
         yield from _about(group, option, folders, columns)
     if isinstance(value, Mapping):
         listed = list(leaves(value, group, _is_table)) if value else []
@@ -232,7 +232,7 @@ def _group(
             if name.startswith(f"{group}.")
         ]
     for name, item in listed:
-        if wanted is None or name in wanted:
+        if names is None or name in names:
             words = words_for(folders, group, option, name.partition(".")[2])
             yield _line(name, item, words, columns)
 

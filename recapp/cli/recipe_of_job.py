@@ -95,8 +95,8 @@ def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
     named = override_names(overrides)
     trainer = recipe.trainer
     for one, other in (LENGTH, LENGTH[::-1]):
-        chosen = f"trainer.{one}" in named and f"trainer.{other}" not in named
-        if chosen and getattr(trainer, one) is not None:
+        sets_only_one = f"trainer.{one}" in named and f"trainer.{other}" not in named
+        if sets_only_one and getattr(trainer, one) is not None:
             trainer = trainer.without(other)
     return replace(recipe, trainer=trainer)
 
@@ -119,9 +119,9 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
     return recipe_of_job(config, command, overrides, {}, ())
 
 
-def default_settings(chosen: Mapping[str, str]) -> dict[str, Any]:
+def default_settings(option_by_group: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings that a training run writes if its command line only chooses options."""
-    config = compose.compose("train", compose.overrides_that_choose(chosen, "train"))
+    config = compose.compose("train", compose.overrides_that_choose(option_by_group, "train"))
     settings = compose.to_plain(compose.without_hydra(config), whole=False)
     return compose.with_absolute_paths(settings) | {"choices": compose.choices(config.hydra)}
 

@@ -62,8 +62,8 @@ def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]
         CheckpointError: The settings are not plain.
     """
     left_out = (*OF_THE_INVOCATION, *(["metrics"] if command in SCORING else []))
-    taken = {name: value for name, value in settings.items() if name not in left_out}
-    return marked(taken | ({"logger": {}} if command in READING else {}))
+    settings_of_command = {name: value for name, value in settings.items() if name not in left_out}
+    return marked(settings_of_command | ({"logger": {}} if command in READING else {}))
 
 
 def as_scored(recipe: R, overrides: Sequence[str]) -> R:

@@ -64,13 +64,13 @@ class ForeignFinder(MetaPathFinder):
         """Return the spec of a module of the table; None for any other module."""
         if below_root(fullname) not in _PATHS:
             return None
-        own = PathFinder.find_spec(fullname, path)
-        if own is None:
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is None:
             below = any(path.startswith(f"{below_root(fullname)}.") for path in _PATHS)
             return ModuleSpec(fullname, ForeignLoader(), is_package=below)
-        if own.loader is not None:
-            vars(own.loader)["exec_module"] = _then_add_names(own.loader.exec_module)
-        return own
+        if spec.loader is not None:
+            vars(spec.loader)["exec_module"] = _then_add_names(spec.loader.exec_module)
+        return spec
 
 
 def _then_add_names(run: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -86,10 +86,10 @@ def _then_add_names(run: Callable[[ModuleType], None]) -> Callable[[ModuleType],
 def add_names(module: ModuleType) -> None:
     """Give a module the names and submodules that the table lists below its path."""
     path = below_root(module.__name__)
-    vars(module)["__getattr__"] = lambda name: found(path, name)
+    vars(module)["__getattr__"] = lambda name: object_at(path, name)
 
 
-def found(path: str, name: str) -> Any:
+def object_at(path: str, name: str) -> Any:
     """Return the object that a name of the table stands for.
 
     Args:

@@ -156,24 +156,24 @@ def check_types(
         arrow_type = value_type(own_type)
         use = uses[name]
         if use == "sparse feature":
-            wanted = "integers, text, or lists of those"
+            allowed_types = "integers, text, or lists of those"
             good = is_id(id_type(own_type))
         elif use == "time":
-            wanted = "timestamps, dates, or whole numbers"
+            allowed_types = "timestamps, dates, or whole numbers"
             good = is_id(arrow_type) or pt.is_timestamp(arrow_type) or pt.is_date(arrow_type)
         elif use == "vector":
-            wanted = "lists of numbers"
+            allowed_types = "lists of numbers"
             inner = id_type(own_type)
             good = pt.is_null(arrow_type) or (
                 is_list(arrow_type) and (is_number(inner) or pt.is_null(inner))
             )
         else:
-            wanted = "numbers, or strings that spell numbers"
+            allowed_types = "numbers, or strings that spell numbers"
             good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
         if not good:
             raise DataError(
-                f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: {wanted}"
-                f"{_instead(own_type, use)}"
+                f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: "
+                f"{allowed_types}{_instead(own_type, use)}"
             )
         if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
             raise DataError(

@@ -148,11 +148,11 @@ class ClickRows:
         count = max(1, STATISTICS_SAMPLES // self.settings.batch_size)
         batches = list(islice(make_loader(self.training_stream(), 0), count))
         try:
-            found = measured_statistics(tables, [b.sparse for b in batches], lookups)
+            statistics = measured_statistics(tables, [b.sparse for b in batches], lookups)
         except IdError:
             return {}  # training will raise the error, with its rank
-        write_cached(files, tables, found, sum(b.rows for b in batches), lookups, rules)
-        return found
+        write_cached(files, tables, statistics, sum(b.rows for b in batches), lookups, rules)
+        return statistics
 
 
 def open_rows(
@@ -200,14 +200,23 @@ def rows_read(
         schema: The columns.
         paths: The values of the settings that name them, by setting.
     """
-    used = {name: _files_with_rows(source) for name, source in sources.items() if source.rows}
-    splits = {name: _split_read(sources[name], own, schema) for name, own in used.items()}
-    files = list({file.path: file for own in used.values() for file in own}.values())
+    files_by_split = {
+        name: _files_with_rows(source) for name, source in sources.items() if source.rows
+    }
+    splits = {
+        name: _split_read(sources[name], split_files, schema)
+        for name, split_files in files_by_split.items()
+    }
+    files = list(
+        {
+            file.path: file for split_files in files_by_split.values() for file in split_files
+        }.values()
+    )
     ends = {name: time_range(files, name, unit) for name, unit in schema.times.items()}
     times = {name: end and [moment(end[0]), moment(end[1])] for name, end in ends.items()}
     rest: dict[str, list[str]] = {}
-    for setting, given in paths.items():
-        for why, names in left_out(given, setting=setting).items() if given else ():
+    for setting, value in paths.items():
+        for why, names in left_out(value, setting=setting).items() if value else ():
             rest.setdefault(why, []).extend(names)
     out = [{"why": w, "count": len(names), "names": names[:NAMED]} for w, names in rest.items()]
     return {"splits": splits, "times": times, "left_out": out}
@@ -222,8 +231,8 @@ def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> d
         splits: `train`, `val` or `test`.
     """
     apart = {"test"} if settings.val_path is None else {"val", "test"}
-    named = [f"{split}_path" if split in apart else "path" for split in splits]
-    paths = {f"dataset.{name}": getattr(settings, name) for name in named}
+    setting_names = [f"{split}_path" if split in apart else "path" for split in splits]
+    paths = {f"dataset.{name}": getattr(settings, name) for name in setting_names}
     return rows_read({split: rows.of(split) for split in splits}, rows.schema, paths)
 
 

@@ -85,13 +85,13 @@ class _Chunk:
     """A record batch while it is decoded.
 
     Args:
-        held: The columns, under the file's own names.
+        batch: The columns, under the file's own names.
         columns: Canonical name -> the file's own name.
         path: The file of the rows.
         rows_N: The number of each row in the file, [N].
     """
 
-    held: pa.RecordBatch
+    batch: pa.RecordBatch
     columns: Mapping[str, str]
     path: str
     rows_N: Int64Array
@@ -114,19 +114,21 @@ class _Chunk:
         Raises:
             DataError: As for `decoded`.
         """
-        found = np.empty((self.held.num_rows, len(names)), dtype=dtype)
-        joins = self.held.num_rows <= ROWS_JOINED
-        parts = [self.held.column(self.columns[name]) for name in names]
+        matrix = np.empty((self.batch.num_rows, len(names)), dtype=dtype)
+        joins = self.batch.num_rows <= ROWS_JOINED
+        parts = [self.batch.column(self.columns[name]) for name in names]
         alike: dict[tuple[int, bool, Any], list[int]] = {}
         for number, (name, part) in enumerate(zip(names, parts, strict=True)):
             joined = joins and part.type.id in JOINED_TYPES
             kind = part.type.id if joined else number
             alike.setdefault((kind, joined, text_of(name)), []).append(number)
         for (_, _, text), numbers in alike.items():
-            own = [parts[i] for i in numbers]
-            values = self.decoded([names[i] for i in numbers], own, partial(decode, text=text))
-            found[:, numbers] = values.reshape(len(numbers), -1).T
-        return found
+            alike_parts = [parts[i] for i in numbers]
+            values = self.decoded(
+                [names[i] for i in numbers], alike_parts, partial(decode, text=text)
+            )
+            matrix[:, numbers] = values.reshape(len(numbers), -1).T
+        return matrix
 
     def decoded(
         self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
@@ -139,7 +141,7 @@ class _Chunk:
         try:
             return decode(parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
         except BadValue as error:
-            number, row = divmod(error.index, self.held.num_rows)
+            number, row = divmod(error.index, self.batch.num_rows)
             raise DataError(
                 f"{self.path}: column {self.columns[names[number]]}, row "
                 f"{int(self.rows_N[row])} {error.problem}"
@@ -151,7 +153,7 @@ class _Chunk:
         Raises:
             DataError: As for `decoded`.
         """
-        return self.decoded([name], [self.held.column(self.columns[name])], decode)
+        return self.decoded([name], [self.batch.column(self.columns[name])], decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,9 +346,9 @@ class Collate:
         lengths = []
         for name in self.schema.features:
             if name in self.bags:
-                own = next(bag)
-                values.append(own.values_L)
-                lengths.append(np.diff(own.offsets_N1))
+                bag_ids = next(bag)
+                values.append(bag_ids.values_L)
+                lengths.append(np.diff(bag_ids.offsets_N1))
             else:
                 values.append(next(single))
                 lengths.append(ones)
@@ -419,9 +421,9 @@ def as_table(rows: Any) -> RawTable:
             }
         return pa.table(rows)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"rows of type {type(rows).__name__} are no table ({said}): pass an Arrow table, a "
+            f"rows of type {type(rows).__name__} are no table ({reason}): pass an Arrow table, a "
             "data frame, or a mapping of names to columns"
         ) from None
 
@@ -456,15 +458,19 @@ class RawRows:
         """
         table = as_table(rows)
         columns, views, collate = self._of(table.schema)
-        held = table.select(list(columns.values())).rename_columns(list(columns))
+        renamed_table = table.select(list(columns.values())).rename_columns(list(columns))
         for name in views:
-            kind = without_views(pa.nulls(0, held[name].type)).type
-            plain = pa.chunked_array([without_views(chunk) for chunk in held[name].chunks], kind)
-            held = held.set_column(held.schema.get_field_index(name), name, plain)
+            kind = without_views(pa.nulls(0, renamed_table[name].type)).type
+            plain = pa.chunked_array(
+                [without_views(chunk) for chunk in renamed_table[name].chunks], kind
+            )
+            renamed_table = renamed_table.set_column(
+                renamed_table.schema.get_field_index(name), name, plain
+            )
         own_names = dict(zip(columns, columns, strict=True))
         parts = []
         first = 0
-        for part in held.combine_chunks().to_batches():
+        for part in renamed_table.combine_chunks().to_batches():
             numbers_N = np.arange(first, first + part.num_rows, dtype=np.int64)
             parts.append(collate.rows(part, own_names, SOURCE, numbers_N))
             first += part.num_rows
@@ -485,7 +491,7 @@ class RawRows:
         last = self._last
         if last is None or not last[0].equals(arrow_schema):
             columns = self.schema.resolve(arrow_schema, SOURCE)
-            kinds = {name: arrow_schema.field(own).type for name, own in columns.items()}
+            kinds = {name: arrow_schema.field(own_name).type for name, own_name in columns.items()}
             lists = frozenset(name for name in self.schema.sparse if is_list(kinds[name]))
             bags = self.schema.bags(lists)
             views = [name for name, kind in kinds.items() if has_views(kind)]

@@ -139,8 +139,8 @@ def stamp_of(path: str) -> Stamp:
     Raises:
         OSError: The file does not exist or cannot be read.
     """
-    found = os.stat(path)
-    return Stamp(found.st_size, found.st_mtime_ns)
+    status = os.stat(path)
+    return Stamp(status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(KEPT_FACTS)

@@ -158,13 +158,13 @@ class DataSettings:
         Raises:
             ConfigError: `val_share` is not a fraction, or leaves no training rows.
         """
-        found = _fraction(self.val_share, "dataset.val_share", "1/7 or 0.1")
-        if not 0 <= found < 1:
+        share = _fraction(self.val_share, "dataset.val_share", "1/7 or 0.1")
+        if not 0 <= share < 1:
             raise ConfigError(
                 f"dataset.val_share={self.val_share}: must be a share of the rows, from 0 to less "
                 "than 1"
             )
-        return found
+        return share
 
     @property
     def fraction(self) -> Fraction:
@@ -173,12 +173,12 @@ class DataSettings:
         Raises:
             ConfigError: `scale` is not a fraction above 0 and at most 1.
         """
-        found = _fraction(self.scale, "dataset.scale", "1/1000 or 0.1")
-        if not 0 < found <= 1:
+        scale = _fraction(self.scale, "dataset.scale", "1/1000 or 0.1")
+        if not 0 < scale <= 1:
             raise ConfigError(
                 f"dataset.scale={self.scale}: must be above 0 and at most 1, such as 1/1000"
             )
-        return found
+        return scale
 
     @cached_property
     def scaled(self) -> "DataSettings":
@@ -214,12 +214,14 @@ class DataSettings:
         small = self.scaled
         if small is self:
             return None
-        said = [f"batches of {small.batch_size:,} rows instead of {self.batch_size:,}"]
+        parts = [f"batches of {small.batch_size:,} rows instead of {self.batch_size:,}"]
         if self.val_batch_size:
-            said.append(f"to validate {small.val_batch_size:,} instead of {self.val_batch_size:,}")
+            parts.append(f"to validate {small.val_batch_size:,} instead of {self.val_batch_size:,}")
         if self.generate and small.generate:
-            said.append(f"generated rows {small.generate.rows:,} instead of {self.generate.rows:,}")
-        return f"dataset.scale={self.scale}: {', '.join(said)}"
+            parts.append(
+                f"generated rows {small.generate.rows:,} instead of {self.generate.rows:,}"
+            )
+        return f"dataset.scale={self.scale}: {', '.join(parts)}"
 
 
 def _fraction(value: object, name: str, examples: str) -> Fraction:

@@ -216,17 +216,17 @@ def padding_id(schema: Schema, feature: str) -> int | None:
     Raises:
         ConfigError: The padding of the settings is no id of the feature.
     """
-    given = schema.padding
-    value = given.get(feature) if isinstance(given, Mapping) else given
+    padding = schema.padding
+    value = padding.get(feature) if isinstance(padding, Mapping) else padding
     if value is None:
         return None
     try:
         # a negative number is no hexadecimal text, and as a number would be an id of 64 bits
-        read = str(value) if isinstance(value, str) or value < 0 else value
-        found = int(decode_ids(pa.array([read]), schema.text_ids(feature))[0])
+        raw = str(value) if isinstance(value, str) or value < 0 else value
+        number = int(decode_ids(pa.array([raw]), schema.text_ids(feature))[0])
     except (BadValue, pa.ArrowException, OverflowError) as error:
         raise ConfigError(f"dataset.padding={value} of {feature}: {error}") from None
-    return None if found == MISSING else found
+    return None if number == MISSING else number
 
 
 def decode_bags(
@@ -259,8 +259,8 @@ def decode_bags(
     lengths = np.ones(len(column), dtype=np.int64)
     if is_list(column.type):
         elements = column.flatten()
-        found = pc.fill_null(pc.list_value_length(column), 0)
-        lengths = found.to_numpy(zero_copy_only=False).astype(np.int64)
+        counts = pc.fill_null(pc.list_value_length(column), 0)
+        lengths = counts.to_numpy(zero_copy_only=False).astype(np.int64)
     try:
         ids = decode_ids(elements, text)
     except BadValue as error:
@@ -307,10 +307,10 @@ def decode_times(column: pa.Array, unit: str) -> Int64Array:
     try:
         times = decode_ids(column, TextIds.INTEGERS)
     except BadValue as error:
-        found = shown(column[error.index])
+        text = shown(column[error.index])
         raise BadValue(
             error.index,
-            f"holds {found}; a time must be a whole number of {unit} since 1970: write text of "
+            f"holds {text}; a time must be a whole number of {unit} since 1970: write text of "
             "dates as timestamps of Arrow (pandas: pd.to_datetime)",
         ) from None
     missing = times == MISSING
@@ -329,9 +329,9 @@ def decode_vectors(column: pa.Array, width: int) -> Float32Array:
     Raises:
         BadValue: A list has another length, or a value is not a finite float32.
     """
-    made = np.zeros((len(column), width), dtype=np.float32)
+    vectors_ND = np.zeros((len(column), width), dtype=np.float32)
     if pt.is_null(column.type):
-        return made
+        return vectors_ND
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
     there = lengths >= 0
     refuse(
@@ -340,10 +340,10 @@ def decode_vectors(column: pa.Array, width: int) -> Float32Array:
     )
     rows = np.flatnonzero(there)
     try:
-        made[rows] = decode_numbers(column.flatten())[0].reshape(-1, width)
+        vectors_ND[rows] = decode_numbers(column.flatten())[0].reshape(-1, width)
     except BadValue as error:
         raise BadValue(int(rows[error.index // width]), error.problem) from None
-    return made
+    return vectors_ND
 
 
 def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
@@ -418,13 +418,13 @@ def decode_finite(
     bad = ~np.isfinite(numbers) | (numbers < least) | (numbers > most)
     if missing is not None:
         bad |= missing
-    wanted = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
+    allowed_range = "a finite number" + (f", {least:g} or more" if least > -math.inf else "")
     if most < math.inf:
-        wanted = f"a number from {least:g} to {most:g}"
+        allowed_range = f"a number from {least:g} to {most:g}"
     refuse(
         bad,
         lambda index: (
-            f"holds {shown(column[index])}; a {use} must be {wanted}"
+            f"holds {shown(column[index])}; a {use} must be {allowed_range}"
             f"{_if_unknown(column[index]) if use == 'label' else ''}"
         ),
     )

@@ -104,8 +104,8 @@ class Columns:
         else:
             missing_N = times_N == MISSING
             turns_N = np.remainder(times_N, np.int64(period)) / np.float64(period)
-        made_N = circle(turns_N)[column.kind is Kind.COSINE]
-        return np.where(missing_N, np.float32(0), made_N)
+        values_N = circle(turns_N)[column.kind is Kind.COSINE]
+        return np.where(missing_N, np.float32(0), values_N)
 
 
 def _edges(column: DerivedColumn) -> Float32Array:
@@ -222,8 +222,8 @@ def places(ids: Int64Array, known: npt.NDArray[np.generic]) -> Int64Array:
         return np.full(len(ids), MISSING, dtype=np.int64)
     at = np.searchsorted(known, ids)
     at[at == len(known)] = 0
-    found: Int64Array = np.where(known[at] == ids, at + 1, MISSING)
-    return found
+    places_N: Int64Array = np.where(known[at] == ids, at + 1, MISSING)
+    return places_N
 
 
 def crossed(ids: Sequence[Int64Array]) -> Int64Array:
@@ -234,16 +234,16 @@ def crossed(ids: Sequence[Int64Array]) -> Int64Array:
     """
     with np.errstate(over="ignore"):
         state = np.full(len(ids[0]), _P5 + np.uint64(8 * len(ids)), dtype=np.uint64)
-        for own in ids:
-            word = np.ascontiguousarray(own).view(np.uint64)
+        for ids_N in ids:
+            word = np.ascontiguousarray(ids_N).view(np.uint64)
             state ^= _rotated(word * _P2, 31) * _P1
             state = _rotated(state, 27) * _P1 + _P4
         state = (state ^ (state >> np.uint64(33))) * _P2
         state = (state ^ (state >> np.uint64(29))) * _P3
         state ^= state >> np.uint64(32)
-    made = state.view(np.int64)
-    made[made == MISSING] = MISSING + 1
-    return made
+    hashes_N = state.view(np.int64)
+    hashes_N[hashes_N == MISSING] = MISSING + 1
+    return hashes_N
 
 
 def _rotated(words: UInt64Array, bits: int) -> UInt64Array:

@@ -133,8 +133,8 @@ class DerivedColumn:
     def period(self) -> float:
         """Return the period of a sine or cosine: its number's, or a day or week in seconds."""
         words = str(self.setting)
-        named = {"day": DAY_SECONDS, "week": WEEK_SECONDS}.get(words.partition(" of ")[0])
-        return float(words) if named is None else named
+        seconds = {"day": DAY_SECONDS, "week": WEEK_SECONDS}.get(words.partition(" of ")[0])
+        return float(words) if seconds is None else seconds
 
     def plain(self) -> dict[str, Any]:
         """Return the column without its fitted values, as plain values for a manifest."""
@@ -147,8 +147,8 @@ class DerivedColumn:
 
     def in_words(self) -> str:
         """Return the column as text for people."""
-        said = f" {self.setting}" if self.setting != "" else ""
-        return f"{self.name} ({self.kind}{said} of {', '.join(self.reads)})"
+        setting = f" {self.setting}" if self.setting != "" else ""
+        return f"{self.name} ({self.kind}{setting} of {', '.join(self.reads)})"
 
 
 def columns_of(
@@ -172,7 +172,7 @@ def columns_of(
     pieces = _by_column("dataset.piecewise", dataset.piecewise, dense)
     periods = _by_column("dataset.periodic", dataset.periodic or {}, dense)
     flags = _by_column("dataset.missing_flags", dataset.missing_flags or {}, dense)
-    made = [
+    columns = [
         *(DerivedColumn(f"{n}_bucket", Kind.BUCKETS, (n,), rule) for n, rule in buckets.items()),
         *(DerivedColumn(f"{n}_missing", Kind.MISSING, (n,)) for n in flags),
         *(
@@ -187,13 +187,13 @@ def columns_of(
         ),
         *_times(dataset),
     ]
-    new_ids = [column.name for column in made if column.is_new_id]
-    made += _crosses(dataset, [*sparse, *new_ids])
-    new_ids = [column.name for column in made if column.is_new_id]
+    new_ids = [column.name for column in columns if column.is_new_id]
+    columns += _crosses(dataset, [*sparse, *new_ids])
+    new_ids = [column.name for column in columns if column.is_new_id]
     labels = [dataset.label] if isinstance(dataset.label, str) else dataset.label or ()
     raw = [*dense, *sparse, *(dataset.times or ()), *(dataset.vectors or ()), *labels]
-    _check_names(made, raw)
-    return (*made, *_vocabularies(dataset, [*sparse, *new_ids], shared))
+    _check_names(columns, raw)
+    return (*columns, *_vocabularies(dataset, [*sparse, *new_ids], shared))
 
 
 def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
@@ -206,59 +206,59 @@ def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
     return DerivedColumn(str(plain["name"]), Kind(plain["kind"]), reads, plain["setting"])
 
 
-def _by_column(setting: str, chosen: Any, dense: Sequence[str]) -> dict[str, Any]:
+def _by_column(setting: str, value: Any, dense: Sequence[str]) -> dict[str, Any]:
     """Return the value of a setting for each dense column that has one, in the order of columns.
 
     Args:
         setting: The setting's name, for error messages.
-        chosen: Its value: one for all columns, one by column, or a list of columns; None for none.
+        value: Its value: one for all columns, one by column, or a list of columns; None for none.
         dense: The dense columns of the logs.
 
     Raises:
         ConfigError: A column does not exist, or there is none.
     """
-    if chosen is None or chosen == {}:
+    if value is None or value == {}:
         return {}
     if not dense:
         raise ConfigError(
-            f"{setting}={shown(chosen)}: there are no dense columns: name some in dataset.dense, "
+            f"{setting}={shown(value)}: there are no dense columns: name some in dataset.dense, "
             f"or leave {setting} at its default"
         )
-    if isinstance(chosen, tuple | list):
-        chosen = dict.fromkeys(chosen, True)
-    values = chosen if isinstance(chosen, Mapping) else dict.fromkeys(dense, chosen)
+    if isinstance(value, tuple | list):
+        value = dict.fromkeys(value, True)
+    values = value if isinstance(value, Mapping) else dict.fromkeys(dense, value)
     _check_known(setting, values, dense, "dense column")
     return {name: values[name] for name in dense if name in values}
 
 
 def _times(dataset: DataSettings) -> list[DerivedColumn]:
-    chosen = dataset.time_features
+    features = dataset.time_features
     if not dataset.times:
-        if chosen != DataSettings.time_features:
+        if features != DataSettings.time_features:
             raise ConfigError(
-                f"dataset.time_features={shown(list(chosen))}: there is no column of times: name "
+                f"dataset.time_features={shown(list(features))}: there is no column of times: name "
                 "one in dataset.times, such as {time: s}"
             )
         return []
-    if not chosen or len(set(chosen)) < len(chosen):
+    if not features or len(set(features)) < len(features):
         raise ConfigError(
-            f"dataset.time_features={shown(list(chosen))}: name what dataset.times gives, each "
+            f"dataset.time_features={shown(list(features))}: name what dataset.times gives, each "
             "once: hour, weekday, day, week"
         )
-    made = []
+    columns = []
     for name, unit in dataset.times.items():
-        for feature in chosen:
+        for feature in features:
             if feature in ("hour", "weekday"):
-                made.append(DerivedColumn(f"{name}_{feature}", Kind(feature), (name,), unit))
+                columns.append(DerivedColumn(f"{name}_{feature}", Kind(feature), (name,), unit))
                 continue
             for suffix, kind in CIRCLE:
                 of = f"{feature} of {unit}"
-                made.append(DerivedColumn(f"{name}_{feature}_{suffix}", kind, (name,), of))
-    return made
+                columns.append(DerivedColumn(f"{name}_{feature}_{suffix}", kind, (name,), of))
+    return columns
 
 
 def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
-    made = []
+    columns = []
     for names in dataset.crosses:
         if not 2 <= len(names) <= MOST_CROSSED or len(set(names)) < len(names):
             raise ConfigError(
@@ -266,8 +266,8 @@ def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
                 "such as [C1, C2]"
             )
         _check_known("dataset.crosses", names, ids, "column of ids")
-        made.append(DerivedColumn("_x_".join(names), Kind.CROSS, tuple(names)))
-    return made
+        columns.append(DerivedColumn("_x_".join(names), Kind.CROSS, tuple(names)))
+    return columns
 
 
 def _vocabularies(
@@ -276,25 +276,25 @@ def _vocabularies(
     """Return a vocabulary for each chosen feature; features that read one table have one, which
     counts the ids of all.
     """
-    chosen = dataset.min_frequency
-    if chosen is None:
+    frequency = dataset.min_frequency
+    if frequency is None:
         return []
-    least = dict(chosen) if isinstance(chosen, Mapping) else dict.fromkeys(ids, chosen)
+    least = dict(frequency) if isinstance(frequency, Mapping) else dict.fromkeys(ids, frequency)
     _check_known("dataset.min_frequency", least, ids, "column of ids")
-    counted: dict[str, tuple[str, ...]] = {name: (name,) for name in ids}
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in ids}
     for features in _joined(shared):
         group = tuple(name for name in ids if name in features)
         numbers = {least[name] for name in group if name in least}
         if len(numbers) > 1:
             raise ConfigError(
-                f"dataset.min_frequency={shown(chosen)}: {' and '.join(group)} read one table, "
+                f"dataset.min_frequency={shown(frequency)}: {' and '.join(group)} read one table, "
                 "which has one vocabulary: give them one number"
             )
         for name in group if numbers else ():
             least[name] = min(numbers)
-            counted[name] = group
+            groups[name] = group
     return [
-        DerivedColumn(name, Kind.VOCABULARY, counted[name], least[name])
+        DerivedColumn(name, Kind.VOCABULARY, groups[name], least[name])
         for name in ids
         if name in least
     ]
@@ -302,12 +302,12 @@ def _vocabularies(
 
 def _joined(groups: Iterable[Sequence[str]]) -> list[set[str]]:
     """Return groups of which no two have a name in common: those that have are joined."""
-    made: list[set[str]] = []
+    joined_groups: list[set[str]] = []
     for group in groups:
-        own = set(group)
-        apart = [other for other in made if not other & own]
-        made = [*apart, own.union(*(other for other in made if other & own))]
-    return made
+        names = set(group)
+        apart = [other for other in joined_groups if not other & names]
+        joined_groups = [*apart, names.union(*(other for other in joined_groups if other & names))]
+    return joined_groups
 
 
 def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
@@ -316,9 +316,9 @@ def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what:
             raise ConfigError(f"{setting} names {name}, which is no {what}; {suggest(name, known)}")
 
 
-def _check_names(made: Sequence[DerivedColumn], of_logs: Sequence[str]) -> None:
-    names = [column.name for column in made]
-    crosses = [column.name for column in made if column.kind is Kind.CROSS]
+def _check_names(columns: Sequence[DerivedColumn], of_logs: Sequence[str]) -> None:
+    names = [column.name for column in columns]
+    crosses = [column.name for column in columns if column.kind is Kind.CROSS]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(

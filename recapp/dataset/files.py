@@ -51,12 +51,12 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
     Raises:
         DataError: A path does not exist, has no data, or is a URI.
     """
-    given = given_paths(paths)
-    if not given:
+    path_list = given_paths(paths)
+    if not path_list:
         raise DataError(
             f"{setting}: an empty list; name a directory, a glob or {format_names()} files"
         )
-    return [name for path in given for name in _Listing(path, setting).files]
+    return [name for path in path_list for name in _Listing(path, setting).files]
 
 
 def left_out(paths: str | Sequence[str], *, setting: str = "dataset.path") -> dict[str, list[str]]:
@@ -109,20 +109,20 @@ class _Listing:
         return DataError(f"{self.setting}={self.path}: {problem}")
 
     def _expanded(self) -> list[str]:
-        named = Path(self.path)
+        path = Path(self.path)
         known, rest = _literal(self.path)
-        if has_magic(rest) and not named.exists():
+        if has_magic(rest) and not path.exists():
             return self._one_data_set(self._matching(escape(known) + rest), Path(known))
-        if named.name == FILE_LIST and named.is_file():
-            return self._listed(named)
-        if named.is_dir():
-            return self._one_data_set(self._in_directory(named), named)
-        if not named.exists():
-            there = os.listdir(named.parent) if named.parent.is_dir() else []
-            near = alike(named.name, sorted(there))
+        if path.name == FILE_LIST and path.is_file():
+            return self._listed(path)
+        if path.is_dir():
+            return self._one_data_set(self._in_directory(path), path)
+        if not path.exists():
+            there = os.listdir(path.parent) if path.parent.is_dir() else []
+            near = alike(path.name, sorted(there))
             hint = f"; {meant(near)}" if near else ""
             raise self._error(f"no such file or directory{hint}")
-        if not named.is_file():
+        if not path.is_file():
             raise self._error("is neither a file nor a directory")
         return [self.path]
 
@@ -347,14 +347,14 @@ _KEY_OF_WORD = {word: key for key, words in _KEYS.items() for word in words.spli
 _SUFFIXES = {suffix.strip(". ") for suffix in f"{all_suffixes()}, snappy".split(",")}
 
 
-def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> None:
+def refuse_splits(names: Sequence[str], top: Path, setting: str, value: str) -> None:
     """Refuse files of several splits, because they would be read as one data set.
 
     Args:
         names: The files or directories that would be read.
         top: The directory below which names tell a split; its own name does not count.
         setting: The setting that names them.
-        given: Its value.
+        value: Its value.
 
     Raises:
         DataError: Some names are of validation or test data, and some are not.
@@ -364,11 +364,11 @@ def refuse_splits(names: Sequence[str], top: Path, setting: str, given: str) -> 
         first.setdefault(_split(name, top), name)
     if len(first) < 2:
         return
-    shown = ", ".join(sorted(os.path.relpath(name, top) for name in first.values()))
+    examples = ", ".join(sorted(os.path.relpath(name, top) for name in first.values()))
     keys = [f"dataset.{key}" for key in _KEYS if key in first]
     fix = f"set {' and '.join(keys)} each to files of its own, by a glob or a list"
     raise DataError(
-        f"{setting}={given}: {shown} are of several splits, and would be read as one: "
+        f"{setting}={value}: {examples} are of several splits, and would be read as one: "
         f"{fix if setting in keys else 'name the files of one by a glob'}; "
         f"a list, {setting}=[...], reads all that it names"
     )

@@ -111,19 +111,19 @@ def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
     return tuple(facts)
 
 
-def difference(stored: Fingerprint, files: Sequence[FileFacts]) -> str:
+def difference(fingerprint: Fingerprint, files: Sequence[FileFacts]) -> str:
     """Return the first difference of the files of a checkpoint from the current ones, in words;
     empty without one. Files that were added behind them are none.
 
     Args:
-        stored: The fingerprint of the checkpoint.
+        fingerprint: The fingerprint of the checkpoint.
         files: The facts of the current files, in reading order.
     """
-    if Fingerprint.of(files[: stored.count]) == stored:
+    if Fingerprint.of(files[: fingerprint.count]) == fingerprint:
         return ""
-    for was, now in zip(stored.first, files, strict=False):
+    for was, now in zip(fingerprint.first, files, strict=False):
         if was.name != now.name:
-            new = now.name not in {file.name for file in stored.first}
+            new = now.name not in {file.name for file in fingerprint.first}
             if was.name not in {file.name for file in files}:
                 moved = new and was[1:] == now[1:]
                 return f"{was.name} is {f'called {now.name} now' if moved else 'gone'}"
@@ -135,10 +135,13 @@ def difference(stored: Fingerprint, files: Sequence[FileFacts]) -> str:
             return f"{was.name} had {was.size:,} bytes and has {now.size:,}"
         if was != now:
             return f"{was.name} has other contents, with as many rows and bytes as before"
-    if len(files) < len(stored.first):
-        return f"{stored.first[len(files)].name} is gone"
-    if len(files) < stored.count:
-        return f"{stored.count - len(files):,} of {stored.count:,} files are gone from the end"
+    if len(files) < len(fingerprint.first):
+        return f"{fingerprint.first[len(files)].name} is gone"
+    if len(files) < fingerprint.count:
+        return (
+            f"{fingerprint.count - len(files):,} of {fingerprint.count:,} files are gone from the "
+            "end"
+        )
     return f"one of the files behind the first {LISTED:,} is another one"
 
 
@@ -181,26 +184,26 @@ def resumed_files(
             f"{checkpoint} was written before checkpoints knew their data: whether the "
             "training files have changed since is not checked"
         )
-    stored = Fingerprint.from_plain(plain, checkpoint)
-    changed = f"the training files have changed since {checkpoint} was saved"
-    if not (other := difference(stored, files)):
-        added = files[stored.count :]
+    fingerprint = Fingerprint.from_plain(plain, checkpoint)
+    change = f"the training files have changed since {checkpoint} was saved"
+    if not (other := difference(fingerprint, files)):
+        added = files[fingerprint.count :]
         if not added:
             return None, ""
-        return stored.count if batches else None, (
+        return fingerprint.count if batches else None, (
             f"training files were added since {checkpoint} was saved: {len(added):,} with "
             f"{sum(file.rows for file in added):,} rows; they begin "
             f"{'with the next epoch' if batches else 'now'}"
         )
     if not batches:
-        return None, f"{changed}: {other}; the next epoch reads them as they are"
-    changed = f"{changed}, after {batches:,} batches of an epoch: {other}"
+        return None, f"{change}: {other}; the next epoch reads them as they are"
+    change = f"{change}, after {batches:,} batches of an epoch: {other}"
     if resume_data == "ignore":
         return None, (
-            f"resume_data=ignore: {changed}; the epoch goes on after as many batches of what "
+            f"resume_data=ignore: {change}; the epoch goes on after as many batches of what "
             "is there now"
         )
     raise CheckpointError(
-        f"{changed}; rows would be trained twice or never: bring the files back, go on from a "
+        f"{change}; rows would be trained twice or never: bring the files back, go on from a "
         "checkpoint of an epoch's end, or set resume_data=ignore"
     )

@@ -51,9 +51,9 @@ def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> st
     )
     narrowed = Source(source.files, segments, source.bags)
     for path, first, begins, ids in _bags(narrowed, schema, feature):
-        found = np.flatnonzero(ids == number)
-        if len(found):
-            row = first + int(np.searchsorted(begins, found[0], side="right")) - 1
+        positions = np.flatnonzero(ids == number)
+        if len(positions):
+            row = first + int(np.searchsorted(begins, positions[0], side="right")) - 1
             return f"row {row} of {path}"
     return ""
 
@@ -63,9 +63,9 @@ def place_of_bag(source: Source, schema: Schema, feature: str, length: int) -> s
     part of a line; empty if there is none.
     """
     for path, first, begins, _ in _bags(source, schema, feature):
-        found = np.flatnonzero(np.diff(begins) == length)
-        if len(found):
-            return f"row {first + int(found[0])} of {path}"
+        positions = np.flatnonzero(np.diff(begins) == length)
+        if len(positions):
+            return f"row {first + int(positions[0])} of {path}"
     return ""
 
 
@@ -128,10 +128,10 @@ def time_range(files: Sequence[DataFile], column: str, unit: str) -> tuple[int, 
     """
     ends: list[int] = []
     for file in files:
-        found = _of_file(file, file.columns[column], unit) if column in file.columns else None
-        if found is None:
+        file_ends = _of_file(file, file.columns[column], unit) if column in file.columns else None
+        if file_ends is None:
             return None
-        ends += found
+        ends += file_ends
     return (min(ends), max(ends)) if ends else None
 
 
@@ -140,33 +140,37 @@ def _of_file(file: DataFile, name: str, unit: str) -> list[int] | None:
     file does not say.
     """
     kind = value_type(file.types.field(name).type)
-    found: list[int] = []
+    times: list[int] = []
     for number in range(len(file.starts) - 1):
         group = of_row_group(file, name, number)
-        stored = group and group.statistics
-        if stored is None or not stored.has_min_max:
-            if stored and stored.has_null_count and stored.null_count == group.num_values:
+        statistics = group and group.statistics
+        if statistics is None or not statistics.has_min_max:
+            if (
+                statistics
+                and statistics.has_null_count
+                and statistics.null_count == group.num_values
+            ):
                 continue  # all of them are missing
             return None
-        tick = _tick(stored, kind, unit)
-        ends = (stored.min_raw, stored.max_raw)
+        tick = _tick(statistics, kind, unit)
+        ends = (statistics.min_raw, statistics.max_raw)
         if pt.is_unsigned_integer(kind):  # the raw numbers are signed
-            ends = (stored.min, stored.max)
+            ends = (statistics.min, statistics.max)
         if tick is None or not all(map(math.isfinite, ends)):
             return None
-        found += [math.floor(end * tick) for end in ends]
-    return found
+        times += [math.floor(end * tick) for end in ends]
+    return times
 
 
-def _tick(stored: Any, kind: Any, unit: str) -> Fraction | None:
+def _tick(statistics: Any, kind: Any, unit: str) -> Fraction | None:
     """Return the seconds of one tick of the numbers that Parquet stores; None if they are no times.
 
     Parquet has no seconds: it stores Arrow's timestamps in seconds as milliseconds.
     """
     if pt.is_date(kind):
         return Fraction(DAY_SECONDS)
-    if pt.is_timestamp(kind) and stored.physical_type == "INT64":  # INT96 has no order
-        unit = _UNITS.get(json.loads(stored.logical_type.to_json()).get("timeUnit"), "")
+    if pt.is_timestamp(kind) and statistics.physical_type == "INT64":  # INT96 has no order
+        unit = _UNITS.get(json.loads(statistics.logical_type.to_json()).get("timeUnit"), "")
     elif not (pt.is_integer(kind) or pt.is_floating(kind)):
         return None
     return Fraction(1, TICKS[unit]) if unit else None

@@ -171,8 +171,8 @@ def column_bytes(file: DataFile, row_group: int) -> int:
     """Return the bytes on disk of the columns to read in a row group."""
     group = read_footer(file.path, file.stamp).metadata.row_group(row_group)
     columns = [group.column(i) for i in range(group.num_columns)]
-    wanted = set(file.read)
-    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
+    names = set(file.read)
+    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
 
 
 def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
@@ -216,13 +216,13 @@ def _batches(
         for chunk in parquet.iter_batches(
             CHUNK_ROWS, row_groups=[row_group], columns=file.read, use_threads=False
         ):
-            left = chunk.slice(min(skip, chunk.num_rows))
-            skip -= chunk.num_rows - left.num_rows
-            if left.num_rows:
+            part = chunk.slice(min(skip, chunk.num_rows))
+            skip -= chunk.num_rows - part.num_rows
+            if part.num_rows:
                 for name in views:
-                    plain = without_views(left.column(name))
-                    left = left.set_column(left.schema.get_field_index(name), name, plain)
-                yield left
+                    plain = without_views(part.column(name))
+                    part = part.set_column(part.schema.get_field_index(name), name, plain)
+                yield part
 
 
 def reason(error: Exception) -> str:

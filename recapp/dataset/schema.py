@@ -212,16 +212,16 @@ class Schema:
         """Return the derived column that gives a feature its ids; None for the ids of the logs."""
         return next((one for one in reversed(self.derived) if one.name == feature), None)
 
-    def bags(self, found: Set[str]) -> frozenset[str]:
+    def bags(self, list_features: Set[str]) -> frozenset[str]:
         """Return the sparse features that have a bag of ids in each row: those whose columns are
         lists or texts with a separator, and those that had bags in training, where a column of
         single ids has at most one id in a bag.
 
         Args:
-            found: The sparse features whose columns are lists.
+            list_features: The sparse features whose columns are lists.
         """
         lists = {*self.separator, *(self.lists or ())}
-        return frozenset(found) | lists.intersection(self.sparse)
+        return frozenset(list_features) | lists.intersection(self.sparse)
 
     def null_is_id(self, feature: str) -> bool:
         """Return whether a null list is one missing id, because each row had one id in training;
@@ -341,28 +341,32 @@ class Schema:
         lists = ids.get(LISTS) if isinstance(ids, Mapping) else None
         return replace(self, lists=frozenset(lists)) if _are_names(lists) else self
 
-    def check_id_encoding(self, stored: object, checkpoint: str, kind: str = "checkpoint") -> None:
+    def check_id_encoding(
+        self, encoding: object, checkpoint: str, kind: str = "checkpoint"
+    ) -> None:
         """Check that a model was trained with the rules for ids of text of this schema.
 
         Args:
-            stored: The result of `id_encoding` at the time of training.
+            encoding: The result of `id_encoding` at the time of training.
             checkpoint: The stored model's name, for error messages.
             kind: Its kind, `checkpoint` or `artefact`, for error messages.
 
         Raises:
             CheckpointError: The rules differ, or the stored record is damaged.
         """
-        hex = stored.get("hex") if isinstance(stored, Mapping) else None
+        hex = encoding.get("hex") if isinstance(encoding, Mapping) else None
         if (
-            not isinstance(stored, Mapping)
+            not isinstance(encoding, Mapping)
             or not isinstance(hex, list)
-            or not isinstance(stored.get("text"), str)
-            or not _are_names(stored.get(LISTS, []))
+            or not isinstance(encoding.get("text"), str)
+            or not _are_names(encoding.get(LISTS, []))
         ):
-            raise CheckpointError(f"the manifest of {kind} {checkpoint} is damaged: ids={stored!r}")
-        if stored["text"] != TEXT_HASH:
             raise CheckpointError(
-                f"{kind} {checkpoint}: text ids are hashed by {stored['text']}, "
+                f"the manifest of {kind} {checkpoint} is damaged: ids={encoding!r}"
+            )
+        if encoding["text"] != TEXT_HASH:
+            raise CheckpointError(
+                f"{kind} {checkpoint}: text ids are hashed by {encoding['text']}, "
                 f"this recapp hashes by {TEXT_HASH}"
             )
         others = [name for name in self.sparse if (name in hex) != (name in self.hex)]
@@ -373,18 +377,18 @@ class Schema:
                 f"{trained}: set dataset.naming and dataset.hex as it was trained, "
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
-        if unknown := sorted(set(stored.get(LISTS, [])).difference(self.sparse)):
+        if unknown := sorted(set(encoding.get(LISTS, [])).difference(self.sparse)):
             raise CheckpointError(
                 f"{kind} {checkpoint} was trained on lists of {unknown[0]}, which is no sparse "
                 "feature here: set dataset.sparse as it was trained, or its manifest is damaged"
             )
         for key in (PADDING, SEPARATOR):
-            if (there := stored.get(key)) != self.id_encoding().get(key):
+            if (there := encoding.get(key)) != self.id_encoding().get(key):
                 raise CheckpointError(
                     f"{kind} {checkpoint} was trained with dataset.{key}="
                     f"{'null' if there is None else there}: set it as it was trained"
                 )
-        derived = stored.get(DERIVED, [])
+        derived = encoding.get(DERIVED, [])
         if derived == [column.plain() for column in self.derived]:
             return
         try:
@@ -464,8 +468,8 @@ class Schema:
         return dict(zip(names, present, strict=True))
 
 
-def _are_names(found: object) -> TypeGuard[list[str]]:
-    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+def _are_names(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
@@ -611,7 +615,7 @@ def _find(
     if not missing:
         return dict(zip(names, best, strict=True))
     name, column = missing[0]
-    tried = dict.fromkeys(naming[names.index(name)] for naming in namings)
+    candidates = dict.fromkeys(naming[names.index(name)] for naming in namings)
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     if f"/{column}=" in file:
         hint = (
@@ -622,4 +626,4 @@ def _find(
         hint = meant(close)
     else:
         hint = f"the file has {', '.join(present[:8])}{', ...' if len(present) > 8 else ''}"
-    raise DataError(f"{file}: no column for {name}{more}; tried {', '.join(tried)}; {hint}")
+    raise DataError(f"{file}: no column for {name}{more}; tried {', '.join(candidates)}; {hint}")

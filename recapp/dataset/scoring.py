@@ -97,21 +97,21 @@ class PredictionInput:
         collate = Collate(self.schema, self.source.bags, self.transform)
         size = self.settings.rows_per_batch
         row = rows.start
-        held: list[Rows] = []
-        kept: list[pa.RecordBatch] = []
+        pieces: list[Rows] = []
+        chunks: list[pa.RecordBatch] = []
         for file, file_row, chunk in arrow_chunks(self.source.slice(rows.start, rows.stop)):
             while chunk.num_rows:
                 part = chunk.slice(0, size - row % size)
                 numbers_N = file_row + np.arange(part.num_rows, dtype=np.int64)
-                held.append(collate.rows(part, file.columns, file.path, numbers_N))
-                kept.append(self._kept(part))
+                pieces.append(collate.rows(part, file.columns, file.path, numbers_N))
+                chunks.append(self._kept_columns(part))
                 chunk = chunk.slice(part.num_rows)
                 file_row += part.num_rows
                 row += part.num_rows
                 if row % size == 0 or row == rows.stop:
-                    yield self._batch(collate, held, kept, row - sum(map(len, held)))
-                    held = []
-                    kept = []
+                    yield self._batch(collate, pieces, chunks, row - sum(map(len, pieces)))
+                    pieces = []
+                    chunks = []
 
     def no_rows(self) -> InputBatch:
         """Return a batch without rows, for a rank that is finished before others."""
@@ -119,15 +119,15 @@ class PredictionInput:
         return self._batch(collate, [], [], self.rows)
 
     def _batch(
-        self, collate: Collate, held: list[Rows], kept: list[pa.RecordBatch], first: int
+        self, collate: Collate, pieces: list[Rows], chunks: list[pa.RecordBatch], first: int
     ) -> InputBatch:
-        batch = collate.batch(held)
-        table = pa.Table.from_batches(kept, self.kept)
+        batch = collate.batch(pieces)
+        table = pa.Table.from_batches(chunks, self.kept)
         return InputBatch(
             batch.dense_BI, batch.sparse, batch.labels, batch.weights, None, first, table
         )
 
-    def _kept(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+    def _kept_columns(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [
             column if column.type == field.type else column.cast(field.type)
             for field in self.kept
@@ -169,9 +169,9 @@ class RankInput:
 
     def __iter__(self) -> Iterator[InputBatch]:
         """Yield this rank's batches, then empty batches until the other ranks are finished."""
-        own = self.input.batches(self.rows_of(self.rank))
+        batches = self.input.batches(self.rows_of(self.rank))
         for _ in range(len(self)):
-            batch = next(own, None)
+            batch = next(batches, None)
             yield self.input.no_rows() if batch is None else batch
 
 
@@ -192,9 +192,11 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
     names = file_names(settings.input, setting=SETTING)
     unlabelled = schema.unlabelled()
     source = _open(names, schema, unlabelled)
-    kept = _kept_schema(source.files, settings.columns)
-    files = tuple(file._replace(kept=tuple(kept.names)) for file in source.files)
-    return PredictionInput(replace(source, files=files), unlabelled, kept, transform, settings)
+    kept_schema = _kept_schema(source.files, settings.columns)
+    files = tuple(file._replace(kept=tuple(kept_schema.names)) for file in source.files)
+    return PredictionInput(
+        replace(source, files=files), unlabelled, kept_schema, transform, settings
+    )
 
 
 def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
@@ -221,7 +223,7 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
         DataError: A file lacks a kept column, has it twice, or has another type than the first
             file.
     """
-    kept = pa.schema([])
+    schema = pa.schema([])
     for file in files if columns else ():
         types = file.types
         for name in columns:
@@ -237,15 +239,17 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
                     f"{', '.join(types.names)}"
                 )
         empty = {name: pa.nulls(0, value_type(types.field(name).type)) for name in columns}
-        own = pa.schema([pa.field(name, without_views(each).type) for name, each in empty.items()])
-        kept = kept if kept.names else own
-        for field in own:
-            if field.type != (first := kept.field(field.name).type):
+        file_schema = pa.schema(
+            [pa.field(name, without_views(each).type) for name, each in empty.items()]
+        )
+        schema = schema if schema.names else file_schema
+        for field in file_schema:
+            if field.type != (first := schema.field(field.name).type):
                 raise DataError(
                     f"columns: {field.name} has type {field.type} in {file.path}, {first} in "
                     f"{files[0].path}; convert one of them, or leave it out"
                 )
-    return kept
+    return schema
 
 
 # ---- the file of the scores
@@ -263,22 +267,22 @@ def check_output(output: Path, inputs: Sequence[str], *, overwrite: bool) -> Non
         ConfigError: `output` is not the name of a Parquet file, its directory does not exist, it is
             one of the inputs, or it exists.
     """
-    named = f"output={short_path(output)}"
+    setting = f"output={short_path(output)}"
     if output.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"{named}: scores are written as Parquet: name a file {output.stem}.parquet"
+            f"{setting}: scores are written as Parquet: name a file {output.stem}.parquet"
         )
     if not output.parent.is_dir():
-        raise ConfigError(f"{named}: there is no directory {output.parent}; make it first")
+        raise ConfigError(f"{setting}: there is no directory {output.parent}; make it first")
     if output.is_dir():
-        raise ConfigError(f"{named}: is a directory; name a file in it")
+        raise ConfigError(f"{setting}: is a directory; name a file in it")
     if os.path.realpath(output) in {os.path.realpath(name) for name in inputs}:
         raise ConfigError(
-            f"{named}: is one of the files that are scored (input); write elsewhere, or leave it "
+            f"{setting}: is one of the files that are scored (input); write elsewhere, or leave it "
             "out of input"
         )
     if output.exists() and not overwrite:
-        raise ConfigError(f"{named}: exists; choose another name, or set overwrite=true")
+        raise ConfigError(f"{setting}: exists; choose another name, or set overwrite=true")
 
 
 class ScoreFile:
@@ -318,7 +322,7 @@ class ScoreFile:
             self._part = opening.enter_context(pa.ipc.new_stream(file, self.schema))
             self._opened = opening.pop_all()
 
-    def write(self, kept: pa.Table, scores: Mapping[str, Scores]) -> None:
+    def write(self, kept_columns: pa.Table, scores: Mapping[str, Scores]) -> None:
         """Append a batch to the part.
 
         Args:
@@ -328,7 +332,7 @@ class ScoreFile:
         Raises:
             DataError: The part cannot be written.
         """
-        columns = [*kept.columns, *(pa.array(scores[name]) for name in self.columns)]
+        columns = [*kept_columns.columns, *(pa.array(scores[name]) for name in self.columns)]
         table = pa.Table.from_arrays(columns, schema=self.schema)
         with self.writing():
             self._part.write_table(table.combine_chunks())
@@ -367,14 +371,14 @@ class ScoreFile:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self.output)
-        measured: Measured = {"rows": self.rows}
+        measures: Measured = {"rows": self.rows}
         for column in self.columns:  # sums are added in the order of the rows
             some = bool(sums[column])
             total = np.cumsum(sums[column])
-            measured[f"mean_{column}"] = float(total[-1]) / self.rows if some else None
-            measured[f"least_{column}"] = float(np.fmin.reduce(ends[column])) if some else None
-            measured[f"largest_{column}"] = float(np.fmax.reduce(ends[column])) if some else None
-        return measured
+            measures[f"mean_{column}"] = float(total[-1]) / self.rows if some else None
+            measures[f"least_{column}"] = float(np.fmin.reduce(ends[column])) if some else None
+            measures[f"largest_{column}"] = float(np.fmax.reduce(ends[column])) if some else None
+        return measures
 
     def _row_groups(self, world: int) -> Iterator[pa.Table]:
         """Yield the rows of all parts in order, as tables of at least ROWS_PER_GROUP rows."""

@@ -114,10 +114,10 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
         for name in schema.hex:
             if pa.types.is_int32(columns[name].type):
                 columns[name] = columns[name].view(pa.uint32())
-        made = pa.table(columns)
-        if parts and made.schema != parts[0].schema:
+        table = pa.table(columns)
+        if parts and table.schema != parts[0].schema:
             break
-        parts.append(made)
+        parts.append(table)
     return pa.concat_tables(parts).combine_chunks()
 
 
@@ -183,13 +183,15 @@ def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
     """
     derived = {name: schema.id_column(name) for name in schema.features}
     exact = {name: one.rows for name, one in derived.items() if one and one.rows is not None}
-    counted = min(source.rows, COUNTED_ROWS)
-    seen = {name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact}
-    few = _add(seen, source.slice(0, counted // 2), schema)
-    many = _add(seen, source.slice(counted // 2, counted), schema)
-    for name, before, now in zip(seen, few, many, strict=True):
+    sample_rows = min(source.rows, COUNTED_ROWS)
+    distinct_ids = {
+        name: np.zeros(0, dtype=np.int64) for name in schema.features if name not in exact
+    }
+    few = _add(distinct_ids, source.slice(0, sample_rows // 2), schema)
+    many = _add(distinct_ids, source.slice(sample_rows // 2, sample_rows), schema)
+    for name, before, now in zip(distinct_ids, few, many, strict=True):
         power = min(math.log2(now / before), 1) if before else 1
-        ids = int(now * (source.rows / max(counted, 1)) ** power)
+        ids = int(now * (source.rows / max(sample_rows, 1)) ** power)
         exact[name] = rows_for(ids) if most is None else min(most, rows_for(ids))
     return [exact[name] for name in schema.features]
 
@@ -244,7 +246,9 @@ def remarks(source: Source, schema: Schema) -> Iterator[str]:
         file, _, rows = next(arrow_chunks(some))
     except (StopIteration, DataError):  # whoever reads the rows names what is damaged
         return
-    kinds = {name: value_type(rows.column(own).type) for name, own in file.columns.items()}
+    kinds = {
+        name: value_type(rows.column(own_name).type) for name, own_name in file.columns.items()
+    }
     for name in schema.times:
         of_day = [
             column.name
@@ -308,8 +312,8 @@ def frequent_values(
                 f"metrics.by={column}: has lists of ids, and a slice is one id: name another column"
             )
         ids_N = decode_ids(values, schema.text_ids(column))  # of the column, as types decide
-        found = np.unique(ids_N, return_index=True, return_counts=True)
-        for one, first, count in zip(*(part.tolist() for part in found), strict=True):
+        id_counts = np.unique(ids_N, return_index=True, return_counts=True)
+        for one, first, count in zip(*(part.tolist() for part in id_counts), strict=True):
             counts[one] += count
             if one not in texts:
                 texts[one] = str(plain_value(values[first].as_py()))
@@ -325,7 +329,7 @@ def frequent_values(
     return [(text, number) for number, text in numbers.items()]
 
 
-def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
+def _add(distinct_ids: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
     """Add the ids of some rows to the ids seen so far.
 
     Returns:
@@ -333,11 +337,11 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     """
     ids_only = replace(schema.unlabelled(), vectors={})
     ids_only = ids_only if schema.derived else replace(ids_only, dense=())
-    for rows in decoded_chunks(source.only(ids_only.inputs), ids_only) if seen else ():
+    for rows in decoded_chunks(source.only(ids_only.inputs), ids_only) if distinct_ids else ():
         for name, ids in ids_by_feature(rows, schema, source.bags).items():
-            if name in seen:
-                seen[name] = np.union1d(seen[name], ids)
-    return [int((known != MISSING).sum()) for known in seen.values()]
+            if name in distinct_ids:
+                distinct_ids[name] = np.union1d(distinct_ids[name], ids)
+    return [int((known != MISSING).sum()) for known in distinct_ids.values()]
 
 
 # ---- fits of derived columns, on the training rows
@@ -355,9 +359,9 @@ class Counts:
 
     def add(self, values: Values) -> None:
         """Count some values."""
-        found, counts = np.unique(values, return_counts=True)
-        self._parts.append((found, counts.astype(np.int64)))
-        self._waiting += len(found)
+        distinct_values, counts = np.unique(values, return_counts=True)
+        self._parts.append((distinct_values, counts.astype(np.int64)))
+        self._waiting += len(distinct_values)
         if self._waiting > max(AT_ONCE, 2 * len(self._parts[0][0])):
             self.result()
 
@@ -367,10 +371,12 @@ class Counts:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if len(self._parts) > 1:
             values, place = np.unique(
-                np.concatenate([found for found, _ in self._parts]), return_inverse=True
+                np.concatenate([part_values for part_values, _ in self._parts]), return_inverse=True
             )
             counts = np.zeros(len(values), dtype=np.int64)
-            np.add.at(counts, place, np.concatenate([own for _, own in self._parts]))
+            np.add.at(
+                counts, place, np.concatenate([part_counts for _, part_counts in self._parts])
+            )
             self._parts = [(values, counts)]
         self._waiting = 0
         return self._parts[0]
@@ -388,8 +394,10 @@ def fitted(schema: Schema, source: Source) -> Schema:
     for kinds, fit in ((of_numbers, _fit_edges), ((Kind.VOCABULARY,), _fit_vocabularies)):
         some = [c for c in columns if c.kind in kinds and c.values is None]
         before = [c for c in columns if c.values is not None]
-        made = {c.key: c for c in fit(some, replace(schema, derived=tuple(before)), source)}
-        columns = [made.get(c.key, c) for c in columns]
+        fitted_columns = {
+            c.key: c for c in fit(some, replace(schema, derived=tuple(before)), source)
+        }
+        columns = [fitted_columns.get(c.key, c) for c in columns]
         if fit is _fit_edges:
             columns = [_without_rows(c) for c in columns]
     return replace(schema, derived=tuple(columns))
@@ -482,11 +490,11 @@ def _fit_vocabularies(
     if columns:
         for rows in decoded_chunks(source, schema.unlabelled()):
             ids = ids_by_feature(rows, schema, source.bags)
-            for reads, own in counts.items():
+            for reads, counter in counts.items():
                 for name in reads:
-                    own.add(ids[name])
-    made = []
+                    counter.add(ids[name])
+    vocabularies = []
     for column in columns:
         values, number = counts[column.reads].result()
-        made.append(replace(column, values=values[number >= int(column.setting)]))
-    return made
+        vocabularies.append(replace(column, values=values[number >= int(column.setting)]))
+    return vocabularies

@@ -63,15 +63,15 @@ class Source:
 
         A cut row group becomes a shorter segment.
         """
-        kept = []
-        seen = 0
+        segments = []
+        offset = 0
         for file, row_group, start, rows in self.segments:
-            left = max(first - seen, 0)
-            right = min(last - seen, rows)
+            left = max(first - offset, 0)
+            right = min(last - offset, rows)
             if left < right:
-                kept.append(Segment(file, row_group, start + left, right - left))
-            seen += rows
-        return Source(self.files, tuple(kept), self.bags)
+                segments.append(Segment(file, row_group, start + left, right - left))
+            offset += rows
+        return Source(self.files, tuple(segments), self.bags)
 
     def only(self, features: Collection[str]) -> "Source":
         """Return the same rows with only the columns of some features.

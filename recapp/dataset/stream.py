@@ -103,23 +103,25 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
         first = 0
         while first < rows:
             have, lane = heappop(fill)
-            taken = min(step - first % step, rows - first, room[lane] - have)
-            pieces[lane].append((segment, first, taken))
-            first += taken
-            if have + taken < room[lane]:
-                heappush(fill, (have + taken, lane))
-    return Deal(tuple(np.array(own, dtype=np.int64).reshape(-1, 3) for own in pieces), cut)
+            count = min(step - first % step, rows - first, room[lane] - have)
+            pieces[lane].append((segment, first, count))
+            first += count
+            if have + count < room[lane]:
+                heappush(fill, (have + count, lane))
+    return Deal(
+        tuple(np.array(lane_pieces, dtype=np.int64).reshape(-1, 3) for lane_pieces in pieces), cut
+    )
 
 
 def after(pieces: IntArray, position: int) -> IntArray:
     """Return a lane's pieces [P, 3] after its first `position` rows."""
     ends = np.cumsum(pieces[:, 2])
-    left = pieces[int(np.searchsorted(ends, position, side="right")) :].copy()
-    if len(left):
-        skipped = position - (int(ends[-1]) - int(left[:, 2].sum()))
-        left[0, 1] += skipped
-        left[0, 2] -= skipped
-    return left
+    rest = pieces[int(np.searchsorted(ends, position, side="right")) :].copy()
+    if len(rest):
+        skipped = position - (int(ends[-1]) - int(rest[:, 2].sum()))
+        rest[0, 1] += skipped
+        rest[0, 2] -= skipped
+    return rest
 
 
 def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntArray:
@@ -245,11 +247,13 @@ class Reader:
         self._collate = collate
         rows = np.array([segment.rows for segment in source.segments], dtype=np.int64)
         self._shared = deal.cut | (rows <= SHARED_ROWS)
-        left = {lane: after(deal.lanes[lane], position) for lane in lanes}
-        self._plans = {lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in left.items()}
+        rest_by_lane = {lane: after(deal.lanes[lane], position) for lane in lanes}
+        self._plans = {
+            lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
+        }
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
-        self._stretches = self._by_cursor(left)
+        self._stretches = self._by_cursor(rest_by_lane)
         self._due = {
             key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._stretches.items()
         }
@@ -274,14 +278,14 @@ class Reader:
             raise ValueError(f"lane {lane} has no rows left")
         return join(parts)
 
-    def _by_cursor(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
+    def _by_cursor(self, rest_by_lane: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
 
         Returns:
             Cursor key -> [P, 3], a row for each range: (first row, end, lane).
         """
         pieces = np.concatenate(
-            [np.insert(own, 3, lane, axis=1) for lane, own in left.items()]
+            [np.insert(lane_pieces, 3, lane, axis=1) for lane, lane_pieces in rest_by_lane.items()]
             or [np.zeros((0, 4), np.int64)]
         )
         if not len(pieces):
@@ -332,12 +336,12 @@ def _stream(
     """
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
-    wanted = stretches + np.array([first, first, 0], dtype=np.int64)
+    ranges = stretches + np.array([first, first, 0], dtype=np.int64)
     before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
-    for begin, chunk in chunks(file, row_group, int(wanted[-1, 1])):
+    for begin, chunk in chunks(file, row_group, int(ranges[-1, 1])):
         end = begin + chunk.num_rows
-        inside = wanted[
-            np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
+        inside = ranges[
+            np.searchsorted(ranges[:, 1], begin, side="right") : np.searchsorted(ranges[:, 0], end)
         ]
         if not len(inside):
             continue
@@ -350,13 +354,13 @@ def _stream(
             chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
-        decoded = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
+        rows = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
         if before is not None:
-            decoded = replace(decoded, row_numbers_N=rows_N + (file.starts[row_group] + before))
+            rows = replace(rows, row_numbers_N=rows_N + (file.starts[row_group] + before))
         lanes, starts = np.unique(inside[:, 2], return_index=True)
-        bounds = [*(ends - lengths)[starts].tolist(), len(decoded)]
+        bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
         yield [
-            (lane, decoded.slice(bounds[index], bounds[index + 1]))
+            (lane, rows.slice(bounds[index], bounds[index + 1]))
             for index, lane in enumerate(lanes.tolist())
         ]
 
@@ -446,8 +450,8 @@ class BatchStream(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             return self._batches(self.lanes)
-        own = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
-        return _with_failures(self._batches(self.lanes[own.start : own.stop]))
+        lanes = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
+        return _with_failures(self._batches(self.lanes[lanes.start : lanes.stop]))
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
         begin = self.first_batch * self._share // self._block * self._block
@@ -471,17 +475,17 @@ class BatchStream(IterableDataset[Any]):
         total = self._deal.rows(lane)
         position = self.first_batch * self._share
         blocks = self._blocks(reader, lane, total)
-        held = next(blocks) if position < total else None
-        held = held and held.slice(position % self._block, len(held))
+        block = next(blocks) if position < total else None
+        block = block and block.slice(position % self._block, len(block))
         while position < total:
             parts = []
-            wanted = min(self._share, total - position)
-            position += wanted
-            while wanted:
-                held = held if held else next(blocks)
-                part = held.slice(0, wanted)
-                held = held.slice(len(part), len(held))
-                wanted -= len(part)
+            need = min(self._share, total - position)
+            position += need
+            while need:
+                block = block if block else next(blocks)
+                part = block.slice(0, need)
+                block = block.slice(len(part), len(block))
+                need -= len(part)
                 parts.append(part)
             yield parts
 

@@ -516,24 +516,24 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
             "empty or new directory, or read what is there: dataset=custom dataset.path=..."
         )
     try:
-        found = read_json(manifest)
+        stored_settings = read_json(manifest)
     except ValueError as error:
         raise DataError(
             f"{manifest}: is not readable ({error}); remove {path} to generate again"
         ) from error
-    other = [name for name in settings if found.get(name) != settings[name]]
+    other = [name for name in settings if stored_settings.get(name) != settings[name]]
     if other:
-        shown = (
+        differences = (
             ", ".join(
-                f"{name}={found.get(name)} instead of {settings[name]}"
+                f"{name}={stored_settings.get(name)} instead of {settings[name]}"
                 for name in other
                 if name != "tables"
             )
             or "other tables"
         )
         raise DataError(
-            f"{path}: holds generated data of other settings ({shown}); remove it to generate "
-            "again, or use another directory"
+            f"{path}: holds generated data of other settings ({differences}); remove it to "
+            "generate again, or use another directory"
         )
     return True
 

@@ -209,11 +209,11 @@ def spelled_numbers(column: pa.Array) -> pa.Array:
     Raises:
         BadValue: A string is not a number.
     """
-    filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-    if _spells_numbers(filled):
-        return filled.cast(pa.float64())
-    index = next(i for i in range(len(filled)) if not _spells_numbers(filled.slice(i, 1)))
-    raise BadValue(index, f"holds {shown(filled[index])}, which is not a number")
+    texts = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+    if _spells_numbers(texts):
+        return texts.cast(pa.float64())
+    index = next(i for i in range(len(texts)) if not _spells_numbers(texts.slice(i, 1)))
+    raise BadValue(index, f"holds {shown(texts[index])}, which is not a number")
 
 
 def _spells_numbers(column: pa.Array) -> bool:

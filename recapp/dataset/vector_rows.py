@@ -58,8 +58,8 @@ class VectorRows:
         Raises:
             DataError: There are no such files, or a file is not readable or lacks a column.
         """
-        named = file_names(path, setting=setting)
-        return VectorRows(tuple(_opened(name, names, dim, setting) for name in named), dim, setting)
+        paths = file_names(path, setting=setting)
+        return VectorRows(tuple(_opened(name, names, dim, setting) for name in paths), dim, setting)
 
     def chunks(self, text: TextIds) -> Iterator[tuple[Int64Array, Vectors]]:
         """Yield ids, [N], and their vectors, [N, D], some thousand rows at a time.
@@ -97,8 +97,8 @@ class VectorRows:
         flat = column.flatten()
         nulls_ND = flat.is_null().to_numpy(zero_copy_only=False).reshape(-1, self.dim)
         refuse(nulls_ND.any(axis=1), lambda _: "has a vector with a null: write a number")
-        made: Vectors = flat.to_numpy().reshape(-1, self.dim)
-        return made
+        vectors_ND: Vectors = flat.to_numpy().reshape(-1, self.dim)
+        return vectors_ND
 
 
 def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile:
@@ -113,13 +113,13 @@ def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile
         ) from error
     floats = [f.name for f in types if is_list(f.type) and pt.is_floating(f.type.value_type)]
     ids = [f.name for f in types if is_id(value_type(f.type))]
-    vector = _chosen(floats, [VECTOR])
+    vector = _only_column(floats, [VECTOR])
     if vector is None:
         raise DataError(
             f"{setting}: {name} must have one column of vectors, a list of floats in each row, or "
             f"one of them called {VECTOR}; it has {', '.join(floats) or 'none'}"
         )
-    id_column = _chosen(ids, [ID, *names])
+    id_column = _only_column(ids, [ID, *names])
     if id_column is None:
         raise DataError(
             f"{setting}: {name} must have one column of ids, or one of them called {ID} or "
@@ -135,9 +135,9 @@ def _opened(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile
     return DataFile(name, reader, stamp, columns, tuple(accumulate(rows, initial=0)))
 
 
-def _chosen(found: Sequence[str], names: Sequence[str]) -> str | None:
+def _only_column(columns: Sequence[str], names: Sequence[str]) -> str | None:
     """Return the column with the first of some names, else the only one; None if there are
     several, or none.
     """
-    named = [name for name in names if name in found]
-    return named[0] if named else found[0] if len(found) == 1 else None
+    matches = [name for name in names if name in columns]
+    return matches[0] if matches else columns[0] if len(columns) == 1 else None

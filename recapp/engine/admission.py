@@ -233,7 +233,7 @@ class Admission:
 
         The search runs `SWEEPS` times per time to live.
         """
-        found = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
+        slots = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
         for number, settings in enumerate(self.settings):
             life = settings.ttl_steps
             if life is None or step % max(1, life // SWEEPS):
@@ -242,14 +242,14 @@ class Admission:
             slot_E = true_indices((last_S != NOT_HELD) & (last_S <= step - life))
             slot_E = slot_E[self.index.strips.rows[slot_E, 0] == number]
             self._left(number, slot_E)
-            found.append(slot_E)
-        return torch.cat(found)
+            slots.append(slot_E)
+        return torch.cat(slots)
 
     def surplus(self) -> Tensor:
         """Return the slots of rows beyond `max_rows`, and subtract these rows from the counts. A
         loaded table has such rows where `max_rows` was lowered after its checkpoint was written.
         """
-        found = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
+        slots = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
         for number, settings in enumerate(self.settings):
             if settings.max_rows is None:
                 continue
@@ -259,8 +259,8 @@ class Admission:
                 slot_E = slot_E[self.last_used.rows[slot_E, 0] != NOT_HELD]
                 leaving_E = self._first_to_leave(number, slot_E, int(over_R[run]))
                 self._left(number, leaving_E)
-                found.append(leaving_E)
-        return torch.cat(found)
+                slots.append(leaving_E)
+        return torch.cat(slots)
 
     def release(self, slot_M: Tensor) -> None:
         """Record that slots hold no rows any more."""

@@ -83,17 +83,17 @@ class Numbered(NamedTuple):
     def of(rows_R: list[int], piece: Piece) -> "Numbered":
         """Return the numbers of a piece's rows, from the number of rows in each run."""
         first = sum(rows_R[: piece.rows.start])
-        held = sum(rows_R[piece.rows.start : piece.rows.stop])
-        return Numbered(sum(rows_R), range(first, first + held))
+        count = sum(rows_R[piece.rows.start : piece.rows.stop])
+        return Numbered(sum(rows_R), range(first, first + count))
 
 
 def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[int]]]) -> None:
     """Add the runs of another strip or rank. A run that both hold has the same numbers in both."""
     for table, counts in more.items():
-        held = into.setdefault(table, {})
+        counts_of_table = into.setdefault(table, {})
         for name, count_R in counts.items():
-            before = held.get(name, [0] * len(count_R))
-            held[name] = [max(pair) for pair in zip(before, count_R, strict=True)]
+            before = counts_of_table.get(name, [0] * len(count_R))
+            counts_of_table[name] = [max(pair) for pair in zip(before, count_R, strict=True)]
 
 
 def without_waiting(rows_of_runs: RowsOfRuns) -> RowsOfRuns:

@@ -85,8 +85,8 @@ class DynamicStore(FloatRows):
     @property
     @override
     def nbytes(self) -> StoreBytes:
-        held = super().nbytes
-        return held._replace(rows=held.rows + self.slots.nbytes + self.admission.nbytes)
+        size = super().nbytes
+        return size._replace(rows=size.rows + self.slots.nbytes + self.admission.nbytes)
 
     def piece_keys(self, row_U: Tensor) -> Tensor:
         """Return the number of each slot's run among the runs of all strips of the group."""
@@ -258,9 +258,9 @@ class DynamicStore(FloatRows):
         for number, strip in enumerate(self.strips):
             stored = counts[strip.table.name]
             for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces, guests):
-                held = partial(RowsToWrite.of, slots=slot_N)
+                rows_of_piece = partial(RowsToWrite.of, slots=slot_N)
                 numbered = Numbered.of(stored[ROWS], p)
-                yield from self._blocks_of(strip, numbered, weights, held, key_N1)
+                yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
             if counter := self.admission.counters[number]:
                 yield from counter.blocks(strip, stored[WAITING], self._owns_rows(strip))
 
@@ -273,7 +273,7 @@ class DynamicStore(FloatRows):
         strip: DynamicStrip,
         numbered: Numbered,
         weights: list[tuple[str, Any]],
-        held: Callable[[Tensor], Any],
+        rows_of_piece: Callable[[Tensor], Any],
         key_N1: Tensor,
     ) -> Iterator[Block]:
         """Yield the blocks of a piece.
@@ -282,7 +282,7 @@ class DynamicStore(FloatRows):
             strip: The strip of the piece.
             numbered: The numbers of the piece's rows.
             weights: The tensors of weights by slot, by name.
-            held: A function that returns the piece's rows from a tensor by slot.
+            rows_of_piece: A function that returns the piece's rows from a tensor by slot.
             key_N1: The keys of the rows.
         """
         owner = self.group.writes_blocks
@@ -291,14 +291,16 @@ class DynamicStore(FloatRows):
         wide = (total, strip.table.embedding_dim)
         of_row = [(KEYS, key_N1)]
         for tensor, by_slot in weights:
-            yield Block(name, tensor, wide, rows, strip.cols, held(by_slot), owner)
+            yield Block(name, tensor, wide, rows, strip.cols, rows_of_piece(by_slot), owner)
         for (tensor, kind), state in zip(self._kinds, self.state, strict=True):
             if kind == "element":
-                yield Block(name, tensor, wide, rows, strip.cols, held(state), owner)
+                yield Block(name, tensor, wide, rows, strip.cols, rows_of_piece(state), owner)
             else:
-                of_row.append((tensor, held(state)))
+                of_row.append((tensor, rows_of_piece(state)))
         if strip.settings.tracks_use:
-            of_row += [(tensor, held(memory)) for tensor, memory in self.admission.tracked()]
+            of_row += [
+                (tensor, rows_of_piece(memory)) for tensor, memory in self.admission.tracked()
+            ]
         for tensor, data in of_row:
             yield Block(name, tensor, (total, 1), rows, range(1), data, self._owns_rows(strip))
 
@@ -333,9 +335,9 @@ class DynamicStore(FloatRows):
                 here, key_N1 = self.slots.load(number, p, len(numbered.rows))
                 self._begin_state(here)
                 self.admission.begin(here, step)
-                held = itemgetter(here)
+                rows_of_piece = itemgetter(here)
                 weights = self._filled_weights(averaged)
-                yield from self._blocks_of(strip, numbered, weights, held, key_N1)
+                yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
             if counter := self.admission.counters[number]:
                 yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
 

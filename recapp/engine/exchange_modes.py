@@ -42,20 +42,21 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
     group = layout.groups[number]
     slots = sorted(group.slots, key=lambda s: s.strip)
     strips = [i for i, s in enumerate(layout.strips) if s.group == number]
-    held = [
+    pieces = [
         p
         for p in layout.pieces
         if layout.strips[p.strip].group == number and (group.mode != "replicated" or p.rank == rank)
     ]
     last = [
-        max((i for i, p in enumerate(held) if p.strip == strip), default=-1) + 1 for strip in strips
+        max((i for i, p in enumerate(pieces) if p.strip == strip), default=-1) + 1
+        for strip in strips
     ]
 
     def numbers(values: Any) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=device)
 
     wide = any(g.dynamic or max(g.rows_W) >= 2**31 for g in layout.groups)
-    start_K = [first_position(p.rows.start) if group.dynamic else p.rows.start for p in held]
+    start_K = [first_position(p.rows.start) if group.dynamic else p.rows.start for p in pieces]
     return Routes(
         group.mode,
         group.width,
@@ -68,8 +69,8 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
         ),
         numbers([0, *last]),
         numbers(start_K),
-        numbers(p.rank for p in held),
-        numbers(start_K if group.dynamic else (p.base for p in held)),
+        numbers(p.rank for p in pieces),
+        numbers(start_K if group.dynamic else (p.base for p in pieces)),
         torch.int64 if wide else torch.int32,
         group.dynamic,
     )
@@ -89,7 +90,7 @@ class HomeRequests:
     """
 
     bags: Bags
-    found: Any
+    routing: Any
     located_U: Tensor
     rows_I: Counts
     combine_links: Links
@@ -136,7 +137,7 @@ class UniqueRequests(HomeRequests):
     def _find(self, bags: Bags) -> Counts:
         """Find the distinct rows, and count them by strip and owner, [I, W]."""
         self.bags = bags
-        self.found, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
+        self.routing, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
         self.rows_I = n_IW.sum(1)
         return n_IW
 
@@ -157,7 +158,7 @@ class UniqueRequests(HomeRequests):
             id_first_W = id_first_W + strip_words(self.routes)
         self.at_U = self.backend.write_row_requests(
             self.routes,
-            self.found,
+            self.routing,
             ids,
             np.ascontiguousarray(id_first_W),
             np.ascontiguousarray(vector_first_W),
@@ -166,7 +167,7 @@ class UniqueRequests(HomeRequests):
         )
         if self.everywhere:
             for first in id_first_W.tolist():
-                ids[first : first + len(self.found.row_U)] = self.found.row_U
+                ids[first : first + len(self.routing.row_U)] = self.routing.row_U
 
     def link(self, dtype: torch.dtype, locate: Locate) -> None:
         """Make the matrix A and its transpose.
@@ -179,13 +180,13 @@ class UniqueRequests(HomeRequests):
         if self.local or source_U is None:
             source_U = self.located_U = self._located(locate)
         self.combine_links, gradient_links = self.backend.link_rows(
-            self.routes, self.bags, self.found, source_U, dtype, self.take
+            self.routes, self.bags, self.routing, source_U, dtype, self.take
         )
         self.gradient_links = gradient_links._replace(at_M=self.at_U)
 
     def _located(self, locate: Locate) -> Tensor:
         """Return where the distinct rows lie in the own store."""
-        row_U = self.found.row_U
+        row_U = self.routing.row_U
         if not self.routes.dynamic:
             return locate(row_U, None)
         counts = to_device(self.rows_I, row_U.device)
@@ -229,7 +230,7 @@ class PooledRequests(HomeRequests):
         """
         self.bags = bags
         self.words_L = weight_words(bags.weights_L, self.routes.row_dtype)
-        self.found, counts_W2 = self.backend.route_bags(self.routes, bags, self.world, self.take)
+        self.routing, counts_W2 = self.backend.route_bags(self.routes, bags, self.world, self.take)
         words = 1 if self.words_L is None else 1 + self.words_L.shape[1]
         return np.concatenate([counts_W2, counts_W2[:, :1] * words + counts_W2[:, 1:]], 1)
 
@@ -240,7 +241,7 @@ class PooledRequests(HomeRequests):
         self.combine_links, self.gradient_links = self.backend.write_bag_requests(
             self.routes,
             self.bags,
-            self.found,
+            self.routing,
             ids,
             np.ascontiguousarray(id_first_W),
             np.ascontiguousarray(vector_first_W),

@@ -35,12 +35,13 @@ def check_frozen(
             "requires_grad_(True) before sharding (or leave it out of tables.frozen); to train it "
             "later, freeze it after sharding"
         )
-    for own in dynamic:
-        kept = own.intersection(frozen)
-        if kept and own - kept:
+    for tables_of_store in dynamic:
+        frozen_tables = tables_of_store.intersection(frozen)
+        if frozen_tables and tables_of_store - frozen_tables:
             raise ConfigError(
-                f"table {min(kept)} is dynamic and has one store with {min(own - kept)}, in which "
-                "rows come and go: freeze it before the model is sharded, or freeze both"
+                f"table {min(frozen_tables)} is dynamic and has one store with "
+                f"{min(tables_of_store - frozen_tables)}, in which rows come and go: "
+                "freeze it before the model is sharded, or freeze both"
             )
 
 
@@ -57,9 +58,11 @@ class FrozenRows:
     """
 
     def __init__(self, layout: Layout, group: int, rank: int, tables: Collection[str]) -> None:
-        own = dict.fromkeys(layout.tables[s.table].name for s in layout.strips if s.group == group)
-        self.names = [name for name in own if name in tables]
-        self.others = [name for name in own if name not in tables]
+        names_of_group = dict.fromkeys(
+            layout.tables[s.table].name for s in layout.strips if s.group == group
+        )
+        self.names = [name for name in names_of_group if name in tables]
+        self.others = [name for name in names_of_group if name not in tables]
         self._spans = [
             (p.base, p.base + len(p.rows))
             for p in layout.pieces_of(rank, group)
@@ -86,10 +89,10 @@ class FrozenRows:
             yield
             return
         row_F = row_U[self.among(row_U)].long()
-        before = [held[row_F] for held in tensors]
+        before = [tensor[row_F] for tensor in tensors]
         yield
-        for held, rows in zip(tensors, before, strict=True):
-            held[row_F] = rows
+        for tensor, rows in zip(tensors, before, strict=True):
+            tensor[row_F] = rows
 
     def fill(self, values_R: Tensor, value: int) -> None:
         """Set the values of all frozen rows in a tensor with one value for each row."""

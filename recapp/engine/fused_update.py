@@ -289,19 +289,19 @@ class FusedUpdate:
 
     def scale(self, factor: float) -> None:
         """Multiply the held gradients by a factor."""
-        for _, gradients in self._held():
+        for _, gradients in self._rows_and_gradients():
             gradients.mul_(factor)
 
     def clamp(self, most: float) -> None:
         """Clamp the elements of the held gradients to [-most, most]."""
-        for _, gradients in self._held():
+        for _, gradients in self._rows_and_gradients():
             gradients.clamp_(-most, most)
 
     def _counted(self) -> Iterator[Tensor]:
         """Yield the gradients that this rank counts in a norm."""
         state = self.state
         for group, store, (row_U, gradients) in zip(
-            state.layout.groups, state.stores, self._held(), strict=False
+            state.layout.groups, state.stores, self._rows_and_gradients(), strict=False
         ):
             if group.mode == "replicated" and state.comm.rank:
                 continue
@@ -312,7 +312,7 @@ class FusedUpdate:
                 yield gradients.view(-1, store.width)[trained_U]
 
     @torch.no_grad()
-    def _held(self) -> list[tuple[Tensor, Tensor]]:
+    def _rows_and_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return for each group the distinct rows with held gradients, and these gradients one
         after the other in a flat tensor that the caller may change in place. Return nothing where
         no gradients are held.
@@ -474,7 +474,7 @@ def _power(values: Tensor, order: float) -> float:
 def _from_ranks(comm: Comm, value: float) -> list[float]:
     """Return the number of every rank, in rank order."""
     buffer = torch.full((comm.world,), value, dtype=torch.float64, device=comm.device)
-    own = [(comm.rank, comm.rank + 1)] * comm.world
-    comm.swap(buffer, own, [(rank, rank + 1) for rank in range(comm.world)])()
-    found: list[float] = buffer.tolist()
-    return found
+    sends = [(comm.rank, comm.rank + 1)] * comm.world
+    comm.swap(buffer, sends, [(rank, rank + 1) for rank in range(comm.world)])()
+    values: list[float] = buffer.tolist()
+    return values

@@ -31,18 +31,20 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     tables = sharded_tables(model)
     comm = tables[0].comm if tables else Comm()
     state = model.state_dict()
-    held = {name: value.strips for name, value in state.items() if isinstance(value, TableStrips)}
-    whole = gathered_tables(held, comm)
+    strips_of = {
+        name: value.strips for name, value in state.items() if isinstance(value, TableStrips)
+    }
+    whole = gathered_tables(strips_of, comm)
     if comm.rank:
         return {}
     return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
 
 
-def gathered_tables(held: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Tensor]:
+def gathered_tables(strips_of: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Tensor]:
     """Assemble whole tables on rank 0 from the strips of all ranks. Every rank calls it.
 
     Args:
-        held: The strips of this rank, by the name of the table in the state dict.
+        strips_of: The strips of this rank, by the name of the table in the state dict.
         comm: The ranks.
 
     Returns:
@@ -51,12 +53,12 @@ def gathered_tables(held: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Te
     headers_W = comm.all_gather(
         {
             name: [(rows, cols, part.dtype, tuple(mixed)) for rows, cols, part, *mixed in strips]
-            for name, strips in held.items()
+            for name, strips in strips_of.items()
         }
     )
     return {
         name: _gathered(strips, [headers[name] for headers in headers_W], comm)
-        for name, strips in held.items()
+        for name, strips in strips_of.items()
     }
 
 
@@ -73,8 +75,8 @@ def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Com
     """
     described = [
         (rank, number, *strip)
-        for rank, held in enumerate(headers_W)
-        for number, strip in enumerate(held)
+        for rank, headers in enumerate(headers_W)
+        for number, strip in enumerate(headers)
     ]
     shape = (
         max(rows[1] for *_, rows, _, _, _ in described),

@@ -132,7 +132,7 @@ def answer_and_combine(
     state.observer.ends("answer")
     sent = state.waits.sent(state.comm.swap(message, *requests.vectors.answers()))
     flat = torch.empty(requests.output.numel, dtype=state.dtype, device=state.comm.device)
-    kept: dict[int, Tensor] = {}
+    vectors_of_group: dict[int, Tensor] = {}
     for local in (True, False):
         if not local:
             state.wait("vectors", sent)
@@ -141,10 +141,10 @@ def answer_and_combine(
                 source = state.stores[g] if local else message
                 vectors_PD = _combine(state, source, asked.combine_links, g, flat, keep)
                 if vectors_PD is not None:
-                    kept[g] = vectors_PD
+                    vectors_of_group[g] = vectors_PD
         state.observer.ends("combine")
     state.messages.give_back(message)
-    return flat, [kept[g] for g in sorted(kept)]
+    return flat, [vectors_of_group[g] for g in sorted(vectors_of_group)]
 
 
 def _flat(gradients: Sequence[Tensor | None], state: EngineState, requests: Requests) -> Tensor:
@@ -210,10 +210,10 @@ def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tenso
         state.backend.pool(gradient, 1, width, links, message, state.dtype, 1 / comm.world)
         if asked.everywhere:
             spans = vectors.asked_WG1[:, g : g + 2].tolist()
-            own = message[slice(*spans[comm.rank])]
+            part = message[slice(*spans[comm.rank])]
             for rank, (first, last) in enumerate(spans):
                 if rank != comm.rank:
-                    message[first:last] = own
+                    message[first:last] = part
     state.observer.ends("spread")
     sent = state.waits.sent(comm.swap(message, *vectors.gradients(learning)))
     requests.group()

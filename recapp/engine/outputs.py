@@ -180,7 +180,7 @@ class Outputs:
         sequence a matrix with a row per id. They share the memory of the buffer, but autograd does
         not treat them as views.
         """
-        made = []
+        parts = []
         end = 0
         for i, m in enumerate(self.members):
             shapes = [(output.bags, self.width(i))] if m.columns else []
@@ -191,9 +191,9 @@ class Outputs:
             ]
             for n, width in shapes if output.taken[i] else []:
                 part = flat.new_empty(0).set_(flat.untyped_storage(), end, (n, width), (width, 1))
-                made.append(part)
+                parts.append(part)
                 end += n * width
-        return made
+        return parts
 
     def of_members(self, parts: Sequence[Tensor], output: BatchOutput) -> dict[int, list[Tensor]]:
         """Return the parts of the output by member, for members that look up the batch."""

@@ -72,12 +72,12 @@ class ReadOnlyStore(RowStore):
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
     ) -> None:
-        held = self.pooled
+        source = self.pooled
         dtype = self.group.dtype
-        if isinstance(held, QuantisedRows):
-            self.backend.pool_quantised(held, links, target, dtype, scale, in_lines)
+        if isinstance(source, QuantisedRows):
+            self.backend.pool_quantised(source, links, target, dtype, scale, in_lines)
         else:
-            flat = held.view(-1)
+            flat = source.view(-1)
             width = self.width
             self.backend.pool(flat, width, width, links, target, dtype, scale, in_lines)
 
@@ -139,8 +139,8 @@ class KeyedStore(ReadOnlyStore):
     @property
     @override
     def nbytes(self) -> StoreBytes:
-        held = super().nbytes
-        return held._replace(rows=held.rows + self.number_R.nbytes)
+        size = super().nbytes
+        return size._replace(rows=size.rows + self.number_R.nbytes)
 
     @override
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
@@ -174,26 +174,26 @@ class KeyedStore(ReadOnlyStore):
         return at_N
 
 
-def values_of(held: Held) -> Tensor:
+def values_of(rows: Held) -> Tensor:
     """Return the tensor of the rows, [R, ...]."""
-    return held.records_RK if isinstance(held, QuantisedRows) else held
+    return rows.records_RK if isinstance(rows, QuantisedRows) else rows
 
 
-def like(held: Held, values: Tensor) -> Held:
-    """Return values as rows in the format of `held`."""
-    if isinstance(held, QuantisedRows):
-        return QuantisedRows(values, held.width, held.bits)
+def like(rows: Held, values: Tensor) -> Held:
+    """Return values as rows in the format of `rows`."""
+    if isinstance(rows, QuantisedRows):
+        return QuantisedRows(values, rows.width, rows.bits)
     return values
 
 
-def rows_of(held: Held) -> int:
+def rows_of(rows: Held) -> int:
     """Return the number of rows."""
-    return len(values_of(held))
+    return len(values_of(rows))
 
 
-def take_rows(held: Held, row_N: Tensor) -> Held:
+def take_rows(rows: Held, row_N: Tensor) -> Held:
     """Return a copy of some rows."""
-    return like(held, values_of(held)[row_N])
+    return like(rows, values_of(rows)[row_N])
 
 
 def join_rows(parts: Sequence[Held]) -> Held:
@@ -203,7 +203,7 @@ def join_rows(parts: Sequence[Held]) -> Held:
     return like(parts[0], torch.cat([values_of(p) for p in parts]))
 
 
-def _kind(held: Held) -> str:
-    if isinstance(held, QuantisedRows):
-        return f"{held.bits} bits"
-    return str(held.dtype).removeprefix("torch.")
+def _kind(rows: Held) -> str:
+    if isinstance(rows, QuantisedRows):
+        return f"{rows.bits} bits"
+    return str(rows.dtype).removeprefix("torch.")

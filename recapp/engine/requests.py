@@ -254,7 +254,7 @@ class Requests:
             return
         state = self.state
         learning = state.layout.learning
-        found = [
+        gradients_G = [
             _row_gradients(s, store) if g in learning else _no_gradients(store)
             for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True))
         ]
@@ -262,10 +262,10 @@ class Requests:
         self.row_gradients_G = (
             [
                 x._replace(pieces=statistics.find(g, store.piece_keys(x.row_U)))
-                for g, (x, store) in enumerate(zip(found, state.stores, strict=True))
+                for g, (x, store) in enumerate(zip(gradients_G, state.stores, strict=True))
             ]
             if statistics
-            else found
+            else gradients_G
         )
 
     def abandon(self) -> None:

@@ -75,10 +75,10 @@ class RowAverage:
             trained: The trained rows.
             weight: The share of the way; 1 copies the rows.
         """
-        held = trained.held
-        step = CONVERTED_ROWS if self.is_wider else max(held, 1)
-        for first in range(0, held, step):
-            here = slice(first, min(first + step, held))
+        count = trained.held
+        step = CONVERTED_ROWS if self.is_wider else max(count, 1)
+        for first in range(0, count, step):
+            here = slice(first, min(first + step, count))
             rows = trained.rows[here].to(self.rows.dtype)
             if weight == 1:
                 self.rows[here] = rows

@@ -141,17 +141,17 @@ class RowStatistics:
         """
         n_P = np.concatenate(
             [
-                found.rows_K * means
-                for found, means in zip(found_G, self.means_G, strict=True)
-                if found
+                pieces.rows_K * means
+                for pieces, means in zip(found_G, self.means_G, strict=True)
+                if pieces
             ]
         )
         first_P = n_P.cumsum() - n_P
         part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
-        for span, found, squares_KU in zip(self.span_G, found_G, squares_GKU, strict=True):
-            if found is None or squares_KU is None:
+        for span, pieces, squares_KU in zip(self.span_G, found_G, squares_GKU, strict=True):
+            if pieces is None or squares_KU is None:
                 continue
-            piece_U, nth_U, n_K = found
+            piece_U, nth_U, n_K = pieces
             for k, squares_U in enumerate(squares_KU):
                 first_K = to_device(first_P[span] + k * n_K, part.device)
                 self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
@@ -160,13 +160,13 @@ class RowStatistics:
         # the offset of each strip's part, for the strips beside each own piece; -1: no such strip
         begin_JP = np.concatenate([first_P, len(part) + first_A, [-1]])[self.source_JP]
         means: list[Tensor | None] = []
-        for span, found, dim_K, count in zip(
+        for span, pieces, dim_K, count in zip(
             self.span_G, found_G, self.dim_G, self.means_G, strict=True
         ):
-            if found is None:
+            if pieces is None:
                 means.append(None)
                 continue
-            piece_U, nth_U, n_K = found
+            piece_U, nth_U, n_K = pieces
             first_JK = begin_JP[:, span]
             of_group = []
             for k in range(count):

@@ -323,11 +323,11 @@ class FloatRows(RowStore):
         """Return by name the tensors of weights that a checkpoint writes, [R, width] each."""
         if self._average is None or not averaged:
             return [(WEIGHT, self.weights)]
-        held: list[tuple[str, Any]] = [
+        weights: list[tuple[str, Any]] = [
             (WEIGHT, self._average.rounded()),
             (RAW, self._weights.rows),
         ]
-        return [*held, (AVERAGE, self._average.rows)] if self._average.is_wider else held
+        return [*weights, (AVERAGE, self._average.rows)] if self._average.is_wider else weights
 
     def _filled_weights(self, averaged: bool) -> list[tuple[str, Any]]:
         """Return by name the tensors of weights that a checkpoint fills, [R, width] each."""
@@ -343,9 +343,9 @@ class FloatRows(RowStore):
     @property
     @override
     def nbytes(self) -> StoreBytes:
-        held = self._state if self._steps is None else [*self._state, self._steps]
+        memories = self._state if self._steps is None else [*self._state, self._steps]
         average = 0 if self._average is None else self._average.nbytes
-        return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in held) + average)
+        return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in memories) + average)
 
     def _grow(self, rows: int) -> None:
         """Make room for a number of rows."""
@@ -388,13 +388,13 @@ class FloatRows(RowStore):
 
     @override
     def begin_at(self, steps: int) -> None:
-        if (held := self.steps) is not None:
-            held.fill_(steps)
+        if (steps_R := self.steps) is not None:
+            steps_R.fill_(steps)
 
     def _begin_steps(self, rows: Tensor | slice) -> None:
         """Make rows with start values begin with the next step."""
-        if (held := self.steps) is not None and self.missed is not None:
-            held[rows] = self.missed.now
+        if (steps_R := self.steps) is not None and self.missed is not None:
+            steps_R[rows] = self.missed.now
 
     @property
     @override
@@ -469,9 +469,9 @@ class FloatStore(FloatRows):
         super().__init__(group, rule, lambda _: group.rows)
         self._grow(self.rows)
         self._seeds = seeds
-        for held, (_, _, start) in zip(self.state, rule.starts() if rule else (), strict=True):
+        for state, (_, _, start) in zip(self.state, rule.starts() if rule else (), strict=True):
             if start:  # pages of zeros take no memory before the first write
-                held.fill_(start)
+                state.fill_(start)
         if seeds is not None:
             for p in self.group.pieces:
                 self._fill(p, seeds)
@@ -496,8 +496,8 @@ class FloatStore(FloatRows):
                 continue
             self._fill(p, self._seeds, epoch)
             self._begin_steps(slice(p.base, p.base + len(p.rows)))
-            for held, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
-                held[p.base : p.base + len(p.rows)] = start
+            for state, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
+                state[p.base : p.base + len(p.rows)] = start
 
     def begin_rows(self, table: str, row_K: Tensor) -> None:
         """Write start values into rows of a table (`RowStore.begin_rows`), which first take the
@@ -510,14 +510,14 @@ class FloatStore(FloatRows):
             config = layout.tables[strip.table]
             if config.name != table:
                 continue
-            held = self._weights.rows
+            weights = self._weights.rows
             order = layout.orders[strip.table]
             at_M, values = begun_rows(
-                row_K, config, self._seeds[table], p.rows, strip.cols, order, held.dtype
+                row_K, config, self._seeds[table], p.rows, strip.cols, order, weights.dtype
             )
-            row_M = (at_M + p.base).to(held.device)
+            row_M = (at_M + p.base).to(weights.device)
             self._catch_up(row_M)
-            held[row_M] = values.to(held)
+            weights[row_M] = values.to(weights)
 
     @override
     def blocks(self, averaged: bool = False) -> Iterator[Block]:
@@ -539,10 +539,10 @@ class FloatStore(FloatRows):
                 data = rows.narrow(0, p.base, len(p.rows))
                 weight = Block(table.name, tensor, shape, p.rows, strip.cols, data, owner, order)
                 yield weight
-            for (name, kind), held in zip(self._kinds, self.state, strict=True):
+            for (name, kind), state in zip(self._kinds, self.state, strict=True):
                 if self.rule == GRADIENT:  # a gradient belongs to a step and is not stored
                     continue
-                data = held[p.base : p.base + len(p.rows)]
+                data = state[p.base : p.base + len(p.rows)]
                 if kind == "element":
                     yield weight._replace(tensor=name, data=data)
                 else:

@@ -112,11 +112,13 @@ class ShardedCollection(nn.Module):
     def attach(self, shared: ShardedTables) -> None:
         """Look up rows in sharded tables, which have those of the collection."""
         self.shared = shared
-        own = [t.name for t in self._tables]
-        held = shared.parameters_of
-        self.parameters_of: Mapping[str, TableParameter] = {n: held[n] for n in own if n in held}
-        modules: dict[str, nn.Module] = {**shared.updated, **held}
-        setattr(self, self.tables_of, ModuleByName({name: modules[name] for name in own}))
+        names = [t.name for t in self._tables]
+        parameters = shared.parameters_of
+        self.parameters_of: Mapping[str, TableParameter] = {
+            n: parameters[n] for n in names if n in parameters
+        }
+        modules: dict[str, nn.Module] = {**shared.updated, **parameters}
+        setattr(self, self.tables_of, ModuleByName({name: modules[name] for name in names}))
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
@@ -154,11 +156,11 @@ class ShardedCollection(nn.Module):
         """Return the table of each weight, and this rank's rectangles of it that a state dict has,
         by the name of the weight.
         """
-        held: dict[str, list[Block]] = {t.name: [] for t in self._tables}
+        blocks: dict[str, list[Block]] = {t.name: [] for t in self._tables}
         for block in self.blocks():
             if block.tensor in ALWAYS_LOADED:
-                held[block.table].append(block)
-        return {prefix + self.weight_name(t.name): (t, held[t.name]) for t in self._tables}
+                blocks[block.table].append(block)
+        return {prefix + self.weight_name(t.name): (t, blocks[t.name]) for t in self._tables}
 
     def _of_parameters(self, prefix: str) -> dict[str, Tensor]:
         """Return the rows of the tables that are parameters, by the names of their weights."""
@@ -173,13 +175,13 @@ class ShardedCollection(nn.Module):
             for name in self._of_parameters(prefix):
                 state.pop(name, None)
             return
-        for name, (table, held) in self._weights(prefix).items():
+        for name, (table, blocks) in self._weights(prefix).items():
             if table.name in self.parameters_of:  # torch has saved the whole table
                 continue
             for stored in stored_names(name, table):
                 tensor = "weight" if stored == name else KEYS
                 state[stored] = TableStrips.of(
-                    [b for b in held if b.tensor == tensor],
+                    [b for b in blocks if b.tensor == tensor],
                     table,
                     table.embedding_dim if stored == name else 1,
                     self.shared.state.layout,
@@ -202,7 +204,7 @@ class ShardedCollection(nn.Module):
         if not self.tables_in_state:
             state.update(self._of_parameters(prefix))
             return
-        for name, (table, held) in self._weights(prefix).items():
+        for name, (table, blocks) in self._weights(prefix).items():
             shape = (table.num_embeddings, table.embedding_dim)
             dtype = table.data_type.dtype
             stored = stored_names(name, table)
@@ -210,15 +212,15 @@ class ShardedCollection(nn.Module):
             fault = ""
             if table.name in self.parameters_of:
                 if not lacking:  # the rows get the strips, and torch loads the rows into themselves
-                    fault = load_strips(state[name], held, shape, dtype)
+                    fault = load_strips(state[name], blocks, shape, dtype)
                     state[name] = self.parameters_of[table.name].weight.detach()
             else:
                 missing.extend(lacking)
-                given = [state.pop(n, None) for n in stored]
+                values = [state.pop(n, None) for n in stored]
                 if table.dynamic is not None:  # all ranks take part, because they agree first
-                    fault = load_dynamic(self.shared, table, given[0], given[1], bool(lacking))
+                    fault = load_dynamic(self.shared, table, values[0], values[1], bool(lacking))
                 elif not lacking:
-                    fault = load_strips(given[0], held, shape, dtype)
+                    fault = load_strips(values[0], blocks, shape, dtype)
             if fault and not lacking:
                 errors.append(f"table {table.name} ({name}): {fault}")
 
@@ -442,25 +444,29 @@ def shard_model(
         ConfigError: Another optimiser was applied in backward to the tables, or rules name tables
             that the model does not have.
     """
-    found = embedding_collections(module)
+    paths_and_collections = embedding_collections(module)
     in_backward = rule_in_backward(module)
     if in_backward and rule:
         check_same_rule(in_backward, rule, "the rule that shards them")
     rules: dict[str, RowRule] = {}
-    if found:
+    if paths_and_collections:
         tables = embedding_tables(module)
         plan.check(tables)
         rules = rules_of(rule and with_frozen_of(rule, module), [t.name for t in tables])
     together: dict[torch.dtype, list[UnshardedCollection]] = {}
-    for collection in dict.fromkeys(collection for _, collection in found):
+    for collection in dict.fromkeys(collection for _, collection in paths_and_collections):
         together.setdefault(collection.dtype, []).append(collection)
     _check_shared(together)
     twins: dict[UnshardedCollection, ShardedCollection] = {}
     for collections in together.values():  # only vectors of one dtype can share a buffer
-        own = {t.name: rules[t.name] for c in collections for t in c.tables()} if rules else None
-        made = sharded_twins(collections, plan, comm, own, backend, payload, trains, make_store)
-        twins |= zip(collections, made, strict=True)
-    for path, collection in found:
+        group_rules = (
+            {t.name: rules[t.name] for c in collections for t in c.tables()} if rules else None
+        )
+        new_twins = sharded_twins(
+            collections, plan, comm, group_rules, backend, payload, trains, make_store
+        )
+        twins |= zip(collections, new_twins, strict=True)
+    for path, collection in paths_and_collections:
         parent, _, name = path.rpartition(".")
         if path:
             setattr(module.get_submodule(parent), name, twins[collection])
@@ -611,9 +617,9 @@ def change_rules(module: nn.Module, rules: Mapping[str, RowRule]) -> None:
         )
         rows = [block for block in old.blocks() if block.tensor == "weight"]
         for block in new.blocks():
-            for held in rows if block.tensor == "weight" else ():
-                if held.table == block.table:
-                    copy_rows(block, held.data, held.rows, held.cols, held.order)
+            for source in rows if block.tensor == "weight" else ():
+                if source.table == block.table:
+                    copy_rows(block, source.data, source.rows, source.cols, source.order)
         for collection in collections:
             if collection.shared is old:
                 collection.attach(new)

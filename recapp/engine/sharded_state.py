@@ -68,13 +68,13 @@ def block_of(strip: Strip, shape: tuple[int, int]) -> Block:
 
 
 def load_strips(
-    value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype
+    value: Any, blocks: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype
 ) -> str:
     """Copy a stored tensor of a table to this rank's blocks.
 
     Args:
         value: A whole tensor, or strips that cover the blocks of this rank.
-        held: The blocks of the tensor on this rank.
+        blocks: The blocks of the tensor on this rank.
         shape: The shape of the whole tensor.
         dtype: The dtype of the tensor.
 
@@ -82,11 +82,11 @@ def load_strips(
         The reason why the tensor cannot be loaded, in which case nothing is copied; empty after
         success.
     """
-    fault = _fault(value, held, shape, dtype)
+    fault = _fault(value, blocks, shape, dtype)
     if not fault:
         stored = _stored(value, shape)
         with torch.no_grad():
-            for block in held:
+            for block in blocks:
                 for s in stored:
                     copy_rows(block, s.data.detach(), s.rows, s.cols, s.order)
     return fault
@@ -96,7 +96,7 @@ def _stored(value: Any, shape: tuple[int, int]) -> list[Block]:
     return [block_of(strip, shape) for strip in strips_in(value) or ()]
 
 
-def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
+def _fault(value: Any, blocks: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
     """Return the reason why a value cannot be loaded into the blocks of a table; empty where it
     can.
     """
@@ -115,7 +115,7 @@ def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: tor
             return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
-    for block in held:
+    for block in blocks:
         if not _covered(block, _stored(value, shape)):
             return (
                 f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
@@ -224,16 +224,16 @@ def load_dynamic(
         success.
     """
     fault = "keys or rows are missing" if lacking else _dynamic_fault(table, keys, weights)
-    given = _GivenKeys.of([] if fault else _strips(keys))
+    stored_keys = _GivenKeys.of([] if fault else _strips(keys))
     strips: list[_Strip] = [] if fault else _strips(weights)
     pieces = _pieces(shared, table.name)
-    if not given.are_distinct:
+    if not stored_keys.are_distinct:
         fault = "a key is stored twice"
-    elif not _has_rows(given, strips, pieces, table.embedding_dim):
+    elif not _has_rows(stored_keys, strips, pieces, table.embedding_dim):
         fault = fault or "the stored strips do not have every row whose key they have"
-    fault = _fault_of_ranks(shared, fault, given, pieces)
+    fault = _fault_of_ranks(shared, fault, stored_keys, pieces)
     if not fault:
-        _fill(shared, table.name, given, strips)
+        _fill(shared, table.name, stored_keys, strips)
     return fault
 
 
@@ -250,49 +250,61 @@ def _pieces(shared: ShardedTables, table: str) -> list[tuple[range, range]]:
 
 
 def _has_rows(
-    given: _GivenKeys, strips: Sequence[_Strip], pieces: Sequence[tuple[range, range]], dim: int
+    stored_keys: _GivenKeys,
+    strips: Sequence[_Strip],
+    pieces: Sequence[tuple[range, range]],
+    dim: int,
 ) -> bool:
     """Return whether the strips contain all weights that this rank takes."""
-    filled_ND = torch.zeros(given.total, dim, dtype=torch.bool, device="cpu")
+    filled_ND = torch.zeros(stored_keys.total, dim, dtype=torch.bool, device="cpu")
     for rows, cols, _ in strips:
         filled_ND[slice(*rows), slice(*cols)] = True
     return all(
-        bool(filled_ND[given.row_N[_inside(given.run_N, runs)], cols.start : cols.stop].all())
+        bool(
+            filled_ND[
+                stored_keys.row_N[_inside(stored_keys.run_N, runs)], cols.start : cols.stop
+            ].all()
+        )
         for runs, cols in pieces
     )
 
 
 def _fault_of_ranks(
-    shared: ShardedTables, fault: str, given: _GivenKeys, pieces: Sequence[tuple[range, range]]
+    shared: ShardedTables,
+    fault: str,
+    stored_keys: _GivenKeys,
+    pieces: Sequence[tuple[range, range]],
 ) -> str:
     """Return the reason why a rank cannot load its part, or why some rows reach no rank that takes
     them; else an empty string. The result is the same on all ranks.
     """
-    rows_R = torch.bincount(given.run_N, minlength=RUNS).tolist()
-    held = {run: rows_R[run] for runs, _ in pieces for run in runs}
-    said_W = shared.comm.all_gather((fault, given.total, held))
-    for rank, (of_rank, _, _) in enumerate(said_W):
+    rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
+    rows_of_run = {run: rows_R[run] for runs, _ in pieces for run in runs}
+    answers_W = shared.comm.all_gather((fault, stored_keys.total, rows_of_run))
+    for rank, (of_rank, _, _) in enumerate(answers_W):
         if of_rank:
             return fault or f"rank {rank} cannot load it: {of_rank}"
-    total = max(n for _, n, _ in said_W)
-    taken = sum(min(n[run] for _, _, n in said_W if run in n) for run in range(RUNS))
-    if taken == total:
+    total = max(n for _, n, _ in answers_W)
+    rows_reached = sum(min(n[run] for _, _, n in answers_W if run in n) for run in range(RUNS))
+    if rows_reached == total:
         return ""
     return (
-        f"only {taken} of {total} stored rows reach the ranks that own their keys: load the "
+        f"only {rows_reached} of {total} stored rows reach the ranks that own their keys: load the "
         "state of the same plan and rank, or whole tables (gathered_state_dict)"
     )
 
 
-def _fill(shared: ShardedTables, table: str, given: _GivenKeys, strips: Sequence[_Strip]) -> None:
+def _fill(
+    shared: ShardedTables, table: str, stored_keys: _GivenKeys, strips: Sequence[_Strip]
+) -> None:
     """Replace the rows of a table by the rows of the given keys."""
-    number_N = torch.full((given.total,), -1, device="cpu")
-    number_N[given.row_N] = torch.arange(len(given.row_N), device="cpu")
-    rows_R = torch.bincount(given.run_N, minlength=RUNS).tolist()
+    number_N = torch.full((stored_keys.total,), -1, device="cpu")
+    number_N[stored_keys.row_N] = torch.arange(len(stored_keys.row_N), device="cpu")
+    rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
     counts = {table: {ROWS: rows_R, WAITING: [0] * RUNS}}
     for block in shared.stored.blocks_to_load(counts, shared.updates, table):
         if block.tensor == KEYS:
-            block.data.copy_(given.key_N[block.rows.start : block.rows.stop, None])
+            block.data.copy_(stored_keys.key_N[block.rows.start : block.rows.stop, None])
         elif block.tensor == "weight":
             for (first, last), (left, right), values in strips:
                 to_N = number_N[first:last]

@@ -319,14 +319,14 @@ class ShardedTables(nn.Module):
             ConfigError: A table was frozen when it was sharded, so it has no optimiser to train
                 with; or only some dynamic tables of a store are frozen.
         """
-        wanted = self.frozen | set(tables) if frozen else self.frozen - set(tables)
+        frozen_tables = self.frozen | set(tables) if frozen else self.frozen - set(tables)
         fixed = [] if frozen else [name for name in tables if self.rules.get(name) == FROZEN]
         dynamic = [{s.table.name for s in store.strips} for store in self.stored.dynamic_stores]
-        check_frozen(wanted, fixed, dynamic)
+        check_frozen(frozen_tables, fixed, dynamic)
         self.update.complete()
         for store in self.state.stores:
             if isinstance(store, FloatRows):
-                store.freeze(wanted)
+                store.freeze(frozen_tables)
 
     def begin_rows(self, table: str, row_K: Tensor) -> None:
         """Give some rows of a table their start values; their optimiser's state stays. Every rank
@@ -402,12 +402,12 @@ class ShardedTables(nn.Module):
             return [i == member for i in range(len(self.members))]
         keys = set(features.keys())
         served = () if member is None or self._pass is None else self._pass.served
-        taken = [
+        looks_up = [
             i == member
             or (i not in served and not m.own_ids and keys >= {x.feature for x in m.lookups})
             for i, m in enumerate(self.members)
         ]
-        return taken if any(taken) else [True] * len(taken)
+        return looks_up if any(looks_up) else [True] * len(looks_up)
 
     def look_ahead(self, features: KeyedJaggedTensor | Exception) -> int:
         """Start the exchange of a later batch. `forward` finds the exchange by the identity of
@@ -486,12 +486,12 @@ class ShardedTables(nn.Module):
                 "can do: export the unsharded model with gathered_state_dict(model), or run "
                 "recapp.export on a checkpoint"
             )
-        kept = self._vectors_of(features, member)
-        if member not in kept.shares:
-            made = self._look_up(features, member)
-            kept.served |= made.keys()
-            kept.shares = made | kept.shares
-        share = kept.shares.pop(member)
+        batch_pass = self._vectors_of(features, member)
+        if member not in batch_pass.shares:
+            shares = self._look_up(features, member)
+            batch_pass.served |= shares.keys()
+            batch_pass.shares = shares | batch_pass.shares
+        share = batch_pass.shares.pop(member)
         share.called_by.add(member)
         return share.vectors, share.rows.of(self._lookups[member])
 
@@ -500,16 +500,20 @@ class ShardedTables(nn.Module):
         after a change of the rows, and at the next call of its first collection: the same ids may
         come again in a later forward. With gradients, each look-up has its part in the step.
         """
-        kept = self._pass
-        if kept and member in kept.shares and kept.fits(features, self._rows_now()):
-            return kept
+        batch_pass = self._pass
+        if (
+            batch_pass
+            and member in batch_pass.shares
+            and batch_pass.fits(features, self._rows_now())
+        ):
+            return batch_pass
         self.update.finish_step()  # may change the rows, and a look-up follows
         rows = self._rows_now()
-        again = kept and member == kept.first and not torch.is_grad_enabled()
-        if kept is None or again or not kept.fits(features, rows):
-            kept = _Pass(features, rows, member)
-        self._pass = kept if len(self.members) > 1 else None
-        return kept
+        again = batch_pass and member == batch_pass.first and not torch.is_grad_enabled()
+        if batch_pass is None or again or not batch_pass.fits(features, rows):
+            batch_pass = _Pass(features, rows, member)
+        self._pass = batch_pass if len(self.members) > 1 else None
+        return batch_pass
 
     def _rows_now(self) -> tuple[object, ...]:
         """Return a value that differs after a change of the rows, or of the mode of gradients."""
@@ -539,8 +543,8 @@ class ShardedTables(nn.Module):
         assert learns or not torch.is_grad_enabled(), (
             "without a gradient the tables would silently not train"
         )
-        held = state.outputs.of_members(parts, requests.output)
-        return _shares(held, requests.rows, requests.called_by)
+        vectors = state.outputs.of_members(parts, requests.output)
+        return _shares(vectors, requests.rows, requests.called_by)
 
     def _read_here(
         self, features: KeyedJaggedTensor, member: int, local: LocalLookup
@@ -550,8 +554,8 @@ class ShardedTables(nn.Module):
         rows, output, parts = local.read(features, taken)
         self.header.rows_W = [samples_of(features)]
         self.header.wanted_W = [self.header.wanted]
-        held = self.state.outputs.of_members(parts, output)
-        return _shares(held, rows, set())
+        vectors = self.state.outputs.of_members(parts, output)
+        return _shares(vectors, rows, set())
 
 
 def _shares(

@@ -242,7 +242,7 @@ class EngineState:
         edge_F1 = np.array([0, *accumulate(rows.per_F)], np.int64)
         bag_F1 = np.array([0, *accumulate(output.count_F.tolist())], np.int64)
         scale_N = self._scales(rows, output)
-        found = []
+        bags_G = []
         for g, r in enumerate(self.routes):
             bags = Bags(
                 rows_L,
@@ -256,8 +256,8 @@ class EngineState:
                 rows.weights_L,
             )
             bags.scale_M = None if scale_N is None else bags.per_bag(scale_N)
-            found.append(bags)
-        return found
+            bags_G.append(bags)
+        return bags_G
 
     def _scales(self, rows: Rows, output: BatchOutput) -> Tensor | None:
         """Return the factor of each bag of the batch; None where all factors are 1 and ids have no
@@ -280,8 +280,8 @@ class EngineState:
         sequences or a collection looks nothing up.
         """
         keeps = not self.outputs.ragged and all(output.taken)
-        if keeps and (held := self._output_offsets.get((group, output.bags))) is not None:
-            return held
+        if keeps and (offsets := self._output_offsets.get((group, output.bags))) is not None:
+            return offsets
         r = self.routes[group]
         slots = zip(r.lookups, r.column_S.tolist(), strict=True)
         where_M = torch.cat([self.outputs.where(f, output) + column for f, column in slots])

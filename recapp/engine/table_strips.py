@@ -127,7 +127,7 @@ class TableStrips:
 
         self._check_numbered("metadata")
         device = self.strips[0][2].device if self.strips else torch.device("cpu")
-        shards = [_metadata(*held, device) for held in self.placed]
+        shards = [_metadata(*place, device) for place in self.placed]
         return ShardedTensorMetadata(shards_metadata=shards, size=self.size())
 
     def size(self) -> torch.Size:

@@ -185,11 +185,11 @@ class TableParameter(nn.Module):
             )
         if not self.weight.requires_grad:
             return
-        held = self.weight.grad
-        if held is None:
+        gradient = self.weight.grad
+        if gradient is None:
             self._gradient.zero_()
-        elif held.data_ptr() != self._gradient.data_ptr():
-            self._gradient.copy_(held)
+        elif gradient.data_ptr() != self._gradient.data_ptr():
+            self._gradient.copy_(gradient)
         self.weight.grad = self._gradient
 
 
@@ -240,7 +240,7 @@ def table_parameters(
         ConfigError: A table is stored in a narrower type than the compute type, which is the
             gradient's type.
     """
-    found: dict[str, TableParameter] = {}
+    parameters: dict[str, TableParameter] = {}
     for number, store in enumerate(stores):
         if not isinstance(store, FloatStore) or store.rule != GRADIENT:
             continue
@@ -254,5 +254,5 @@ def table_parameters(
                     f"{gradients.dtype}: give the table another data_type"
                 )
             rows = slice(piece.base, piece.base + len(piece.rows))
-            found[table.name] = TableParameter(store.weights[rows], gradients[rows])
-    return found
+            parameters[table.name] = TableParameter(store.weights[rows], gradients[rows])
+    return parameters

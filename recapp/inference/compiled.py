@@ -75,9 +75,9 @@ class Input(NamedTuple):
 class _Given(nn.Module):
     """Stand in for a collection, and return the vectors that were assigned before."""
 
-    def __init__(self, wanted: Input, lookups: Sequence[TableLookup]) -> None:
+    def __init__(self, spec: Input, lookups: Sequence[TableLookup]) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.spec = spec
         self.lookups = tuple(lookups)
         self.vectors: list[Tensor] = []
         self.features: object = None
@@ -88,12 +88,12 @@ class _Given(nn.Module):
                 "the model looks up other ids than those of its batch, so its dense part cannot be "
                 "compiled"
             )
-        if self.wanted.pooled:
-            return KeyedTensor(self.wanted.outputs, self.wanted.columns, self.vectors[0])
+        if self.spec.pooled:
+            return KeyedTensor(self.spec.outputs, self.spec.columns, self.vectors[0])
         return {
             name: JaggedTensor.unchecked(values_LD, None, lengths_B)
             for name, values_LD, lengths_B in zip(
-                self.wanted.outputs, self.vectors[::2], self.vectors[1::2], strict=True
+                self.spec.outputs, self.vectors[::2], self.vectors[1::2], strict=True
             )
         }
 
@@ -109,15 +109,15 @@ class DenseOnly(nn.Module):
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.task = task
-        held = collections_of(model)
-        memo: dict[int, Any] = {id(c): _Given(input_of(c), c.lookups) for c in held}
+        collections = collections_of(model)
+        memo: dict[int, Any] = {id(c): _Given(input_of(c), c.lookups) for c in collections}
         self.model = copy.deepcopy(model, memo)
-        self._given = [memo[id(c)] for c in held]
+        self._sources = [memo[id(c)] for c in collections]
 
     @property
     def inputs(self) -> list[Input]:
         """Return the inputs from each collection, in order."""
-        return [given.wanted for given in self._given]
+        return [source.spec for source in self._sources]
 
     def forward(self, dense_BI: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs of a batch in the task's order, each [B].
@@ -128,13 +128,13 @@ class DenseOnly(nn.Module):
         """
         batch = SimpleNamespace(dense_BI=dense_BI, sparse=object(), rows=dense_BI.shape[0])
         left = list(vectors)
-        for given in self._given:
-            given.vectors = left[: given.wanted.tensors]
-            given.features = batch.sparse
-            del left[: given.wanted.tensors]
+        for source in self._sources:
+            source.vectors = left[: source.spec.tensors]
+            source.features = batch.sparse
+            del left[: source.spec.tensors]
         outputs = self.task.picked(self.model(batch), type(self.model).__name__)
-        for given in self._given:
-            given.vectors = []
+        for source in self._sources:
+            source.vectors = []
         return tuple(outputs.values())
 
 
@@ -283,13 +283,13 @@ def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module
     return CompiledModel(model, code, entry["outputs"])
 
 
-def check_compiled(compiled: CompiledModel, found: Mapping[str, Tensor], batch: Batch) -> float:
+def check_compiled(compiled: CompiledModel, outputs: Mapping[str, Tensor], batch: Batch) -> float:
     """Compare the outputs of the compiled model with those of the modules; return the largest
     difference.
 
     Args:
         compiled: The compiled model.
-        found: The outputs that the modules have computed, by name.
+        outputs: The outputs that the modules have computed, by name.
         batch: The batch of the outputs.
 
     Raises:
@@ -298,8 +298,8 @@ def check_compiled(compiled: CompiledModel, found: Mapping[str, Tensor], batch: 
     worst = 0.0
     with torch.no_grad():
         again = compiled(batch)
-    for name, own in found.items():
-        apart = (again[name].double() - own.double()).abs() / own.double().abs().clamp(min=1)
+    for name, output in outputs.items():
+        apart = (again[name].double() - output.double()).abs() / output.double().abs().clamp(min=1)
         if len(apart) and not (worst := max(worst, float(apart.max()))) <= BOUND:
             raise NotCompiled(f"its {name} differs by {worst:.2g}, more than {BOUND:g}")
     return worst
@@ -314,12 +314,12 @@ def _example_inputs(
     samples = torch.export.Dim("B", min=1)
     tensors: list[Tensor] = []
     sizes: list[dict[int, Any]] = []
-    for wanted in inputs:
-        if wanted.pooled:
-            tensors.append(torch.zeros(4, sum(wanted.columns), dtype=dtype))
+    for spec in inputs:
+        if spec.pooled:
+            tensors.append(torch.zeros(4, sum(spec.columns), dtype=dtype))
             sizes.append({0: samples})
             continue
-        for width in wanted.columns:
+        for width in spec.columns:
             tensors += [torch.zeros(6, width, dtype=dtype), torch.tensor([1, 2, 0, 3])]
             sizes += [{0: torch.export.Dim(f"L{len(sizes)}", min=0)}, {0: samples}]
     return [torch.zeros(4, dense), *tensors], ({0: samples}, tuple(sizes))

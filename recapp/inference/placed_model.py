@@ -101,8 +101,8 @@ def _under(
     comm: Comm,
     make_store: Callable[[StoredGroup], RowStore] | None,
 ) -> nn.Module:
-    made = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
-    return made.to(comm.device).eval().requires_grad_(False)
+    module = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
+    return module.to(comm.device).eval().requires_grad_(False)
 
 
 def together(comm: Comm, step: Callable[[], T]) -> T:
@@ -118,11 +118,11 @@ def together(comm: Comm, step: Callable[[], T]) -> T:
     """
     failure = None
     try:
-        made = step()
+        result = step()
     except RecappError as error:
         failure = error
     raise_together(failure, comm.all_gather(failure and str(failure)), "could not load the model")
-    return made
+    return result
 
 
 def _plan(model: nn.Module, comm: Comm, free_W: list[int | None]) -> ShardingPlan | None:

@@ -51,8 +51,8 @@ class _RecordingStore(ReadOnlyStore):
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
         """Record the rows."""
         for strip in [0] if strip_N is None else _distinct(strip_N).tolist():
-            own = row_N if strip_N is None else row_N[strip_N == strip]
-            self._seen.setdefault(strip, []).append(_distinct(to_host(own.long())))
+            rows = row_N if strip_N is None else row_N[strip_N == strip]
+            self._seen.setdefault(strip, []).append(_distinct(to_host(rows.long())))
         return row_N
 
     def pool(
@@ -109,13 +109,13 @@ class Probe:
         self.batches = list(batches)
         self.task = task
         self._trained: dict[str, Tensor] = {}
-        self._held: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}
         seen: dict[int, _RecordingStore] = {}
         cpu = torch.device("cpu")
 
         def record(group: StoredGroup) -> RowStore:
-            found = seen[len(seen)] = _RecordingStore(group)
-            return found
+            store = seen[len(seen)] = _RecordingStore(group)
+            return store
 
         recording = one_rank(build(), cpu, record)
         load_dense(recording)
@@ -137,26 +137,26 @@ class Probe:
         Raises:
             ValueError: A table has values that its data type cannot hold.
         """
-        changed = {name: data_types[name] for name in self._held if name in data_types}
+        changed = {name: data_types[name] for name in self._rows if name in data_types}
         try:
             for name, data_type in changed.items():
-                self._held[name].copy_(_as_served(name, self._trained[name], data_type))
+                self._rows[name].copy_(_as_served(name, self._trained[name], data_type))
             outputs = [self._outputs(batch) for batch in self.batches]
         finally:
             for name in changed:
-                self._held[name].copy_(self._trained[name])
+                self._rows[name].copy_(self._trained[name])
         measures = self.task.storage_measures
         metrics = {one.name: self.task.make_metric(one.name, False) for one in measures}
         for of_batch, batch in zip(outputs, self.batches, strict=True):
             self.task.update(metrics, of_batch, batch)
-        found = {name: float(metric.compute()) for name, metric in metrics.items()}
+        results = {name: float(metric.compute()) for name, metric in metrics.items()}
         last = measures[-1]
-        cost = -found[last.name] if last.better == "max" else found[last.name]
+        cost = -results[last.name] if last.better == "max" else results[last.name]
         scores = [
             output.score(torch.cat([of_batch[output.name] for of_batch in outputs]).double())
             for output in self.task.outputs
         ]
-        return Measured(found, cost, torch.stack(scores))
+        return Measured(results, cost, torch.stack(scores))
 
     def _outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs of a batch by name, each float32 [B]."""
@@ -185,7 +185,7 @@ class Probe:
         ends = torch.tensor([len(p) for p in parts]).cumsum(0).tolist()
         for strip, end, part in zip(strips, ends, parts, strict=True):
             name = layout.tables[layout.strips[strip].table].name
-            self._held[name] = rows_UD[end - len(part) : end]
+            self._rows[name] = rows_UD[end - len(part) : end]
         number_R = torch.cat(numbers)
         return KeyedStore(group, rows_UD, number_R, [0, *ends] if dynamic else [0, len(number_R)])
 
@@ -197,17 +197,17 @@ def _as_served(name: str, trained: Tensor, data_type: DataType) -> Tensor:
         ValueError: The table has values that the data type cannot hold.
     """
     try:
-        made = values(stored(trained, data_type), trained.dtype)
+        result = values(stored(trained, data_type), trained.dtype)
     except ValueError as error:
         raise ValueError(f"table {name}: {error}") from error
-    if bool((trained.isfinite() & ~made.isfinite()).any()):
+    if bool((trained.isfinite() & ~result.isfinite()).any()):
         raise ValueError(f"table {name}: there are values that {data_type} cannot hold")
-    return made
+    return result
 
 
 def _distinct(numbers: Tensor) -> Tensor:
-    found: Tensor = numbers.unique()  # type: ignore[no-untyped-call]
-    return found
+    result: Tensor = numbers.unique()  # type: ignore[no-untyped-call]
+    return result
 
 
 # ---- the choice
@@ -321,8 +321,8 @@ def least_storage(
             low = middle
         else:
             high = middle - 1
-    chosen = {t.name: t.data_type for t in tables}
-    return {**chosen, **_taken(ordered[:low]), **fixed}
+    trained_types = {t.name: t.data_type for t in tables}
+    return {**trained_types, **_taken(ordered[:low]), **fixed}
 
 
 def measurements(tables: Sequence[EmbeddingConfig], fixed: Mapping[str, DataType]) -> int:
@@ -353,8 +353,8 @@ def _tried(
 
 def _taken(moves: Sequence[_Move]) -> dict[str, DataType]:
     """Return the data type of each table after some moves: its move that saves the most bytes."""
-    taken: dict[str, _Move] = {}
+    best: dict[str, _Move] = {}
     for move in moves:
-        if move.table not in taken or move.saved > taken[move.table].saved:
-            taken[move.table] = move
-    return {name: move.storage for name, move in taken.items()}
+        if move.table not in best or move.saved > best[move.table].saved:
+            best[move.table] = move
+    return {name: move.storage for name, move in best.items()}

@@ -129,11 +129,11 @@ class Scorer(nn.Module):
             ConfigError: The model returns other outputs or shapes.
         """
         with self._turn:
-            found = self.model(batch.to(self.device))
+            result = self.model(batch.to(self.device))
         name = type(self.model).__name__
         if not isinstance(batch, Batch):  # a user's module may read batches of another type
-            return self.task.picked(found, name)
-        return self.task.named(found, batch.rows, name)
+            return self.task.picked(result, name)
+        return self.task.named(result, batch.rows, name)
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Return the outputs of a batch: a logit for each sample, [B]; several outputs by name.
@@ -170,8 +170,8 @@ class Scorer(nn.Module):
         parts = []
         for first in range(0, max(table.num_rows, 1), ROWS_AT_ONCE):
             outputs = self.outputs(self.batch(table.slice(first, ROWS_AT_ONCE)))
-            if said := not_finite(outputs, first):
-                raise DataError(said)
+            if fault := not_finite(outputs, first):
+                raise DataError(fault)
             parts.append(self.task.scores(outputs))
         return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
 

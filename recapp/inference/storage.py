@@ -33,9 +33,9 @@ def stored(rows_RD: Tensor, data_type: DataType) -> Held:
     return rows_RD.to(data_type.dtype)
 
 
-def bytes_of(held: Held) -> Tensor:
+def bytes_of(rows: Held) -> Tensor:
     """Return stored rows as bytes, [R, K], in the memory of the rows."""
-    values = values_of(held).contiguous()
+    values = values_of(rows).contiguous()
     return values.view(torch.uint8).view(len(values), -1)
 
 
@@ -57,6 +57,6 @@ def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
     """Return the stored data type of a table under a `quantize` setting; narrower floats stay."""
     if quantize == "none":
         return table.data_type
-    wanted = DataType(quantize)
+    data_type = DataType(quantize)
     half = (DataType.FP16, DataType.BF16)
-    return table.data_type if wanted in half and table.data_type in half else wanted
+    return table.data_type if data_type in half and table.data_type in half else data_type

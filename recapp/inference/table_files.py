@@ -105,8 +105,8 @@ class TrainedTables:
     def _filled(self, table: EmbeddingConfig, tensor: str, data: Tensor) -> Tensor:
         rows, columns = data.shape
         shape = (rows, columns)
-        held = Block(table.name, tensor, shape, range(rows), range(columns), data, True)
-        self.snapshot.fill([held])
+        block = Block(table.name, tensor, shape, range(rows), range(columns), data, True)
+        self.snapshot.fill([block])
         return data
 
 

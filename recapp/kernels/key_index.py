@@ -86,9 +86,9 @@ class SortedIndex:
         for strip in set(strip_M[first_U].tolist()):
             of_strip_U = strip_M[first_U] == strip
             added = position_M[first_U][of_strip_U], slot_U[of_strip_U]
-            held = self._sorted.get(strip, (added[0][:0], added[1][:0]))
-            position_K, order_K = torch.cat([held[0], added[0]]).sort()
-            self._sorted[strip] = position_K, torch.cat([held[1], added[1]])[order_K]
+            entries = self._sorted.get(strip, (added[0][:0], added[1][:0]))
+            position_K, order_K = torch.cat([entries[0], added[0]]).sort()
+            self._sorted[strip] = position_K, torch.cat([entries[1], added[1]])[order_K]
         return slot_M, first_U
 
     def remove(self, slot_M: Tensor) -> None:

@@ -180,7 +180,7 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, Tensor] = {}
+        self._arrays: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return an array on the CPU whose contents are undefined.
@@ -190,14 +190,14 @@ class Scratch:
             n: The number of elements.
             dtype: The type of the elements.
         """
-        held = self._held.get(name)
-        if held is None or held.numel() < n or held.dtype != dtype:
-            held = self._held[name] = with_room(n, dtype, torch.device("cpu"))
-        return held[:n]
+        memory = self._arrays.get(name)
+        if memory is None or memory.numel() < n or memory.dtype != dtype:
+            memory = self._arrays[name] = with_room(n, dtype, torch.device("cpu"))
+        return memory[:n]
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""
-        return self._held.values()
+        return self._arrays.values()
 
 
 @torch.inference_mode(False)

@@ -109,8 +109,8 @@ def inlined(*made_for: Any) -> Callable[[Function], Function]:
             NO_PATH
         )
         home = vars(sys.modules[function.__module__])
-        made: Function = register_jitable(**OPTIONS, forceinline=True)(function)
-        return home.setdefault(function.__name__, made)  # type: ignore[no-any-return]
+        jitable: Function = register_jitable(**OPTIONS, forceinline=True)(function)
+        return home.setdefault(function.__name__, jitable)  # type: ignore[no-any-return]
 
     return name
 
@@ -164,12 +164,12 @@ class SharedCache(FunctionCache):  # type: ignore[misc]
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
         """Return the compiled form, or None if this process has to compile it."""
-        found = super().load_overload(sig, target_context)
-        if found is None and self._claim():
-            found = super().load_overload(sig, target_context)
-            if found is not None:
+        overload = super().load_overload(sig, target_context)
+        if overload is None and self._claim():
+            overload = super().load_overload(sig, target_context)
+            if overload is not None:
                 self._let_go()
-        return found
+        return overload
 
     def save_overload(self, sig: object, data: object) -> None:
         """Write the form that this process has compiled, and release the claim for waiting
@@ -293,8 +293,8 @@ def _files_from(name: str, file: Path) -> frozenset[Path]:
     root = file.parents[name.count(".") + (file.stem == "__init__")]
     todo = [file]
     for path in todo:
-        found = _imported_files(path, root, name.split(".")[0])
-        todo += [each for each in found if each not in todo]
+        imports = _imported_files(path, root, name.split(".")[0])
+        todo += [each for each in imports if each not in todo]
     return frozenset(todo)
 
 
@@ -302,7 +302,7 @@ def _files_from(name: str, file: Path) -> frozenset[Path]:
 def _imported_files(file: Path, root: Path, package: str) -> frozenset[Path]:
     """Return the files that a file imports from a package in `root`."""
     home = ".".join(file.relative_to(root).parent.parts)
-    found = set()
+    files = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             names = [(alias.name, "") for alias in node.names]
@@ -313,8 +313,8 @@ def _imported_files(file: Path, root: Path, package: str) -> frozenset[Path]:
             continue
         for module, name in names:
             if module.split(".")[0] == package:
-                found |= {_file_of(root, f"{module}.{name}") or _file_of(root, module)}
-    return frozenset(path for path in found if path)
+                files |= {_file_of(root, f"{module}.{name}") or _file_of(root, module)}
+    return frozenset(path for path in files if path)
 
 
 def _file_of(root: Path, module: str) -> Path | None:

@@ -135,9 +135,9 @@ def catching_up(
                 soon = int(get(row_N, n + ROWS_AHEAD))
                 prefetch(b.steps, soon, 1)
             row = int(get(row_N, n))
-            taken = int(get(b.steps, row))
-            if taken < now:
-                advance(b, rates_N, row * width, taken - begin, now - begin)
+            step_of_row = int(get(b.steps, row))
+            if step_of_row < now:
+                advance(b, rates_N, row * width, step_of_row - begin, now - begin)
                 put(b.steps, row, now)
 
     return catching_up
@@ -166,16 +166,16 @@ def catching_up_all(
         begin, now = span
         row = first
         while row < last:
-            taken = int(get(b.steps, row))
+            step_of_rows = int(get(b.steps, row))
             end = row + 1
-            while end < min(row + rows, last) and int(get(b.steps, end)) == taken:
+            while end < min(row + rows, last) and int(get(b.steps, end)) == step_of_rows:
                 end += 1
-            if taken < now:
+            if step_of_rows < now:
                 if end == row + rows:
-                    advance_all(b, rates_N, row * width, taken - begin, now - begin)
+                    advance_all(b, rates_N, row * width, step_of_rows - begin, now - begin)
                 else:
                     for each in range(row, end):
-                        advance(b, rates_N, each * width, taken - begin, now - begin)
+                        advance(b, rates_N, each * width, step_of_rows - begin, now - begin)
                 for each in range(row, end):
                     put(b.steps, each, now)
             row = end

@@ -111,15 +111,15 @@ class NumbaBackend(TorchBackend):
 
     def _strips(self, r: Routes) -> Strips:
         """Return the routes in the form for kernels; they are made once for each group."""
-        known, found = self._routes.get(id(r), (None, None))
-        if known is not r or found is None:
+        known, strips = self._routes.get(id(r), (None, None))
+        if known is not r or strips is None:
             strip_S, *rest = map(
                 array, (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)
             )
             slot_I1 = np.searchsorted(strip_S, np.arange(len(r.rows_I) + 1))
-            found = Strips(strip_S, slot_I1, *rest)
-            self._routes[id(r)] = r, found
-        return found
+            strips = Strips(strip_S, slot_I1, *rest)
+            self._routes[id(r)] = r, strips
+        return strips
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return the smallest batch of each kind that has kernels of its own: a small batch, and a
@@ -221,7 +221,7 @@ class NumbaBackend(TorchBackend):
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = threads_of_torch() if P >= THREADS_FROM_PAIRS else 1
         thread_I = partition.assign_threads(np.diff(pair_I1), threads)
-        found = (
+        row_arrays = (
             array(number),
             array(row),
             array(rank),
@@ -237,12 +237,12 @@ class NumbaBackend(TorchBackend):
             (
                 (array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
                 tuple(strips),
-                found,
+                row_arrays,
                 self._buckets(int(np.diff(pair_I1).max(initial=1)), threads),
             ),
             threads,
         )
-        U = unique_kernels.compact_rows(found, row_I1)
+        U = unique_kernels.compact_rows(row_arrays, row_I1)
         return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
         ), n_IW
@@ -351,7 +351,7 @@ class NumbaBackend(TorchBackend):
         self,
         r: Routes,
         b: Bags,
-        found: tuple[int, Counts],
+        bag_rows: tuple[int, Counts],
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -359,7 +359,7 @@ class NumbaBackend(TorchBackend):
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
-        V, counts_W2 = found
+        V, counts_W2 = bag_rows
         M = len(b.where_M)
         offsets = take("offsets", M + 1, torch.int32)
         index = take("index", V, offset_dtype)

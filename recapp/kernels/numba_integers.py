@@ -183,11 +183,11 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
         else:  # products do not fit into 64 bits: eight bits at a time, for rows below 2^53
             for at in range(edge_F1[f], edge_F1[f + 1]):
                 row = np.uint64(get(rows_L, at))
-                made = np.uint64(0)
+                product = np.uint64(0)
                 for first in range(48, -1, -8):
                     digit = (row >> np.uint64(first)) & np.uint64(255)
-                    made = ((made << np.uint64(8)) % rows + digit * factor) % rows
-                put(made_L, at, np.int64((made + shift) % rows))
+                    product = ((product << np.uint64(8)) % rows + digit * factor) % rows
+                put(made_L, at, np.int64((product + shift) % rows))
 
 
 # ---- home in mode `pooled`: one vector per bag and owner

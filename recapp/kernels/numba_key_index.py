@@ -63,7 +63,7 @@ class HashIndex:
         self._slots = RowMemory(most * SEGMENT, 1, torch.int32, device)
         self._segments = 0
         self._used_G = np.zeros(0, np.int32)
-        self._held = np.zeros(SEGMENT, np.int32)
+        self._split_slots = np.zeros(SEGMENT, np.int32)
         self._keys = 0
         self._add(self._places)
 
@@ -90,7 +90,7 @@ class HashIndex:
             wider = np.zeros(max(2 * len(self._used_G), self._segments + more), np.int32)
             wider[: len(self._used_G)] = self._used_G
             self._used_G = wider
-        split_segments(self._table(), more if self._segments else 0, self._held)
+        split_segments(self._table(), more if self._segments else 0, self._split_slots)
         self._segments += more
 
     def _table(self) -> KeyTable:
@@ -117,9 +117,9 @@ class HashIndex:
         """Add keys that the index does not hold (see `SortedIndex.insert`)."""
         self.positions.grow(int(fresh_M.max()) + 1)
         self.strips.grow(int(fresh_M.max()) + 1)
-        wanted = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
-        if wanted > self._segments:
-            self._add(wanted - self._segments)
+        segments = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
+        if segments > self._segments:
+            self._add(segments - self._segments)
         slot_M = torch.empty_like(position_M)
         first_U = np.empty(len(position_M), np.int64)
         done = 0
@@ -174,33 +174,33 @@ def _find(number_R: Any, edge_I1: Any, wanted_N: Any, strip_N: Any, found_N: Any
         strip = strip_N[n] if len(strip_N) else 0
         low = edge_I1[strip]
         high = edge_I1[strip + 1]
-        wanted = wanted_N[n]
+        number = wanted_N[n]
         found_N[n] = -1
         if low == high:
             continue
-        share = (float(wanted) + 2.0**63) / 2.0**64
+        share = (float(number) + 2.0**63) / 2.0**64
         at = min(low + np.int64(share * (high - low)), high - 1)
         step = np.int64(8)
-        if number_R[at] < wanted:
+        if number_R[at] < number:
             low = at + 1
-            while low + step < high and number_R[low + step] < wanted:
+            while low + step < high and number_R[low + step] < number:
                 low += step + 1
                 step *= 2
             high = min(low + step + 1, high)
         else:
             high = at
-            while high - step > low and number_R[high - step] >= wanted:
+            while high - step > low and number_R[high - step] >= number:
                 high -= step
                 step *= 2
             low = max(high - step, low)
             high = min(high + 1, edge_I1[strip + 1])
         while low < high:
             middle = (low + high) // 2
-            if number_R[middle] < wanted:
+            if number_R[middle] < number:
                 low = middle + 1
             else:
                 high = middle
-        if low < edge_I1[strip + 1] and number_R[low] == wanted:
+        if low < edge_I1[strip + 1] and number_R[low] == number:
             found_N[n] = low
 
 

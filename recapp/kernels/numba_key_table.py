@@ -161,8 +161,8 @@ def find_slots(table: Any, position_N: Any, strip_N: Any, slot_N: Any) -> None:
             strip = strip_N[n]
             h = hash_of(position, strip, table.secret)
             bucket = bucket_of(table, position, strip, h, segment_K[n - first])
-            found = bucket >= 0 and table.tag_B[bucket] != 0
-            slot_N[n] = np.int64(table.slot_B[bucket]) if found else np.int64(-1)
+            exists = bucket >= 0 and table.tag_B[bucket] != 0
+            slot_N[n] = np.int64(table.slot_B[bucket]) if exists else np.int64(-1)
 
 
 @jit
@@ -209,9 +209,9 @@ def insert_keys(
 
 
 @jit
-def split_segments(table: Any, more: Any, held: Any) -> None:
-    """Add segments: each new one comes from splitting the next segment in turn. `held` has room for
-    one segment.
+def split_segments(table: Any, more: Any, slots: Any) -> None:
+    """Add segments: each new one comes from splitting the next segment in turn. `slots` has room
+    for one segment.
     """
     for new in range(table.segments, table.segments + more):
         whole = whole_segments(table.places, new)
@@ -222,13 +222,13 @@ def split_segments(table: Any, more: Any, held: Any) -> None:
                 slot = np.int64(table.slot_B[bucket])
                 prefetch(table.position_S, slot, 1)
                 prefetch(table.strip_S, slot, 1)
-                held[n] = slot
+                slots[n] = slot
                 n += 1
                 table.tag_B[bucket] = 0
         table.used_G[old] = 0
         table.used_G[new] = 0
         for k in range(n):
-            slot = np.int64(held[k])
+            slot = np.int64(slots[k])
             h = hash_of(table.position_S[slot], table.strip_S[slot], table.secret)
             segment = segment_of(h, old % table.places, table.places, new + 1, whole)
             at = home_of(h)

@@ -37,7 +37,7 @@ def on_threads(make: Make) -> Any:
     """
 
     @lru_cache(None)
-    def made(*made_for: Any) -> Any:
+    def kernel_for(*made_for: Any) -> Any:
         serial = make(*made_for)
 
         def kernel(a: Any, b: Any, c: Any, d: Any, edge_T1: Any) -> None:
@@ -47,7 +47,7 @@ def on_threads(make: Make) -> Any:
         kernel.__name__ = kernel.__qualname__ = f"{serial.__name__}_on_threads"
         return compiled(parallel=True)(kernel)
 
-    return made
+    return kernel_for
 
 
 def assign_threads(cost_I: Any, threads: int) -> Any:

@@ -82,14 +82,14 @@ def row_squares(
             w = load(t.weights, row * width, t.like, width)
             e = read0(t.state0, row, t.like)
             if second_kind == "none":
-                found = squared(w, g, lr, (e,))
+                squares_K = squared(w, g, lr, (e,))
             else:
-                found = squared(w, g, lr, (e, read1(t.state1, row, t.like)))
-            put(square_KU, u, square_total(found[0]))
-            put(square_KU, U + u, square_total(found[1]))
+                squares_K = squared(w, g, lr, (e, read1(t.state1, row, t.like)))
+            put(square_KU, u, square_total(squares_K[0]))
+            put(square_KU, U + u, square_total(squares_K[1]))
             if means == 4:
-                put(square_KU, 2 * U + u, square_total(found[2]))
-                put(square_KU, 3 * U + u, square_total(found[3]))
+                put(square_KU, 2 * U + u, square_total(squares_K[2]))
+                put(square_KU, 3 * U + u, square_total(squares_K[3]))
 
     return row_squares
 

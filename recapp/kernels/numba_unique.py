@@ -114,14 +114,16 @@ class Matrices(NamedTuple):
 
 
 @jit
-def route_strips(pairs: Any, group: Any, found: Any, bucket_TH: Any, first: Any, last: Any) -> None:
+def route_strips(
+    pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, first: Any, last: Any
+) -> None:
     """Number the distinct rows of each strip from 0, count their pairs and find their owners, for
     the strips of threads first .. last. Each thread has its part of the hash table. The first three
     arguments have the fields of `Pairs`, `Strips` and `Found`.
     """
     p = Pairs(*pairs)
     strips = Strips(*group)
-    f = Found(*found)
+    f = Found(*row_arrays)
     end = 0
     for i in range(len(p.thread_I)):
         thread = p.thread_I[i]
@@ -163,17 +165,17 @@ def route_strips(pairs: Any, group: Any, found: Any, bucket_TH: Any, first: Any,
 
 @parallel_jit
 def route_strips_on_threads(
-    pairs: Any, group: Any, found: Any, bucket_TH: Any, edge_T1: Any
+    pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, edge_T1: Any
 ) -> None:
     """Run `route_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
     for t in prange(len(edge_T1) - 1):
-        route_strips(pairs, group, found, bucket_TH, edge_T1[t], edge_T1[t + 1])
+        route_strips(pairs, group, row_arrays, bucket_TH, edge_T1[t], edge_T1[t + 1])
 
 
 @jit
-def compact_rows(found: Any, row_I1: Any) -> Any:
+def compact_rows(row_arrays: Any, row_I1: Any) -> Any:
     """Move the distinct rows of all strips together; return their number."""
-    f = Found(*found)
+    f = Found(*row_arrays)
     U = 0
     for i in range(len(f.found_I)):
         row_I1[i] = U

@@ -171,7 +171,7 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
 
     @inlined(width, bits)
     def summed_packed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
-        packed, held = source
+        packed, floats = source
         index_N = m.index_N
         row = zeros(like, width)
         weighted = len(m.weights_N) > 0
@@ -182,8 +182,8 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
             if k + NEAR_RECORDS < N:
                 prefetch(packed, get(index_N, k + NEAR_RECORDS) * size, size)
             r = int(get(index_N, k))
-            scale = broadcast(held, r * numbers + (numbers - 2), like, width)
-            bias = broadcast(held, r * numbers + (numbers - 1), like, width)
+            scale = broadcast(floats, r * numbers + (numbers - 2), like, width)
+            bias = broadcast(floats, r * numbers + (numbers - 1), like, width)
             here = load_packed(packed, r * size, like, width, bits) * scale + bias
             if weighted:
                 here = here * get(m.weights_N, k)
@@ -300,22 +300,22 @@ def held_row(kind: str, width: int) -> tuple[Callable[..., Any], Callable[..., N
     if kind == "row":
 
         @inlined(kind, width)
-        def read_held(held: Any, row: Any, like: Any) -> Any:
-            return get(held, row)
+        def read_held(values: Any, row: Any, like: Any) -> Any:
+            return get(values, row)
 
         @inlined(kind, width)
-        def write_held(held: Any, row: Any, value: Any) -> None:
-            put(held, row, value)
+        def write_held(values: Any, row: Any, value: Any) -> None:
+            put(values, row, value)
 
     else:
 
         @inlined(kind, width)
-        def read_held(held: Any, row: Any, like: Any) -> Any:
-            return load(held, row * width, like, width)
+        def read_held(values: Any, row: Any, like: Any) -> Any:
+            return load(values, row * width, like, width)
 
         @inlined(kind, width)
-        def write_held(held: Any, row: Any, value: Any) -> None:
-            store(held, row * width, value)
+        def write_held(values: Any, row: Any, value: Any) -> None:
+            store(values, row * width, value)
 
     return read_held, write_held
 

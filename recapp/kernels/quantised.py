@@ -222,9 +222,9 @@ def quantise(weights_RD: Tensor, bits: int) -> QuantisedRows:
         ValueError: `bits` is neither 8 nor 4, there are no columns, or a row has a value that is
             not finite or too large.
     """
-    made = empty_rows(len(weights_RD), weights_RD.shape[1], bits, weights_RD.device)
-    made.fill(0, weights_RD)
-    return made
+    records = empty_rows(len(weights_RD), weights_RD.shape[1], bits, weights_RD.device)
+    records.fill(0, weights_RD)
+    return records
 
 
 def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

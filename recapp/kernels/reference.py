@@ -228,8 +228,8 @@ class TorchBackend:
             take: The memory of results.
 
         Returns:
-            The argument `found` of this backend's `write_bag_requests`, and the numbers of rows and
-            vectors that are requested of each rank, [W, 2].
+            The argument `bag_rows` of this backend's `write_bag_requests`, and the numbers of rows
+            and vectors that are requested of each rank, [W, 2].
         """
         row_P, strip_P, pair_P = _pairs(r, b)
         piece_P, local_P = _locate(r, row_P, strip_P)
@@ -250,14 +250,16 @@ class TorchBackend:
         pair_P = pair_P[order]
         nth_P = runs(before_V, length_V, len(row_P))
         count_W2 = torch.stack([rows_W, vectors_W], 1)
-        found = _BagRows(rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2)
-        return found, to_host(count_W2).numpy()
+        bag_rows = _BagRows(
+            rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2
+        )
+        return bag_rows, to_host(count_W2).numpy()
 
     def write_bag_requests(
         self,
         r: Routes,
         b: Bags,
-        found: Any,
+        bag_rows: Any,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -271,7 +273,7 @@ class TorchBackend:
         Args:
             r: The group.
             b: The batch.
-            found: The first result of `route_bags`.
+            bag_rows: The first result of `route_bags`.
             ids: The message of ids, which is written.
             id_first_W: The offset of each rank's request in it.
             vector_first_W: The offset of each rank's first vector of the group in the message of
@@ -285,7 +287,7 @@ class TorchBackend:
             message, to offsets in the output's gradient.
         """
         device = ids.device
-        rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2 = found
+        rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2 = bag_rows
         first_W, first_vector_W = to_device(np.stack([id_first_W, vector_first_W]), device).unbind()
         rows_W, vectors_W = count_W2.unbind(1)
         ids[first_W[rank_P] + nth_P] = row_P.to(ids.dtype)
@@ -569,10 +571,10 @@ class TorchBackend:
             rule: The rule: its expression, constants and kinds of state.
         """
         row_U = row_U.long()
-        held = [weights_RD, *state]
+        tensors = [weights_RD, *state]
         width = weights_RD.shape[1]
         grad_UD = _sums(gradients, 1, width, links, dtype, 0, links.bags)
-        w_UD, *s = old = [x.index_select(0, row_U).to(dtype) for x in held]
+        w_UD, *s = old = [x.index_select(0, row_U).to(dtype) for x in tensors]
         if mean_U is None:
             means = [_squares(x) / width for x in _squared(rule, grad_UD, old, lr)]
         else:
@@ -582,7 +584,7 @@ class TorchBackend:
         if rule.decay:
             w_UD = w_UD - decay_of(lr, rule.decay) * w_UD
         new = rule.step(w_UD, grad_UD, mean, lr, torch.sqrt, *rule.constants, *s)
-        for x, value in zip(held, new, strict=True):
+        for x, value in zip(tensors, new, strict=True):
             x.index_copy_(0, row_U, value.to(x.dtype))
 
     def catch_up(

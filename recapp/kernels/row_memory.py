@@ -61,10 +61,10 @@ class RowMemory:
         return self.held * self.width * self.rows.element_size()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RowMemory":
-        made = RowMemory(self.capacity, self.width, self.rows.dtype, self.rows.device)
-        made.grow(self.held)
-        made.rows[: self.held] = self.rows[: self.held]
-        return made
+        clone = RowMemory(self.capacity, self.width, self.rows.dtype, self.rows.device)
+        clone.grow(self.held)
+        clone.rows[: self.held] = self.rows[: self.held]
+        return clone
 
     def grow(self, rows: int) -> None:
         """Make room for at least a number of rows; existing rows keep their places.
@@ -77,10 +77,10 @@ class RowMemory:
         if rows > self.capacity:
             raise MemoryError(f"{rows:,} rows where {self.capacity:,} were thought of")
         if self._map is None and rows > len(self.rows):
-            held = self.rows
-            room = max(rows, min(self.capacity, 2 * len(held)))
-            self.rows = torch.zeros(room, self.width, dtype=held.dtype, device=held.device)
-            self.rows[: len(held)] = held
+            old_rows = self.rows
+            room = max(rows, min(self.capacity, 2 * len(old_rows)))
+            self.rows = torch.zeros(room, self.width, dtype=old_rows.dtype, device=old_rows.device)
+            self.rows[: len(old_rows)] = old_rows
         self.held = rows
         self._ask_for_huge_pages()
 
@@ -124,12 +124,12 @@ def _reserved(capacity: int, width: int, dtype: torch.dtype) -> tuple[Tensor, mm
     """
     size = capacity * width * dtype.itemsize
     room = -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES + HUGE_PAGE_BYTES
-    held = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    pages = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     if not _children_have_rows and hasattr(mmap, "MADV_DONTFORK"):
-        held.madvise(mmap.MADV_DONTFORK)
-    flat = torch.frombuffer(held, dtype=torch.uint8)
+        pages.madvise(mmap.MADV_DONTFORK)
+    flat = torch.frombuffer(pages, dtype=torch.uint8)
     begin = -flat.data_ptr() % HUGE_PAGE_BYTES
-    return flat[begin : begin + size].view(dtype).view(capacity, width), held
+    return flat[begin : begin + size].view(dtype).view(capacity, width), pages
 
 
 def most_bytes(device: torch.device) -> int:

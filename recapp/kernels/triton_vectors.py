@@ -77,14 +77,14 @@ class Touched(NamedTuple):
     Args:
         row: The rows.
         mean: The mean square of each row; None where rows are whole.
-        held: The weights of the store.
+        weights: The weights of the store.
         state0: The first state tensor of the rule; None where it has none.
         state1: The second state tensor.
     """
 
     row: Any
     mean: Any
-    held: Any
+    weights: Any
     state0: Any
     state1: Any
 
@@ -373,26 +373,26 @@ def square_sums(source, matrix, total, bags, F: tl.constexpr):
 
 
 @triton.jit
-def read_rows(held, row_B, there_B, column_C, F: tl.constexpr, BY_ROW: tl.constexpr):
+def read_rows(pointer, row_B, there_B, column_C, F: tl.constexpr, BY_ROW: tl.constexpr):
     """Return the weights or the state of a tile of rows: [BAGS, COLUMNS], or [BAGS, 1] by row."""
     if BY_ROW:
-        return tl.load(held + row_B, mask=there_B, other=0.0).to(F.DTYPE)[:, None]
+        return tl.load(pointer + row_B, mask=there_B, other=0.0).to(F.DTYPE)[:, None]
     else:
         return tl.load(
-            held + row_B[:, None] * F.WIDTH + column_C[None, :],
+            pointer + row_B[:, None] * F.WIDTH + column_C[None, :],
             mask=there_B[:, None] & (column_C < F.WIDTH)[None, :],
             other=0.0,
         ).to(F.DTYPE)
 
 
 @triton.jit
-def write_rows(held, value, row_B, there_B, column_C, F: tl.constexpr, BY_ROW: tl.constexpr):
+def write_rows(pointer, value, row_B, there_B, column_C, F: tl.constexpr, BY_ROW: tl.constexpr):
     """Write the weights or the state of a tile of rows."""
     if BY_ROW:
-        tl.store(held + row_B[:, None], value, mask=there_B[:, None])
+        tl.store(pointer + row_B[:, None], value, mask=there_B[:, None])
     else:
         tl.store(
-            held + row_B[:, None] * F.WIDTH + column_C[None, :],
+            pointer + row_B[:, None] * F.WIDTH + column_C[None, :],
             value,
             mask=there_B[:, None] & (column_C < F.WIDTH)[None, :],
         )
@@ -446,7 +446,7 @@ def update(
         column_C = first + tl.arange(0, COLUMNS)
         if F.WIDTH > F.COLUMNS or t.mean is not None or not R.NEEDS_ROW:
             grad_BC = _sums(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
-        old_BC = read_rows(t.held, row_B, there_B, column_C, F, False)
+        old_BC = read_rows(t.weights, row_B, there_B, column_C, F, False)
         if R.DECAYS:
             old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
         if t.state0 is None:
@@ -461,7 +461,7 @@ def update(
                 old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
             )
         tl.debug_barrier()  # all threads must have read the values that one of them overwrites now
-        write_rows(t.held, new[0], row_B, there_B, column_C, F, False)
+        write_rows(t.weights, new[0], row_B, there_B, column_C, F, False)
         if t.state0 is not None and (not R.ROW0 or first + F.COLUMNS >= F.WIDTH):
             write_rows(t.state0, new[1], row_B, there_B, column_C, F, R.ROW0)
         if t.state1 is not None and (not R.ROW1 or first + F.COLUMNS >= F.WIDTH):
@@ -524,7 +524,7 @@ def catch_up(
     COLUMNS: tl.constexpr = F.COLUMNS
     for column in tl.static_range(0, WIDTH, COLUMNS):
         column_C = column + tl.arange(0, COLUMNS)
-        w_BC = read_rows(t.held, row_B, there_B, column_C, F, False)
+        w_BC = read_rows(t.weights, row_B, there_B, column_C, F, False)
         zero_BC = tl.zeros_like(w_BC)
         zero_B1 = tl.zeros_like(begin_B).to(F.DTYPE)[:, None]
         first_BC = zero_BC
@@ -546,7 +546,7 @@ def catch_up(
                 first_BC = tl.where(takes_B1, new[1], first_BC)
                 second_BC = tl.where(takes_B1, new[2], second_BC)
             w_BC = tl.where(takes_B1, new[0], w_BC)
-        write_rows(t.held, w_BC, row_B, there_B, column_C, F, False)
+        write_rows(t.weights, w_BC, row_B, there_B, column_C, F, False)
         if t.state0 is not None:
             write_rows(t.state0, first_BC, row_B, there_B, column_C, F, False)
         if t.state1 is not None:

@@ -85,11 +85,11 @@ def warm_up(
     kernels.positions_of_rows(torch.zeros(1, dtype=torch.int32), [0, 1], no_numbers)
     if world == 1:
         payload = dtype  # without messages, the output's gradient updates the rows
-    for r, held, lines, rule, exchanged in zip(
+    for r, example, lines, rule, exchanged in zip(
         routes, stored, in_lines, rule_G, exchanged_G, strict=True
     ):
-        if r.dynamic and isinstance(held, Tensor):
-            _find_rows(kernels, held)
+        if r.dynamic and isinstance(example, Tensor):
+            _find_rows(kernels, example)
         for n, ids in kernels.sizes():
             _requests(kernels, r, world, ids, dtype, scales, rule is not None)
             links = Links(
@@ -99,14 +99,14 @@ def warm_up(
                 None,
                 n,
             )
-            _pools(kernels, held, links, r.row_dtype, lines, dtype, payload)
-            if rule is not None and isinstance(held, Tensor):
-                _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanged > 0)
+            _pools(kernels, example, links, r.row_dtype, lines, dtype, payload)
+            if rule is not None and isinstance(example, Tensor):
+                _update(kernels, r, links, example.dtype, dtype, payload, rule, exchanged > 0)
 
 
 def _pools(
     kernels: Any,
-    held: Tensor | QuantisedRows,
+    example: Tensor | QuantisedRows,
     links: Links,
     rows: torch.dtype,
     in_lines: bool,
@@ -116,13 +116,13 @@ def _pools(
     """Pool rows of the store, vectors of a message and gradients, each in its own type. Rows have
     numbers of the type `rows`, vectors have numbers of the type of the links.
     """
-    width = held.width if isinstance(held, QuantisedRows) else held.shape[1]
+    width = example.width if isinstance(example, QuantisedRows) else example.shape[1]
     travelling = torch.zeros(1, width, dtype=payload)
     computed = torch.zeros(1, width, dtype=dtype)
     of_rows = links._replace(index_N=links.index_N.to(rows))
     calls = (
-        (held, of_rows, payload),
-        (held, of_rows, dtype),
+        (example, of_rows, payload),
+        (example, of_rows, dtype),
         (travelling, links, dtype),
         (computed, links, payload),
     )
@@ -157,17 +157,17 @@ def _pool(
         kernels.pool(source.view(-1), 1, source.shape[1], links, target, dtype, in_lines=in_lines)
 
 
-def _find_rows(kernels: Any, held: Tensor) -> None:
+def _find_rows(kernels: Any, example: Tensor) -> None:
     """Add a row of a dynamic table, write its start values, find the row and remove it."""
-    index = kernels.key_index([0], 8, held.device)
+    index = kernels.key_index([0], 8, example.device)
     position = _zero() - 2**63
     strip = torch.zeros(1, dtype=torch.int16)
     slot, _ = index.insert(position, strip, _zero())
     index.find(position, strip)
     index.slots_of_run(0, 0)
     index.remove(slot)
-    if held.dtype == torch.float32:
-        kernels.write_start_values(held.clone(), slot, position, 0, range(held.shape[1]), 0.0)
+    if example.dtype == torch.float32:
+        kernels.write_start_values(example.clone(), slot, position, 0, range(example.shape[1]), 0.0)
 
 
 def _requests(
@@ -209,8 +209,8 @@ def _requests(
     )
     request = torch.ones(ids + 1, dtype=r.row_dtype)
     if pooled:
-        found, _ = kernels.route_bags(tiny, bag, 1, take)
-        kernels.write_bag_requests(tiny, bag, found, request, one, one, None, torch.int32, take)
+        bag_rows, _ = kernels.route_bags(tiny, bag, 1, take)
+        kernels.write_bag_requests(tiny, bag, bag_rows, request, one, one, None, torch.int32, take)
     else:
         unique, _ = kernels.route_rows(tiny, bag, 1, take)
         at = kernels.write_row_requests(tiny, unique, request, one, one, torch.int32, take)
@@ -226,7 +226,7 @@ def _update(
     kernels: Any,
     r: Routes,
     links: Links,
-    held: torch.dtype,
+    weight_dtype: torch.dtype,
     dtype: torch.dtype,
     payload: torch.dtype,
     rule: RowRule,
@@ -234,7 +234,7 @@ def _update(
 ) -> None:
     """Update as many rows as there are bags of gradients."""
     rows = torch.arange(links.bags, dtype=r.row_dtype)
-    weights = torch.zeros(links.bags, r.width, dtype=held)
+    weights = torch.zeros(links.bags, r.width, dtype=weight_dtype)
     rate = rule.rate_of(0.0, 1)
     state = [
         torch.zeros(links.bags, r.width if kind == "element" else 1, dtype=dtype)

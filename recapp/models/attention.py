@@ -284,15 +284,15 @@ class Histories:
         columns = flat_BK.shape[1]
         return torch.cat([flat_BK.narrow(1, columns + at, n) for at, n in self._places], 1)
 
-    def flat(self, found: Mapping[str, JaggedTensor]) -> tuple[Tensor, Tensor]:
+    def flat(self, sequences: Mapping[str, JaggedTensor]) -> tuple[Tensor, Tensor]:
         """Return all behaviours, [L, W], and the number of the sample of each, [L].
 
         Values beyond the last behaviour get the number B.
 
         Args:
-            found: The vectors of the sequences by name.
+            sequences: The vectors of the sequences by name.
         """
-        first, *others = (found[name] for name in self.pairs)
+        first, *others = (sequences[name] for name in self.pairs)
         offsets = first.offsets()
         behaviour_L = torch.arange(first.values().shape[0], device=offsets.device)
         sample_L = torch.searchsorted(offsets[1:], behaviour_L, right=True)
@@ -304,16 +304,16 @@ class Histories:
             parts.append(_rows(jagged, jagged.offsets()[last_L] + step_L, exists_L))
         return torch.cat(parts, 1), sample_L
 
-    def latest(self, found: Mapping[str, JaggedTensor], steps: int) -> tuple[Tensor, Tensor]:
+    def latest(self, sequences: Mapping[str, JaggedTensor], steps: int) -> tuple[Tensor, Tensor]:
         """Return the last behaviours of each sample, the latest one first, [B, T, W], and whether
         each exists, [B, T]. Those that do not are zero.
 
         Args:
-            found: The vectors of the sequences by name.
+            sequences: The vectors of the sequences by name.
             steps: The number of steps, T.
         """
-        held = [found[name] for name in self.pairs]
-        lengths_B = held[0].lengths()
+        jagged_tensors = [sequences[name] for name in self.pairs]
+        lengths_B = jagged_tensors[0].lengths()
         step_BT = lengths_B[:, None] - 1 - torch.arange(steps, device=lengths_B.device)
         exists_BT = step_BT >= 0
         parts = [
@@ -322,7 +322,7 @@ class Histories:
                 jagged.offsets()[:-1, None] + step_BT,
                 exists_BT & (step_BT < jagged.lengths()[:, None]),
             )
-            for jagged in held
+            for jagged in jagged_tensors
         ]
         return torch.cat(parts, 2), exists_BT
 
@@ -364,16 +364,17 @@ def pair_history(
     columns = {x.output: x.columns for x in target}
     dims = {x.output: x.dim for x in sequences}
     for name, column in history.items():
-        said = f"model.history={{{name}: {column}}}"
+        setting = f"model.history={{{name}: {column}}}"
         if name not in dims:
-            raise ConfigError(f"{said}: {name} is no sequence; {suggest(name, list(dims))}")
+            raise ConfigError(f"{setting}: {name} is no sequence; {suggest(name, list(dims))}")
         if column not in columns:
-            found = suggest(column, list(columns))
-            raise ConfigError(f"{said}: {column} is no column that pools its ids; {found}")
+            hint = suggest(column, list(columns))
+            raise ConfigError(f"{setting}: {column} is no column that pools its ids; {hint}")
         if dims[name] != columns[column]:
             raise ConfigError(
-                f"{said}: their vectors have {dims[name]} and {columns[column]} columns: let them "
-                f"share a table, tables.shared={{{name}: {column}}}, or give their tables one dim"
+                f"{setting}: their vectors have {dims[name]} and {columns[column]} columns: let "
+                f"them share a table, tables.shared={{{name}: {column}}}, or give their tables one "
+                "dim"
             )
     return dict(history)
 
@@ -384,9 +385,9 @@ def _reader_of(sequence: TableLookup, target: Sequence[TableLookup]) -> str:
     if len(same) == 1:
         return same[0]
     name = sequence.output
-    found = f"{' and '.join(same)} read" if same else "no column that pools its ids reads"
+    readers = f"{' and '.join(same)} read" if same else "no column that pools its ids reads"
     raise ConfigError(
-        f"model.history=null: {found} the table of the sequence {name}: name the column with "
+        f"model.history=null: {readers} the table of the sequence {name}: name the column with "
         f"which it is compared, model.history={{{name}: COLUMN}}, and let both read one table, "
         f"tables.shared={{{name}: COLUMN}}"
     )
@@ -470,8 +471,8 @@ class DIN(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         flat_BK = self.fields.flat(batch)
-        found_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
-        behaviour_LW = found_LW.to(flat_BK.dtype)  # tables may have another dtype than the model
+        vectors_LW, sample_L = self.histories.flat(self.embedding_collection(batch.sparse))
+        behaviour_LW = vectors_LW.to(flat_BK.dtype)  # tables may have another dtype than the model
         samples = flat_BK.shape[0]
         target_BW = self.histories.target(flat_BK)
         target_LW = target_BW.index_select(0, sample_L.clamp(max=samples - 1))
@@ -587,8 +588,8 @@ class BST(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits, [B]."""
         flat_BK = self.fields.flat(batch)
-        found = self.embedding_collection(batch.sparse)
-        past_BTD, past_BT = self.histories.latest(found, self.max_length)
+        sequences = self.embedding_collection(batch.sparse)
+        past_BTD, past_BT = self.histories.latest(sequences, self.max_length)
         target_BD = self.histories.target(flat_BK)
         # Tables may have another dtype than the model.
         items_BTD = torch.cat([target_BD[:, None], past_BTD.to(flat_BK.dtype)], 1)

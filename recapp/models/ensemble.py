@@ -43,10 +43,10 @@ class Ensemble(nn.Module):
         each member returned.
         """
         results = [member(batch) for member in self.members]
-        named = [each if isinstance(each, Mapping) else {self.output: each} for each in results]
+        outputs = [each if isinstance(each, Mapping) else {self.output: each} for each in results]
         means = {
-            name: torch.stack([each[name] for each in named]).mean(0)
-            for name, value in named[0].items()
+            name: torch.stack([each[name] for each in outputs]).mean(0)
+            for name, value in outputs[0].items()
             if isinstance(value, Tensor) and value.is_floating_point()
         }
         return {**means, MEMBERS: results}

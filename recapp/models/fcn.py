@@ -42,7 +42,7 @@ class _Masked(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, factor: Tensor, half: Tensor, mask: Tensor, bias: Tensor
     ) -> Tensor:
-        ctx.own = factor is x
+        ctx.factor_is_x = factor is x
         ctx.dtypes = (x.dtype, half.dtype, mask.dtype, bias.dtype)
         gate = torch.cat([half, half * mask], -1) + bias
         ctx.save_for_backward(factor, half, mask, bias, gate)
@@ -59,8 +59,8 @@ class _Masked(torch.autograd.Function):
         of_half = torch.addcmul(plain, masked, mask)
         of_mask = masked * half
         of_bias = of_gate.reshape(-1, of_gate.shape[-1]).sum(0)
-        of_x = torch.addcmul(grad, grad, gate) if ctx.own else grad
-        of_factor = None if ctx.own else (grad * gate).to(factor.dtype)
+        of_x = torch.addcmul(grad, grad, gate) if ctx.factor_is_x else grad
+        of_factor = None if ctx.factor_is_x else (grad * gate).to(factor.dtype)
         others = [
             part.to(dtype)
             for part, dtype in zip((of_x, of_half, of_mask, of_bias), ctx.dtypes, strict=True)
@@ -227,8 +227,8 @@ class FCN(nn.Module):
             loss: The loss of other logits against the labels of the batch.
         """
         whole = loss(outputs["logit"])
-        own = {name: loss(outputs[name]) for name in PARTS}
-        return {f"{name}_loss": (part - whole).relu() * part for name, part in own.items()}
+        part_losses = {name: loss(outputs[name]) for name in PARTS}
+        return {f"{name}_loss": (part - whole).relu() * part for name, part in part_losses.items()}
 
 
 class QuadraticCross(nn.Module):

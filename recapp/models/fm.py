@@ -147,12 +147,12 @@ class FieldAwarePairs(DotInteraction):
 
     Args:
         fields: The number of fields, F.
-        own: Whether the vectors of all fields for themselves come before the pairs, [B, K].
+        own_vectors: Whether the vectors of all fields for themselves come before the pairs, [B, K].
     """
 
-    def __init__(self, fields: int, own: bool = False) -> None:
+    def __init__(self, fields: int, own_vectors: bool = False) -> None:
         super().__init__(fields)
-        self.own = own
+        self.own_vectors = own_vectors
 
     def forward(self, vectors_BFFD: Tensor) -> Tensor:
         """Return the dot products, [B, P], or [B, K] with the fields' own vectors before them.
@@ -161,7 +161,7 @@ class FieldAwarePairs(DotInteraction):
             vectors_BFFD: The vectors of field i for field j at [:, i, j].
         """
         return _FieldAwareDots.apply(  # type: ignore[no-any-return, no-untyped-call]
-            vectors_BFFD, self.pair_P, self.entry_FF, self.own
+            vectors_BFFD, self.pair_P, self.entry_FF, self.own_vectors
         )
 
 
@@ -174,26 +174,26 @@ class _FieldAwareDots(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, vectors_BFFD: Tensor, pair_P: Tensor, entry_FF: Tensor, own: bool
+        ctx: FunctionCtx, vectors_BFFD: Tensor, pair_P: Tensor, entry_FF: Tensor, own_vectors: bool
     ) -> Tensor:
         ctx.save_for_backward(vectors_BFFD, entry_FF)
-        ctx.own = own  # type: ignore[attr-defined]
+        ctx.own_vectors = own_vectors  # type: ignore[attr-defined]
         products_BFF = (vectors_BFFD * vectors_BFFD.transpose(1, 2)).sum(3)
         dots_BP = products_BFF.flatten(1).index_select(1, pair_P)
-        if not own:
+        if not own_vectors:
             return dots_BP
-        own_BFD = vectors_BFFD.diagonal(dim1=1, dim2=2).mT
-        return torch.cat([own_BFD.flatten(1), dots_BP], 1)
+        diagonal_BFD = vectors_BFFD.diagonal(dim1=1, dim2=2).mT
+        return torch.cat([diagonal_BFD.flatten(1), dots_BP], 1)
 
     @staticmethod
     def backward(ctx: Any, grad_BK: Tensor) -> tuple[Tensor, None, None, None]:
         vectors_BFFD, entry_FF = ctx.saved_tensors
         _, fields, _, dim = vectors_BFFD.shape
-        grad_BP = grad_BK[:, fields * dim :] if ctx.own else grad_BK
+        grad_BP = grad_BK[:, fields * dim :] if ctx.own_vectors else grad_BK
         padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1)
         grad_BFF = padded_BP1.index_select(1, entry_FF).view(-1, fields, fields)
         grad_BFFD = grad_BFF[..., None] * vectors_BFFD.transpose(1, 2)
-        if ctx.own:
+        if ctx.own_vectors:
             grad_BFD = grad_BK[:, : fields * dim].reshape(-1, fields, dim)
             grad_BFFD = grad_BFFD + torch.diag_embed(grad_BFD.mT, dim1=1, dim2=2)
         return grad_BFFD, None, None, None
@@ -456,7 +456,7 @@ class ONN(nn.Module):
     ) -> None:
         super().__init__()
         self.vectors = FieldAwareVectors(embedding_bag_collection, dense_in_features)
-        self.pairs = FieldAwarePairs(self.vectors.count, own=True)
+        self.pairs = FieldAwarePairs(self.vectors.count, own_vectors=True)
         self.deep = logit_mlp(
             self.vectors.count * self.vectors.dim + self.pairs.pairs,
             layers,

@@ -373,8 +373,10 @@ class FinalMLP(nn.Module):
         def context(tables: BagCollection | None, numbers: bool) -> GateContext:
             return GateContext(tables, dense_in_features if numbers else 0, self.fields.dim)
 
-        def gate(read: GateContext) -> ContextGate:
-            return ContextGate(read.columns, columns, gate_layers, setting="model.gate_layers")
+        def gate(gate_input: GateContext) -> ContextGate:
+            return ContextGate(
+                gate_input.columns, columns, gate_layers, setting="model.gate_layers"
+            )
 
         self.first_context = context(first_context, first_numbers)
         self.second_context = context(second_context, second_numbers)

@@ -64,13 +64,13 @@ def _recurrent(input_TBK: Tensor, weights: Sequence[Tensor]) -> int:
     return int(2 * steps * sum(weight.numel() for weight in weights if weight.dim() == 2))
 
 
-def _convolution(arguments: Arguments, found: Tensor) -> int:
+def _convolution(arguments: Arguments, result: Tensor) -> int:
     """Each number of the result is a product with the filters of its group; if transposed, each
     number of the input is.
     """
     input_BK, weight, *_ = arguments
     transposed = arguments[6]
-    return int(2 * (input_BK if transposed else found).numel() * weight[0].numel())
+    return int(2 * (input_BK if transposed else result).numel() * weight[0].numel())
 
 
 def _trilinear(arguments: Arguments, _: Any) -> int:
@@ -85,13 +85,13 @@ def _trilinear(arguments: Arguments, _: Any) -> int:
 
 
 COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
-    "aten::mm": lambda given, _: _product(*given[:2]),
-    "aten::bmm": lambda given, _: _product(*given[:2]),
-    "aten::mv": lambda given, _: 2 * int(given[0].numel()),
-    "aten::dot": lambda given, _: 2 * int(given[0].numel()),
+    "aten::mm": lambda arguments, _: _product(*arguments[:2]),
+    "aten::bmm": lambda arguments, _: _product(*arguments[:2]),
+    "aten::mv": lambda arguments, _: 2 * int(arguments[0].numel()),
+    "aten::dot": lambda arguments, _: 2 * int(arguments[0].numel()),
     "aten::addmm": _added_product,
     "aten::_addmm_activation": _added_product,
-    "aten::addmv": lambda given, _: 2 * int(given[1].numel()),
+    "aten::addmv": lambda arguments, _: 2 * int(arguments[1].numel()),
     "aten::baddbmm": _added_product,
     "aten::addbmm": _added_product,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
@@ -99,8 +99,8 @@ COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_cudnn_attention": _attention,
-    "aten::mkldnn_rnn_layer": lambda given, _: _recurrent(given[0], given[1:3]),
-    "aten::_cudnn_rnn": lambda given, _: _recurrent(given[0], given[1]),
+    "aten::mkldnn_rnn_layer": lambda arguments, _: _recurrent(arguments[0], arguments[1:3]),
+    "aten::_cudnn_rnn": lambda arguments, _: _recurrent(arguments[0], arguments[1]),
     "aten::convolution": _convolution,
     "aten::_trilinear": _trilinear,
 }
@@ -129,11 +129,11 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 parts = func.decompose(*args, **(kwargs or {}))
             if parts is not NotImplemented:
                 return parts
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if count is not None:
-            self.operations += count(args, found)
+            self.operations += count(args, result)
         self.unknown += func.namespace not in KNOWN
-        return found
+        return result
 
 
 PROBE_ROWS = 61  # a prime that is rarely a width, because sizes equal to it are printed as B
@@ -165,8 +165,10 @@ def layer_table(
     like = next(
         (p for name, p in model.named_parameters() if not name.startswith(inside)), torch.empty(0)
     )
-    read = [x.feature for collection in collections.values() for x in collection.lookups]
-    batch = _made_up_batch(dense_in_features, list(dict.fromkeys([*features, *read])), like)
+    lookup_features = [x.feature for collection in collections.values() for x in collection.lookups]
+    batch = _made_up_batch(
+        dense_in_features, list(dict.fromkeys([*features, *lookup_features])), like
+    )
     records: list[dict[str, Any]] = []
     counter = ProductCounter()
     begun: dict[str, tuple[int, int]] = {}
@@ -174,7 +176,7 @@ def layer_table(
     def begin(name: str) -> None:
         begun[name] = counter.operations, counter.unknown
 
-    def spent(operations: int, unknown: int) -> int | None:
+    def flops_since(operations: int, unknown: int) -> int | None:
         if counter.unknown > unknown:
             return None
         return (counter.operations - operations) // PROBE_ROWS
@@ -189,7 +191,7 @@ def layer_table(
                     "kind": type(module).__name__.removeprefix("Sharded"),
                     "output": _folded(shapes),
                     "parameters": parameters,
-                    "flops": spent(*begun[name]),
+                    "flops": flops_since(*begun[name]),
                 }
             )
 
@@ -225,7 +227,7 @@ def layer_table(
             "kind": type(model).__name__,
             "output": _folded(_shapes(output)),
             "parameters": _all_parameters(model, inside),
-            "flops": spent(0, 0),
+            "flops": flops_since(0, 0),
         }
     )
     return records, None
@@ -290,14 +292,14 @@ def _zeros(lookups: Sequence[TableLookup], like: Tensor) -> KeyedTensor | dict[s
 def _zeros_as_output(collection: Any, like: Tensor) -> Iterator[None]:
     """Make a collection return zeros in the shape of its output during the `with` block."""
     zeros = _zeros(collection.lookups, like)
-    own = collection.__dict__.get("forward")
+    forward = collection.__dict__.get("forward")
     collection.__dict__["forward"] = lambda features: zeros
     try:
         yield
     finally:
         del collection.__dict__["forward"]
-        if own is not None:
-            collection.__dict__["forward"] = own
+        if forward is not None:
+            collection.__dict__["forward"] = forward
 
 
 @contextmanager

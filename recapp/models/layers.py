@@ -83,11 +83,11 @@ class FieldDropout(nn.Module):
         """Return the vectors side by side, some of them 0 in training."""
         if not self.training or not self.mask.dropped:
             return vectors_BK
-        kept_BF = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
+        mask_BF = self.mask(vectors_BK.new_ones(len(vectors_BK), len(self.dims)))
         if len(set(self.dims)) == 1:
             parts_BFD = vectors_BK.view(len(vectors_BK), len(self.dims), -1)
-            return (parts_BFD * kept_BF.unsqueeze(2)).flatten(1)
-        return vectors_BK * kept_BF.index_select(1, self.field_K)
+            return (parts_BFD * mask_BF.unsqueeze(2)).flatten(1)
+        return vectors_BK * mask_BF.index_select(1, self.field_K)
 
 
 class _Dropped(torch.autograd.Function):
@@ -101,15 +101,15 @@ class _Dropped(torch.autograd.Function):
         bits_of_entries = bits.view(torch.int16)[:count].view(entries.shape)
         ctx.dropped = dropped
         ctx.save_for_backward(bits_of_entries)
-        return _kept(entries, bits_of_entries, dropped)
+        return _with_dropout(entries, bits_of_entries, dropped)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (bits_of_entries,) = ctx.saved_tensors
-        return _kept(grad, bits_of_entries, ctx.dropped), None
+        return _with_dropout(grad, bits_of_entries, ctx.dropped), None
 
 
-def _kept(entries: Tensor, bits_of_entries: Tensor, dropped: int) -> Tensor:
+def _with_dropout(entries: Tensor, bits_of_entries: Tensor, dropped: int) -> Tensor:
     """Return entries times 0 or times a constant, by 16 bits of each."""
     least = dropped - STEPS // 2
     factor = STEPS / (STEPS - dropped)

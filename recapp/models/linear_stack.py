@@ -157,36 +157,36 @@ class _Stack(torch.autograd.Function):
     def forward(ctx: Any, x_BK: Tensor, with_relu: tuple[bool, ...], *parameters: Tensor) -> Tensor:
         weights = parameters[::2]
         biases = parameters[1::2]
-        kept = _results(x_BK, with_relu, weights, biases)
+        results = _results(x_BK, with_relu, weights, biases)
         ctx.with_relu = with_relu
         # without a ReLU the last result is not read again, so the caller may change it in place
-        last = kept[-1] if with_relu[-1] else None
-        ctx.save_for_backward(*kept[:-1], last, *weights, *biases)
-        return kept[-1]
+        last = results[-1] if with_relu[-1] else None
+        ctx.save_for_backward(*results[:-1], last, *weights, *biases)
+        return results[-1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         layers = len(ctx.with_relu)
-        saved = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
-        kept: Sequence[Tensor] = saved[: layers + 1]
-        weights = saved[layers + 1 : 2 * layers + 1]
+        tensors = ctx.saved_tensors  # read once: activation checkpointing refuses a second time
+        results: Sequence[Tensor] = tensors[: layers + 1]
+        weights = tensors[layers + 1 : 2 * layers + 1]
         if torch.is_grad_enabled():
             # the derivatives of this gradient also pass through the results
-            kept = _results(kept[0], ctx.with_relu, weights, saved[2 * layers + 1 :])
+            results = _results(results[0], ctx.with_relu, weights, tensors[2 * layers + 1 :])
         needs = ctx.needs_input_grad
-        found: list[Tensor | None] = [None] * len(needs)
+        grads: list[Tensor | None] = [None] * len(needs)
         for place in reversed(range(layers)):
             if ctx.with_relu[place]:
                 # the first gradient belongs to the layers behind
-                grad = _masked(grad, kept[place + 1], in_place=place < layers - 1)
+                grad = _masked(grad, results[place + 1], in_place=place < layers - 1)
             at = 2 + 2 * place
             if needs[at]:
-                found[at] = _product(grad.t(), kept[place], rows=len(grad)).contiguous()
-            found[at + 1] = grad.sum(0) if needs[at + 1] else None
+                grads[at] = _product(grad.t(), results[place], rows=len(grad)).contiguous()
+            grads[at + 1] = grad.sum(0) if needs[at + 1] else None
             if place or needs[0]:
                 grad = _product(grad, weights[place])
-        found[0] = grad if needs[0] else None
-        return tuple(found)
+        grads[0] = grad if needs[0] else None
+        return tuple(grads)
 
 
 def _results(
@@ -196,11 +196,11 @@ def _results(
     biases: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """Return the input, and the result of each layer."""
-    kept = [x_BK]
+    results = [x_BK]
     for weight, bias, relu in zip(weights, biases, with_relu, strict=True):
-        found = _product(kept[-1], weight.t(), bias)
-        kept.append(found.relu_() if relu else found)
-    return kept
+        result = _product(results[-1], weight.t(), bias)
+        results.append(result.relu_() if relu else result)
+    return results
 
 
 def _masked(grad: Tensor, result: Tensor, in_place: bool) -> Tensor:

@@ -64,24 +64,28 @@ class FactorisationBlock(nn.Module):
     Args:
         vectors: The number of vectors that enter, N.
         dim: The columns of a vector, D.
-        made: The number of vectors that leave, M.
+        vectors_out: The number of vectors that leave, M.
         rank: The columns of Y, k.
         layers: The widths of the hidden layers of the MLP.
     """
 
-    def __init__(self, vectors: int, dim: int, made: int, rank: int, layers: Sequence[int]) -> None:
+    def __init__(
+        self, vectors: int, dim: int, vectors_out: int, rank: int, layers: Sequence[int]
+    ) -> None:
         super().__init__()
         self.projection = xavier_linear(vectors, rank, bias=False)
         self.norm = nn.LayerNorm(vectors * rank)
-        self.mlp = MLP(vectors * rank, [*layers, made * dim], last_relu=False, setting="layers")
-        self.made = made
+        self.mlp = MLP(
+            vectors * rank, [*layers, vectors_out * dim], last_relu=False, setting="layers"
+        )
+        self.vectors_out = vectors_out
 
     def forward(self, vectors_BND: Tensor) -> Tensor:
         """Return the vectors of the products, [B, M, D]."""
         samples, _, dim = vectors_BND.shape
         projected_BkD = mixed(self.projection.weight, vectors_BND)  # the transpose of X^T Y
         products_BNk = vectors_BND @ projected_BkD.mT
-        return self.mlp(self.norm(products_BNk.flatten(1))).view(samples, self.made, dim)
+        return self.mlp(self.norm(products_BNk.flatten(1))).view(samples, self.vectors_out, dim)
 
 
 class WukongLayer(nn.Module):
@@ -108,19 +112,19 @@ class WukongLayer(nn.Module):
         super().__init__()
         self.factorisation = FactorisationBlock(vectors, dim, factorised, rank, layers)
         self.compression = VectorMix(vectors, compressed)
-        made = factorised + compressed
-        self.residual = VectorMix(vectors, made) if made != vectors else None
+        vectors_out = factorised + compressed
+        self.residual = VectorMix(vectors, vectors_out) if vectors_out != vectors else None
         self.norm = nn.LayerNorm(dim)
         # linear maps of vectors run once for each column, and the vectors are multiplied with their
         # projections
-        maps = vectors * (rank + compressed + (made if made != vectors else 0))
+        maps = vectors * (rank + compressed + (vectors_out if vectors_out != vectors else 0))
         self.flops_per_sample = 6.0 * ((dim - 1) * maps + dim * vectors * rank)
 
     def forward(self, vectors_BND: Tensor) -> Tensor:
         """Return the vectors after the layer, [B, M, D]."""
-        made_BMD = torch.cat([self.factorisation(vectors_BND), self.compression(vectors_BND)], 1)
-        kept_BMD = vectors_BND if self.residual is None else self.residual(vectors_BND)
-        normal_BMD: Tensor = self.norm(made_BMD + kept_BMD)
+        vectors_BMD = torch.cat([self.factorisation(vectors_BND), self.compression(vectors_BND)], 1)
+        residual_BMD = vectors_BND if self.residual is None else self.residual(vectors_BND)
+        normal_BMD: Tensor = self.norm(vectors_BMD + residual_BMD)
         return normal_BMD
 
 
@@ -179,8 +183,8 @@ class Wukong(nn.Module):
                 last_relu=False,
                 setting="model.bottom_layers",
             )
-        made = factorised + compressed
-        entering = [self.fields.count + (self.bottom is not None), *[made] * (stack - 1)]
+        vectors_out = factorised + compressed
+        entering = [self.fields.count + (self.bottom is not None), *[vectors_out] * (stack - 1)]
         self.stack = nn.Sequential(
             *(
                 WukongLayer(vectors, dim, factorised, compressed, rank, block_layers)
@@ -188,7 +192,7 @@ class Wukong(nn.Module):
             )
         )
         self.top = MLP(
-            made * dim,
+            vectors_out * dim,
             [*layers, 1],
             last_relu=False,
             setting="model.layers",
@@ -265,9 +269,9 @@ class PerTokenFFN(nn.Module):
         tokens, samples, dim = tokens_TBD.shape
         weights_TBE = torch.relu(self.router(tokens_TBD))
         each_GBD = tokens_TBD.repeat_interleave(self.experts, 0)
-        made_GBD: Tensor = self.down(functional.gelu(self.up(each_GBD)))
-        made_TEBD = made_GBD.view(tokens, self.experts, samples, dim)
-        return (made_TEBD * weights_TBE.transpose(1, 2)[..., None]).sum(1), weights_TBE
+        expert_GBD: Tensor = self.down(functional.gelu(self.up(each_GBD)))
+        expert_TEBD = expert_GBD.view(tokens, self.experts, samples, dim)
+        return (expert_TEBD * weights_TBE.transpose(1, 2)[..., None]).sum(1), weights_TBE
 
 
 class MixerBlock(nn.Module):
@@ -290,8 +294,8 @@ class MixerBlock(nn.Module):
     def forward(self, tokens_TBD: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the tokens, [T, B, D], and the weights of their experts, [T, B, E], or None."""
         mixed_TBD = self.first_norm(self.mixing(tokens_TBD) + tokens_TBD)
-        made_TBD, weights_TBE = self.ffn(mixed_TBD)
-        return self.second_norm(made_TBD + mixed_TBD), weights_TBE
+        output_TBD, weights_TBE = self.ffn(mixed_TBD)
+        return self.second_norm(output_TBD + mixed_TBD), weights_TBE
 
 
 class RankMixer(nn.Module):

@@ -46,11 +46,11 @@ def clip_norm(
     Raises:
         ConfigError: A dense gradient is sparse.
     """
-    found = _gradients(parameters)
-    norm = _norm(found, tables, order)
+    gradients = _gradients(parameters)
+    norm = _norm(gradients, tables, order)
     factor = most / (norm + 1e-6)
     if not factor >= 1.0:  # a norm of NaN makes all gradients NaN, as in torch
-        for gradient in found:
+        for gradient in gradients:
             gradient.mul_(factor)
         for of_tables in tables:
             of_tables.scale(factor)
@@ -69,13 +69,13 @@ def gradient_norm(
         tables: The gradients of table rows.
         order: The order of the norm, or infinity.
     """
-    found = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
-    dense = [g.coalesce().values() if g.is_sparse else g for g in found]
+    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
+    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     return _norm(dense, tables, order)
 
 
-def _norm(found: Sequence[Tensor], tables: Sequence[TableGradients], order: float) -> float:
-    norms = [float(torch.linalg.vector_norm(g, order, dtype=torch.float64)) for g in found]
+def _norm(gradients: Sequence[Tensor], tables: Sequence[TableGradients], order: float) -> float:
+    norms = [float(torch.linalg.vector_norm(g, order, dtype=torch.float64)) for g in gradients]
     dense = joined(norms if math.isinf(order) else [norm**order for norm in norms], order)
     parts = [
         of_tables.power_sum(order, 0.0 if number else dense)
@@ -105,11 +105,11 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     Raises:
         ConfigError: A gradient is sparse.
     """
-    found = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
-    for gradient in found:
+    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]
+    for gradient in gradients:
         if gradient.is_sparse:
             raise ConfigError(
                 f"a dense parameter of shape {tuple(gradient.shape)} has a sparse gradient, whose "
                 "rows may repeat: make its nn.Embedding without sparse=True to clip its norm"
             )
-    return found
+    return gradients

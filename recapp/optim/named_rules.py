@@ -56,11 +56,11 @@ TARGET = "_target_"
 HOME = "recapp.optim.rules"
 
 
-def is_rules(given: Any) -> bool:
+def is_rules(value: Any) -> bool:
     """Return whether a value is a row rule, a mapping of names to row rules, or None."""
-    if isinstance(given, Mapping):
-        return all(isinstance(k, str) and isinstance(v, RowRule) for k, v in given.items())
-    return isinstance(given, RowRule | None)
+    if isinstance(value, Mapping):
+        return all(isinstance(k, str) and isinstance(v, RowRule) for k, v in value.items())
+    return isinstance(value, RowRule | None)
 
 
 def rule_of(rules: Rules | None, table: str) -> RowRule | None:
@@ -171,14 +171,14 @@ def check_types(rules: Mapping[str, RowRule], tables: Sequence[EmbeddingConfig])
         ConfigError: A table is stored in a narrower type. Its rows would be rounded after as many
             steps as they have missed, which depends on when they are read.
     """
-    wanted = compute_type(tables)
+    data_type = compute_type(tables)
     for table in tables:
-        if table.name in rules and rules[table.name].all_rows and table.data_type != wanted:
+        if table.name in rules and rules[table.name].all_rows and table.data_type != data_type:
             raise ConfigError(
                 f"optimizer.sparse.l2_all_rows: table {table.name} has "
                 f"data_type={table.data_type}, and rows that take several steps at once must have "
-                f"the type in which their collection computes, {wanted}: set "
-                f"tables.data_type={wanted}, or leave l2_all_rows out"
+                f"the type in which their collection computes, {data_type}: set "
+                f"tables.data_type={data_type}, or leave l2_all_rows out"
             )
 
 
@@ -207,24 +207,24 @@ def group_names(tables_of_rule: Sequence[tuple[RowRule, Sequence[str]]]) -> list
     return names
 
 
-def make_rule(given: Mapping[str, Any], setting: str) -> RowRule:
+def make_rule(fields: Mapping[str, Any], setting: str) -> RowRule:
     """Make a row rule from its name, `rule`, and its fields.
 
     Args:
-        given: The name and the fields, as plain values.
+        fields: The name and the fields, as plain values.
         setting: The setting that holds the values, for errors.
 
     Raises:
         ConfigError: The rule is unknown, it does not have a field, or a field may not have its
             value.
     """
-    name = given.get("rule")
+    name = fields.get("rule")
     make = RULES.get(str(name))
     if make is None:
         raise ConfigError(f"{setting}.rule={name}: {suggest(str(name), RULES)}")
     allowed = list(signature(make).parameters)
     numbers = {}
-    for field, value in given.items():
+    for field, value in fields.items():
         if field == "rule" or is_default(make, field, value):
             continue
         if field not in allowed:
@@ -282,39 +282,42 @@ def table_rules(
             f"{setting}.tables={tables}: must be a mapping of table names or globs to settings, "
             f"{setting}.tables='{{C3: {{rule: sgd, lr: 0.1}}}}'"
         )
-    made = {}
-    for table, given in tables.items():
+    rules = {}
+    for table, own_settings in tables.items():
         where = f"{setting}.tables.{table}"
-        if not isinstance(given, Mapping):
+        if not isinstance(own_settings, Mapping):
             raise ConfigError(
-                f"{where}={given}: must be a mapping of settings, e.g. {{rule: sgd, lr: 0.1}}"
+                f"{where}={own_settings}: must be a mapping of settings, "
+                "e.g. {rule: sgd, lr: 0.1}"
             )
-        made[str(table)] = _table_rule(given, sparse, where, construct)
-    return made
+        rules[str(table)] = _table_rule(own_settings, sparse, where, construct)
+    return rules
 
 
 def _table_rule(
-    given: Mapping[str, Any],
+    own_settings: Mapping[str, Any],
     sparse: Mapping[str, Any],
     where: str,
     construct: Callable[[Mapping[str, Any], str], RowRule],
 ) -> RowRule:
-    wanted = effective_settings(given, sparse)
-    if "rule" in wanted and TARGET in wanted:
+    settings = effective_settings(own_settings, sparse)
+    if "rule" in settings and TARGET in settings:
         raise ConfigError(f"{where}: rule and {TARGET} both name a rule: give one")
-    home, _, name = str(wanted.get(TARGET, "")).rpartition(".")
+    home, _, name = str(settings.get(TARGET, "")).rpartition(".")
     if home == HOME and name in RULES:
-        wanted = {"rule": name, **{key: wanted[key] for key in wanted if key != TARGET}}
-    return make_rule(wanted, where) if "rule" in wanted else construct(wanted, where)
+        settings = {"rule": name, **{key: settings[key] for key in settings if key != TARGET}}
+    return make_rule(settings, where) if "rule" in settings else construct(settings, where)
 
 
-def effective_settings(given: Mapping[str, Any], sparse: Mapping[str, Any]) -> dict[str, Any]:
+def effective_settings(
+    own_settings: Mapping[str, Any], sparse: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the settings of a table's rule: the table's own, which override those of all tables
     unless they name a rule.
     """
-    if "rule" in given or TARGET in given:
-        return dict(given)
-    return {key: value for key, value in sparse.items() if key != "tables"} | dict(given)
+    if "rule" in own_settings or TARGET in own_settings:
+        return dict(own_settings)
+    return {key: value for key, value in sparse.items() if key != "tables"} | dict(own_settings)
 
 
 def settings_of_table(table: str, sparse: Any) -> dict[str, Any]:
@@ -327,5 +330,5 @@ def settings_of_table(table: str, sparse: Any) -> dict[str, Any]:
     if not isinstance(sparse, Mapping):
         return {}
     tables = sparse.get("tables")
-    given = pick(tables, table) if isinstance(tables, Mapping) else None
-    return effective_settings(given if isinstance(given, Mapping) else {}, sparse)
+    own_settings = pick(tables, table) if isinstance(tables, Mapping) else None
+    return effective_settings(own_settings if isinstance(own_settings, Mapping) else {}, sparse)

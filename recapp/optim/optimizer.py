@@ -108,9 +108,9 @@ class HybridOptimizer(Optimizer):
         """Take param groups that other code has set as this optimiser's: Lightning's
         `BaseFinetuning` sets those that it had added before a run was resumed.
         """
-        own = [group for group in self.param_groups if "tables" not in group]
-        if len(own) != len(self.dense.param_groups):
-            self.dense.param_groups = own
+        dense_groups = [group for group in self.param_groups if "tables" not in group]
+        if len(dense_groups) != len(self.dense.param_groups):
+            self.dense.param_groups = dense_groups
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -163,12 +163,12 @@ def groups_of_tables(
     If a checkpoint stored groups without the names of their tables, all its tables had one rule.
     """
     of_table = {table: group for group in stored for table in group.get("tables", ())}
-    found = []
+    groups = []
     for number, group in enumerate(fresh):
         others = [stored[number]] if len(stored) == len(fresh) else [*stored[:1], group]
         known = [of_table[t] for t in group.get("tables", ()) if t in of_table]
-        found.append(dict([*known, *others][0]))
-    return found
+        groups.append(dict([*known, *others][0]))
+    return groups
 
 
 def hybrid(dense: Optimizer, collections: Iterable[Any]) -> HybridOptimizer:

@@ -134,8 +134,8 @@ def _check(**constants: float) -> None:
     for name, value in constants.items():
         most = 1.0 if name in ("beta1", "beta2", "momentum") else math.inf
         if not isinstance(value, int | float) or not 0 <= value < most:
-            said = "from 0 to less than 1" if most == 1 else "a number of at least 0"
-            raise ConfigError(f"optimizer.sparse.{name}={value}: must be {said}")
+            allowed = "from 0 to less than 1" if most == 1 else "a number of at least 0"
+            raise ConfigError(f"optimizer.sparse.{name}={value}: must be {allowed}")
 
 
 def _check_l2(l2_all_rows: float | None, weight_decay: float) -> bool:

@@ -160,8 +160,10 @@ def rule_in_backward(module: nn.Module) -> Rules | None:
                 f"table {name} no rule: all tables of a model follow some rule, so apply one to "
                 "each of them"
             )
-    found = {name: rule for name, rule in rules.items() if rule}
-    return found if len(distinct_rules(found.values())) > 1 else found[first]
+    rule_of_table = {name: rule for name, rule in rules.items() if rule}
+    return (
+        rule_of_table if len(distinct_rules(rule_of_table.values())) > 1 else rule_of_table[first]
+    )
 
 
 def _rule_on(table: str, weight: Tensor) -> RowRule | None:
@@ -175,19 +177,19 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
     (optimizer,) = optimizers
     kind = type(optimizer)
     group = optimizer.param_groups[0]
-    made = _KINDS.get(kind) or _of_rowwise_adagrad(kind)
-    if made is None:
+    kind_of_rule = _KINDS.get(kind) or _of_rowwise_adagrad(kind)
+    if kind_of_rule is None:
         raise ConfigError(
             f"table {table} has {kind.__name__} by apply_optimizer_in_backward, "
             f"which is no row rule: {_ALLOWED}"
         )
-    for name, given in _not_in_rule(kind, group, made):
+    for name, value in _not_in_rule(kind, group, kind_of_rule):
         raise ConfigError(
-            f"table {table} has {kind.__name__} with {name}={given} by "
+            f"table {table} has {kind.__name__} with {name}={value} by "
             "apply_optimizer_in_backward, which would reach rows that no id touched or is no "
             f"part of the row rule: {_ALLOWED}"
         )
-    return _rule_from(made, group)
+    return _rule_from(kind_of_rule, group)
 
 
 def rule_over(kind: type[Optimizer], group: Mapping[str, Any], table: str) -> RowRule:
@@ -202,46 +204,50 @@ def rule_over(kind: type[Optimizer], group: Mapping[str, Any], table: str) -> Ro
     Raises:
         ConfigError: No row rule computes the same update.
     """
-    made = _KINDS_OF_PARAMETERS.get(kind) or _of_rowwise_adagrad(kind)
-    others = [] if made is None else _not_in_rule(kind, group, made)
+    kind_of_rule = _KINDS_OF_PARAMETERS.get(kind) or _of_rowwise_adagrad(kind)
+    others = [] if kind_of_rule is None else _not_in_rule(kind, group, kind_of_rule)
     if group.get("momentum") and group.get("dampening"):
         others.append(("dampening", group["dampening"]))
-    if made is None or others:
-        given = "".join(f" with {name}={value}" for name, value in others[:1])
+    if kind_of_rule is None or others:
+        argument = "".join(f" with {name}={value}" for name, value in others[:1])
         raise ConfigError(
-            f"table {table} has {kind.__name__}{given} by configure_optimizers, and no row rule "
+            f"table {table} has {kind.__name__}{argument} by configure_optimizers, and no row rule "
             f"computes its update: {_ALLOWED_OF_PARAMETERS}"
         )
-    return _rule_from(made, {**group, "lr": group.get("initial_lr", group["lr"])})
+    return _rule_from(kind_of_rule, {**group, "lr": group.get("initial_lr", group["lr"])})
 
 
 def numbers_of_rule(kind: type[Optimizer], group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a param group that `rule_over` reads, without the learning rate."""
-    made = _KINDS_OF_PARAMETERS.get(kind) or _of_rowwise_adagrad(kind)
-    return {} if made is None else {name: group[name] for name in made[1] if name != "lr"}
+    kind_of_rule = _KINDS_OF_PARAMETERS.get(kind) or _of_rowwise_adagrad(kind)
+    return (
+        {}
+        if kind_of_rule is None
+        else {name: group[name] for name in kind_of_rule[1] if name != "lr"}
+    )
 
 
 def _not_in_rule(
-    kind: type[Optimizer], group: Mapping[str, Any], made: "_Kind"
+    kind: type[Optimizer], group: Mapping[str, Any], kind_of_rule: "_Kind"
 ) -> list[tuple[str, Any]]:
     """Return the arguments of an optimiser that its row rule does not have."""
     known = inspect.signature(kind).parameters
     return [
-        (name, given)
-        for name, given in group.items()
-        if name in known and name not in made[1] and name not in _WITHOUT_EFFECT
+        (name, value)
+        for name, value in group.items()
+        if name in known and name not in kind_of_rule[1] and name not in _WITHOUT_EFFECT
         # with the default, an argument has no effect
-        if given != (0 if name == "weight_decay" else known[name].default)
+        if value != (0 if name == "weight_decay" else known[name].default)
     ]
 
 
-def _rule_from(made: "_Kind", group: Mapping[str, Any]) -> RowRule:
-    make, read = made
+def _rule_from(kind_of_rule: "_Kind", group: Mapping[str, Any]) -> RowRule:
+    make, read = kind_of_rule
     return make({name: group[name] for name in read})
 
 
-Given = Mapping[str, Any]
-_Kind = tuple[Callable[[Given], RowRule], tuple[str, ...]]
+_Group = Mapping[str, Any]
+_Kind = tuple[Callable[[_Group], RowRule], tuple[str, ...]]
 """A function that makes the rule, and the arguments that it reads."""
 
 _ALLOWED = (
@@ -251,44 +257,44 @@ _ALLOWED = (
 )
 
 _KINDS: dict[type[Optimizer], _Kind] = {
-    torch.optim.SGD: (lambda given: sgd(float(given["lr"])), ("lr",)),
+    torch.optim.SGD: (lambda group: sgd(float(group["lr"])), ("lr",)),
     torch.optim.Adagrad: (
-        lambda given: adagrad(float(given["lr"]), float(given["eps"])),
+        lambda group: adagrad(float(group["lr"]), float(group["eps"])),
         ("lr", "eps"),
     ),
     torch.optim.SparseAdam: (
-        lambda given: adam(
-            float(given["lr"]),
-            float(given["betas"][0]),
-            float(given["betas"][1]),
-            float(given["eps"]),
+        lambda group: adam(
+            float(group["lr"]),
+            float(group["betas"][0]),
+            float(group["betas"][1]),
+            float(group["eps"]),
         ),
         ("lr", "betas", "eps"),
     ),
 }
 
 
-def _l2(given: Given) -> float | None:
+def _l2(group: _Group) -> float | None:
     """Return the `l2_all_rows` of an optimiser without moments; None if it has no weight decay."""
-    return float(given["weight_decay"]) or None
+    return float(group["weight_decay"]) or None
 
 
-def _sgd_of_parameters(given: Given) -> RowRule:
-    lr = float(given["lr"])
-    if not given["momentum"]:
-        return sgd(lr, l2_all_rows=_l2(given))
-    return momentum_sgd(lr, float(given["momentum"]), l2_all_rows=float(given["weight_decay"]))
+def _sgd_of_parameters(group: _Group) -> RowRule:
+    lr = float(group["lr"])
+    if not group["momentum"]:
+        return sgd(lr, l2_all_rows=_l2(group))
+    return momentum_sgd(lr, float(group["momentum"]), l2_all_rows=float(group["weight_decay"]))
 
 
-def _adagrad_of_parameters(given: Given) -> RowRule:
-    start = float(given["initial_accumulator_value"])
-    return adagrad(float(given["lr"]), float(given["eps"]), start, l2_all_rows=_l2(given))
+def _adagrad_of_parameters(group: _Group) -> RowRule:
+    start = float(group["initial_accumulator_value"])
+    return adagrad(float(group["lr"]), float(group["eps"]), start, l2_all_rows=_l2(group))
 
 
-def _adam_of_parameters(given: Given) -> RowRule:
-    beta1, beta2 = map(float, given["betas"])
-    l2 = float(given.get("weight_decay", 0))
-    return adam(float(given["lr"]), beta1, beta2, float(given["eps"]), l2_all_rows=l2)
+def _adam_of_parameters(group: _Group) -> RowRule:
+    beta1, beta2 = map(float, group["betas"])
+    l2 = float(group.get("weight_decay", 0))
+    return adam(float(group["lr"]), beta1, beta2, float(group["eps"]), l2_all_rows=l2)
 
 
 _KINDS_OF_PARAMETERS: dict[type[Optimizer], _Kind] = {
@@ -320,7 +326,7 @@ def _of_rowwise_adagrad(kind: type[Optimizer]) -> _Kind | None:
     of_torchrec = kind.__module__.partition(".")[0] in ("torchrec", "recapp")
     if not of_torchrec or kind.__name__ != "RowWiseAdagrad":
         return None
-    return lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")
+    return lambda group: rowwise_adagrad(float(group["lr"]), float(group["eps"])), ("lr", "eps")
 
 
 def describe(rule: Rules | None) -> str:

@@ -55,8 +55,8 @@ def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
         vectors = np.maximum(vectors, val[0])
         in_flight = in_flight + val[1]
         offsets += val[2] if problem.val_batch_per_rank != problem.batch_per_rank else 0.0
-    found: Floats = BUFFER_SLACK * (vectors + in_flight) + offsets
-    return found
+    bytes_W: Floats = BUFFER_SLACK * (vectors + in_flight) + offsets
+    return bytes_W
 
 
 def _of_batch(
@@ -93,8 +93,8 @@ def _message(asked_W: Floats, each: float) -> Floats:
     and its own requests to all.
     """
     world = len(asked_W)
-    held: Floats = asked_W * (world - 1) + asked_W.sum() + each * (2 * world - 1)
-    return held
+    bytes_W: Floats = asked_W * (world - 1) + asked_W.sum() + each * (2 * world - 1)
+    return bytes_W
 
 
 def reserve_of(problem: PlanningProblem) -> dict[str, int]:
@@ -121,7 +121,7 @@ def reserve_of(problem: PlanningProblem) -> dict[str, int]:
     ranks = CandidateRanks(list(range(problem.topology.world_size)), problem.topology.host_ranks())
     cut = {t.name: tile(t, "row_wise", ranks, "unique") for t in tables}
     even = ShardingPlan(cut, problem.topology.world_size, "row_wise")
-    found = {
+    bytes_by_purpose = {
         "messages": float(buffer_bytes(even, problem).max()),
         "outputs": 2 * batch * numbers * number_bytes,
         "batches": in_flight * batch * ids * ID_TYPE_BYTES,
@@ -129,7 +129,7 @@ def reserve_of(problem: PlanningProblem) -> dict[str, int]:
         "dense part": DENSE_COPIES * problem.dense.bytes,
         "runtime": RUNTIME_BYTES,
     }
-    return {name: round(n) for name, n in found.items()}
+    return {name: round(n) for name, n in bytes_by_purpose.items()}
 
 
 def with_reserve(problem: PlanningProblem) -> PlanningProblem:

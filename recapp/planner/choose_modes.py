@@ -52,8 +52,8 @@ def exchanged_bytes(
     layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")), lookups)
     rows = IdRules(layout.lookups)(features)
     parts = torch.split(rows.rows_L.long(), rows.per_F)
-    pieces = {strip: list(held) for strip, held in groupby(layout.pieces, key=lambda p: p.strip)}
-    found: dict[str, dict[Mode, int]] = {}
+    pieces = {strip: list(group) for strip, group in groupby(layout.pieces, key=lambda p: p.strip)}
+    bytes_by_table: dict[str, dict[Mode, int]] = {}
     lookups_by_table: dict[str, list[int]] = {t.name: [] for t in tables}
     for i, lookup in enumerate(layout.lookups):
         lookups_by_table[lookup.table.name].append(i)
@@ -64,7 +64,7 @@ def exchanged_bytes(
         order = layout.orders[number]
         row_N = row_N if order is None else order.positions_of(row_N)
         lengths_M = rows.lengths_FB[lookups_by_table[table.name]].flatten()
-        found[table.name] = {"unique": 0, "pooled": 0}
+        bytes_by_table[table.name] = {"unique": 0, "pooled": 0}
         for i, strip in enumerate(layout.strips):
             if strip.table == number:
                 vector = 2 * NUMBER_BYTES * len(strip.cols)  # the answer and its gradient
@@ -74,11 +74,13 @@ def exchanged_bytes(
                     torch.tensor([p.rows.start for p in pieces[i]]),
                     torch.tensor([p.rank for p in pieces[i]]),
                 )
-                found[table.name]["unique"] += len(torch.unique(row_N)) * (vector + ID_BYTES)
-                found[table.name]["pooled"] += (
+                bytes_by_table[table.name]["unique"] += len(torch.unique(row_N)) * (
+                    vector + ID_BYTES
+                )
+                bytes_by_table[table.name]["pooled"] += (
                     pairs * (vector + LENGTH_BYTES) + len(row_N) * ID_BYTES
                 )
-    return found
+    return bytes_by_table
 
 
 def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) -> int:
@@ -113,8 +115,8 @@ def decide_modes(
     Returns:
         The plan with every mode decided.
     """
-    read = lookups_of(tables) if lookups is None else lookups
-    unsummed = {x.table.name for x in read if not x.may_be_pooled}
+    all_lookups = lookups_of(tables) if lookups is None else lookups
+    unsummed = {x.table.name for x in all_lookups if not x.may_be_pooled}
     plan = plan.with_modes({name: "unique" for name in plan.undecided if name in unsummed})
     if not plan.undecided:
         return plan
@@ -122,8 +124,8 @@ def decide_modes(
         name: {"unique": 0, "pooled": 0} for name in plan.undecided
     }
     for features in batches:
-        for name, counted in exchanged_bytes(tables, plan, features, lookups).items():
-            for mode, n in counted.items() if name in total else ():
+        for name, bytes_by_mode in exchanged_bytes(tables, plan, features, lookups).items():
+            for mode, n in bytes_by_mode.items() if name in total else ():
                 total[name][mode] += n
     return plan.with_modes(
         {name: "pooled" if n["pooled"] < n["unique"] else "unique" for name, n in total.items()}
@@ -154,18 +156,18 @@ def from_rank_0(make: Callable[[], T], rank: int, broadcast: Callable[[Any], Any
     Raises:
         RecappError: `make` raised it on rank 0; every rank raises it.
     """
-    made: Any = None
+    outcome: Any = None
     failed: RecappError | None = None
     if rank == 0:
         try:
-            made = make()
+            outcome = make()
         except RecappError as error:
-            made = failed = error
-    made = broadcast(made)
-    if isinstance(made, RecappError):
-        made.secondhand = rank > 0
-        raise failed or made  # rank 0's own says where it was raised
-    value: T = made
+            outcome = failed = error
+    outcome = broadcast(outcome)
+    if isinstance(outcome, RecappError):
+        outcome.secondhand = rank > 0
+        raise failed or outcome  # rank 0's own says where it was raised
+    value: T = outcome
     return value
 
 
@@ -192,8 +194,10 @@ def initial_plan(
 
     def decided() -> ShardingPlan:
         plan = make()
-        stored = modes or {}
-        plan = plan.with_modes({name: stored[name] for name in plan.undecided if name in stored})
+        mode_by_table = modes or {}
+        plan = plan.with_modes(
+            {name: mode_by_table[name] for name in plan.undecided if name in mode_by_table}
+        )
         if plan.undecided and count is not None and ranks.world > 1:
             plan = count(plan)
         return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))

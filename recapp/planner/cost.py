@@ -98,9 +98,9 @@ class PlanCost:
         vectors come back; no rank sends to itself.
         """
         ids, vectors, gradients = self.asked_3W
-        sent: Floats = (ids + gradients)[None] + vectors[:, None] + self.each
-        np.fill_diagonal(sent, 0.0)
-        return sent
+        bytes_WW: Floats = (ids + gradients)[None] + vectors[:, None] + self.each
+        np.fill_diagonal(bytes_WW, 0.0)
+        return bytes_WW
 
     @property
     def sent_bytes(self) -> float:
@@ -114,19 +114,19 @@ def cost_of(works: Sequence[TableWork], problem: PlanningProblem) -> PlanCost:
     W = problem.topology.world_size
     phase = {p: i for i, p in enumerate(PHASES)}
     seconds = np.zeros((len(PHASES), W))
-    held = np.zeros(W)
-    asked = np.zeros((3, W))
+    bytes_W = np.zeros(W)
+    asked_3W = np.zeros((3, W))
     everywhere = sum((w.everywhere for w in works), np.zeros(3))
     if works:
         rank_M = np.concatenate([w.rank_M for w in works])
         seconds = sum((w.home for w in works), np.zeros(len(PHASES)))[:, None] + by_rank(
             rank_M, [w.seconds_PM for w in works], W
         )
-        held = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
-        asked = by_rank(rank_M, [w.asked_3M for w in works], W)
+        bytes_W = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
+        asked_3W = by_rank(rank_M, [w.asked_3M for w in works], W)
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
-    for at, spent in _calls(problem, kinds):
-        seconds[phase[at]] += spent
+    for at, duration in _calls(problem, kinds):
+        seconds[phase[at]] += duration
     statistics_bytes = STATISTIC_BYTES * sum(w.statistics_rows for w in works) / W
     if W > 1:
         nothing = np.zeros(W)
@@ -134,13 +134,13 @@ def cost_of(works: Sequence[TableWork], problem: PlanningProblem) -> PlanCost:
         for m, message in enumerate(MESSAGES):
             if message != "gradients" or problem.rule is not None:
                 seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(
-                    asked[m], float(everywhere[m]), problem
+                    asked_3W[m], float(everywhere[m]), problem
                 )
         if statistics_bytes:
             seconds[phase["update"]] += message_seconds(nothing, statistics_bytes, problem)
     seconds[phase["dense"]] += _dense_seconds(problem)
     beside = float(everywhere.sum()) + HEADER_BYTES + statistics_bytes
-    return PlanCost(seconds, asked, beside if W > 1 else 0.0, held)
+    return PlanCost(seconds, asked_3W, beside if W > 1 else 0.0, bytes_W)
 
 
 _CALLS = {
@@ -187,7 +187,7 @@ class Fixed:
 
 def fixed_of(problem: PlanningProblem) -> Fixed:
     """Return the costs that all plans for a problem share."""
-    one, two = (sum(spent for _, spent in _calls(problem, kinds)) for kinds in (1, 2))
+    one, two = (sum(duration for _, duration in _calls(problem, kinds)) for kinds in (1, 2))
     topology = problem.topology
     links = problem.hardware.all_to_all
     messages = len(MESSAGES)
@@ -251,13 +251,15 @@ def _dense_seconds(problem: PlanningProblem) -> float:
     dense = problem.dense
     share = 1 if problem.rule is not None else 1 / 3  # forward is a third of training
     products = dense.flops / hardware.flops_per_s
-    moved = VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
-    spent = share * (products + moved) * problem.batch_per_rank
+    vector_seconds = (
+        VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
+    )
+    duration = share * (products + vector_seconds) * problem.batch_per_rank
     if problem.rule is not None:
-        spent += hardware.step_overhead_us * 1e-6
+        duration += hardware.step_overhead_us * 1e-6
     if topology.world_size > 1 and problem.rule is not None and dense.bytes:
         link, ranks = (
             ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
         )
-        spent += hardware.all_reduce[link].seconds(ranks, dense.bytes) * (1.0 - hardware.overlap)
-    return spent
+        duration += hardware.all_reduce[link].seconds(ranks, dense.bytes) * (1.0 - hardware.overlap)
+    return duration

@@ -53,7 +53,7 @@ from recapp.planner.search import (
     of_kinds,
     of_types,
     promising,
-    taken,
+    relaxed_choice,
 )
 from recapp.planner.search_space import Assignment, SearchSpace, TableBundle, lower_bound
 from recapp.planner.topology import Topology
@@ -114,32 +114,37 @@ def plan_tables(
         plan = ShardingPlan({}, problem.topology.world_size, name)
         return Outcome(plan, cost, cost.step_seconds, True, (), (), problem)
     c = constraints_of(tables, constraints or {}, problem.topology)
-    stored = [
-        t if (kept := c[t.name].data_type) is None else replace(t, data_type=DataType(kept))
+    typed_tables = [
+        t
+        if (data_type := c[t.name].data_type) is None
+        else replace(t, data_type=DataType(data_type))
         for t in tables
     ]
-    known = {t.name: constrained_statistics(t, c[t.name], problem) for t in tables}
-    problem = replace(problem, statistics=known)
-    space = SearchSpace(_bundles(stored, c, problem), fixed_of(problem))
+    statistics = {t.name: constrained_statistics(t, c[t.name], problem) for t in tables}
+    problem = replace(problem, statistics=statistics)
+    space = SearchSpace(_bundles(typed_tables, c, problem), fixed_of(problem))
     bundles = space.bundles
     capacity = capacity_of(problem.topology)
     exact = space.combinations() <= EXACT_COMBINATIONS
-    best, bound = _best_found(space, capacity, problem)
+    best, bound = _best_assignment(space, capacity, problem)
     if exact:
         best = exhaustive(
-            space, capacity, lambda found: _cost(bundles, found, problem).step_seconds, best
+            space,
+            capacity,
+            lambda assignment: _cost(bundles, assignment, problem).step_seconds,
+            best,
         )
     if best is None:
         raise _does_not_fit(space, capacity, problem, name)
     cost = _cost(bundles, best, problem)
     bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # may differ by rounding
-    made = _plan(bundles, best, problem, name)
+    search_plan = _plan(bundles, best, problem, name)
     parameters = {
         name: replace(s, as_parameter=True)
-        for name, s in made.tables.items()
+        for name, s in search_plan.tables.items()
         if c[name].as_parameter and s.mode == "replicated"
     }
-    plan = replace(made, tables={**made.tables, **parameters})
+    plan = replace(search_plan, tables={**search_plan.tables, **parameters})
     return Outcome(plan, cost, bound, exact, tuple(bundles), best, problem)
 
 
@@ -188,7 +193,7 @@ class EmbeddingShardingPlanner:
             ConfigError: Sharders or optimisers are unusable, or differ from each other.
         """
         rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
-        made = self.plan_problem(
+        plan = self.plan_problem(
             PlanningProblem(
                 embedding_tables(module),
                 Topology(1),
@@ -197,24 +202,27 @@ class EmbeddingShardingPlanner:
                 lookups=embedding_lookups(module),
             )
         )
-        modules = {path: [t.name for t in held.tables()] for path, held in collections_in(module)}
-        return replace(made, modules=modules)
+        modules = {
+            path: [t.name for t in collection.tables()]
+            for path, collection in collections_in(module)
+        }
+        return replace(plan, modules=modules)
 
-    def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
+    def plan_problem(self, run_problem: PlanningProblem) -> ShardingPlan:
         """Return the best plan for the problem of a run: its tables, lookups, ranks, rule and id
         statistics. The planner's own arguments replace these, except for the rule.
 
         Args:
-            found: The problem that `EmbeddingShardingStrategy` passes to its planner.
+            run_problem: The problem that `EmbeddingShardingStrategy` passes to its planner.
 
         Raises:
             PlanError: Constraints cannot hold, or no plan fits.
         """
         problem = replace(
-            found,
-            batch_per_rank=self.batch_size or found.batch_per_rank,
-            statistics={**found.statistics, **self.statistics},
-            dense=self.dense or found.dense,
+            run_problem,
+            batch_per_rank=self.batch_size or run_problem.batch_per_rank,
+            statistics={**run_problem.statistics, **self.statistics},
+            dense=self.dense or run_problem.dense,
         )
         problem = replace(problem, topology=self.topology_for(problem))
         return plan_tables(problem, self.constraints).plan
@@ -275,8 +283,8 @@ def _bundles(
 ) -> list[TableBundle]:
     """Return a bundle for each table, and for each set of tables that must lie together."""
     options = options_of(tables, c, problem)
-    for name, found in options.items():
-        if not found:
+    for name, table_options in options.items():
+        if not table_options:
             types = ", ".join(c[name].sharding_types or ())
             everywhere = [record.name for record in SHARDING_TYPES.values() if record.replicated]
             raise PlanError(
@@ -306,7 +314,7 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
     """
     if len(options) == 1:
         return tuple((o,) for o in options[0])
-    found = []
+    combinations = []
     for first in options[0]:
         alike = [
             min(
@@ -324,14 +332,16 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
             for others in options
         ]
         if len(first.blocks) == 1 and all(o is not None for o in alike):
-            found.append(tuple(o for o in alike if o is not None))
-    return tuple(found)
+            combinations.append(tuple(o for o in alike if o is not None))
+    return tuple(combinations)
 
 
 def _cost(
     bundles: Sequence[TableBundle], assignment: Assignment, problem: PlanningProblem
 ) -> PlanCost:
-    works = [option.on_ranks(chosen) for option, chosen in chosen_options(bundles, assignment)]
+    works = [
+        option.on_ranks(candidates) for option, candidates in chosen_options(bundles, assignment)
+    ]
     return cost_of(works, problem)
 
 
@@ -348,59 +358,60 @@ def chosen_options(
     ]
 
 
-def _best_found(
+def _best_assignment(
     space: SearchSpace, capacity: Floats, problem: PlanningProblem
 ) -> tuple[Assignment | None, float]:
     """Improve several starts; return the one with the best whole price, and a lower bound."""
     world = problem.topology.world_size
     bounds = lower_bound(space, world)
     worth = promising(space, bounds[:2])
-    found: list[tuple[float, Assignment]] = []
+    assignments: list[tuple[float, Assignment]] = []
 
     def add(start: Assignment | None) -> None:
         if start is not None:
-            found.append((_cost(space.bundles, start, problem).step_seconds, start))
+            assignments.append((_cost(space.bundles, start, problem).step_seconds, start))
 
     for bound in bounds[:ROUNDED]:
-        add(greedy(space, capacity, taken(space, bound)))
+        add(greedy(space, capacity, relaxed_choice(space, bound)))
     add(greedy(space, capacity, of_kinds(space, bounds[0], worth)))
     large = len(space.bundles) * world > LARGE
     if not large:
         add(greedy(space, capacity, worth))
-    for _, start in sorted(found, key=lambda f: f[0])[: 1 if large else 3]:
+    for _, start in sorted(assignments, key=lambda f: f[0])[: 1 if large else 3]:
         add(improved(space, capacity, worth, start))
     for name in dict.fromkeys(cost.sharding_type for cost in space.all_costs):
-        wanted = of_types(space, [name])
+        uniform_options = of_types(space, [name])
         allowed_N = np.zeros(len(space.all_costs), bool)
         allowed_N[
             [
                 first + o
-                for first, options in zip(space.first_B.tolist(), wanted, strict=True)
+                for first, options in zip(space.first_B.tolist(), uniform_options, strict=True)
                 for o in options
             ]
         ] = True
         if (
-            not found
+            not assignments
             or lower_bound(space, world, allowed_N, pieces=False)[0].seconds
-            < min(found, key=lambda f: f[0])[0]
+            < min(assignments, key=lambda f: f[0])[0]
         ):
-            uniform = greedy(space, capacity, wanted)
+            uniform = greedy(space, capacity, uniform_options)
             add(uniform)
-            if uniform is not None and found[-1] == min(found, key=lambda f: f[0]):
+            if uniform is not None and assignments[-1] == min(assignments, key=lambda f: f[0]):
                 add(improved(space, capacity, worth, uniform))
-    if not found:
+    if not assignments:
         add(greedy(space, capacity, worth, by_bytes=True))
-    return min(found, key=lambda f: f[0])[1] if found else None, bounds[0].seconds
+    return min(assignments, key=lambda f: f[0])[1] if assignments else None, bounds[0].seconds
 
 
 def _plan(
     bundles: Sequence[TableBundle], best: Assignment, problem: PlanningProblem, name: str
 ) -> ShardingPlan:
-    made = {
-        option.table: option.sharding(chosen) for option, chosen in chosen_options(bundles, best)
+    shardings = {
+        option.table: option.sharding(candidates)
+        for option, candidates in chosen_options(bundles, best)
     }
     return ShardingPlan(
-        {t.name: made[t.name] for t in problem.tables}, problem.topology.world_size, name
+        {t.name: shardings[t.name] for t in problem.tables}, problem.topology.world_size, name
     )
 
 
@@ -473,11 +484,11 @@ def serving_plan(
     Raises:
         PlanError: No plan fits.
     """
-    given = dict(constraints or {})
-    given["*"] = DISTINCT_ROWS.over(given.get("*", ParameterConstraints()))
+    all_constraints = dict(constraints or {})
+    all_constraints["*"] = DISTINCT_ROWS.over(all_constraints.get("*", ParameterConstraints()))
     problem = PlanningProblem(tables, topology, rule=None, lookups=lookups, look_ahead=0)
-    made = plan_tables(problem, given, name=SERVED).plan
-    return made.with_modes(dict.fromkeys(made.undecided, "unique"))
+    plan = plan_tables(problem, all_constraints, name=SERVED).plan
+    return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
 
 
 def fewest_ranks(
@@ -525,8 +536,8 @@ def fewest_ranks(
         except PlanError as error:
             failure = error
             continue
-        held = bytes_per_rank(tables, plan, None)
-        return Fit(plan, total, max(rank.total for rank in held))
+        rank_bytes = bytes_per_rank(tables, plan, None)
+        return Fit(plan, total, max(rank.total for rank in rank_bytes))
     assert failure is not None
     raise failure
 
@@ -541,9 +552,9 @@ def stored_as(
         lookups: The lookups that read them.
         data_types: The data type of some tables, by name.
     """
-    changed = {
+    tables_by_name = {
         t.name: replace(t, data_type=data_types.get(t.name, t.data_type))  # type: ignore[arg-type]
         for t in tables
     }
-    read = [replace(x, table=changed[x.table.name]) for x in lookups]
-    return list(changed.values()), read
+    typed_lookups = [replace(x, table=tables_by_name[x.table.name]) for x in lookups]
+    return list(tables_by_name.values()), typed_lookups

@@ -185,12 +185,12 @@ class Hardware:
         _check_names("all_reduce", self.all_reduce, LINK_KINDS)
 
 
-def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in given:
+def _check_names(entry: str, entries: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in entries:
         if name not in known:
             raise ConfigError(f"{entry}: unknown entry {name}; {suggest(name, known)}")
     for name in known:
-        if name not in given:
+        if name not in entries:
             raise ConfigError(f"{entry}: {name} is missing")
 
 
@@ -267,11 +267,11 @@ def read_machine(name: str) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    own: dict[str, Any] = _read(path, "")
-    taken: dict[str, Any] = {}
-    for base in own.pop("defaults", []):
-        taken |= own if base == "_self_" else _settings(path.with_name(f"{base}.yaml"))
-    return taken or own
+    file_settings: dict[str, Any] = _read(path, "")
+    settings: dict[str, Any] = {}
+    for base in file_settings.pop("defaults", []):
+        settings |= file_settings if base == "_self_" else _settings(path.with_name(f"{base}.yaml"))
+    return settings or file_settings
 
 
 def _read(path: Path, missing: str) -> Any:

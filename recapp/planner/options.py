@@ -68,15 +68,15 @@ def constraints_of(
             apart or share no allowed type.
     """
     names = [t.name for t in tables]
-    found = dict.fromkeys(names, ParameterConstraints())
+    by_table = dict.fromkeys(names, ParameterConstraints())
     for pattern in sorted(constraints, key=lambda p: p in names):
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise PlanError(f"constraints.{pattern}: no such table; {suggest(pattern, names)}")
         _check(pattern, constraints[pattern], topology)
-        found |= {name: constraints[pattern].over(found[name]) for name in matching}
-    _check_groups(found, topology)
-    return found
+        by_table |= {name: constraints[pattern].over(by_table[name]) for name in matching}
+    _check_groups(by_table, topology)
+    return by_table
 
 
 def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
@@ -84,8 +84,8 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
     for name in c.sharding_types or ():
         sharding_type(str(name), f"{where}.sharding_types")
     words = (("modes", "mode", c.modes, MODES), ("row_orders", "order", c.row_orders, ROW_ORDERS))
-    for key, noun, wanted, known in words:
-        for word in wanted or ():
+    for key, noun, entries, known in words:
+        for word in entries or ():
             if word not in known:
                 says = suggest(str(word), known)
                 raise PlanError(f"{where}.{key}: unknown {noun} {word}; {says}")
@@ -93,15 +93,15 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
         ("ranks", c.ranks, topology.world_size),
         ("hosts", c.hosts, topology.hosts),
     ]
-    for what, given, count in limits:
-        for number in given or ():
+    for what, numbers, count in limits:
+        for number in numbers or ():
             if not 0 <= number < count:
                 raise PlanError(
                     f"{where}.{what}: {what[:-1]} {number} does not exist: there "
                     f"{'is' if count == 1 else 'are'} {count} ({what} 0..{count - 1}); name one "
                     "of these, or use a topology that has more"
                 )
-        if given is not None and not given:
+        if numbers is not None and not numbers:
             raise PlanError(
                 f"{where}.{what} is empty: name at least one of 0..{count - 1}, or leave it out"
             )
@@ -123,11 +123,11 @@ def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
     return sorted(ranks)
 
 
-def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology) -> None:
+def _check_groups(by_table: Mapping[str, ParameterConstraints], topology: Topology) -> None:
     one_block = [name for name, record in SHARDING_TYPES.items() if not record.cuts_columns]
     usual = [record.name for record in BUILT_IN]
     groups: dict[str, list[str]] = {}
-    for name, c in found.items():
+    for name, c in by_table.items():
         if not allowed_ranks(c, topology):
             raise PlanError(
                 f"constraints.{name}: ranks {list(c.ranks or ())} are not on hosts "
@@ -136,7 +136,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         if c.together is not None:
             groups.setdefault(c.together, []).append(name)
     for label, names in groups.items():
-        others = [found[n].apart for n in names if found[n].apart is not None]
+        others = [by_table[n].apart for n in names if by_table[n].apart is not None]
         if len(others) > len(set(others)):
             raise PlanError(
                 f"constraints: tables {', '.join(names)} must lie together ({label}) and apart "
@@ -145,7 +145,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         shared = [
             type_name
             for type_name in one_block
-            if all(type_name in (found[n].sharding_types or usual) for n in names)
+            if all(type_name in (by_table[n].sharding_types or usual) for n in names)
         ]
         if not shared:
             raise PlanError(
@@ -153,7 +153,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
                 f"have no sharding type in common that allows this ({', '.join(one_block)}): "
                 "give them one of these in sharding_types"
             )
-        if not set.intersection(*(set(allowed_ranks(found[n], topology)) for n in names)):
+        if not set.intersection(*(set(allowed_ranks(by_table[n], topology)) for n in names)):
             raise PlanError(
                 f"constraints: tables {', '.join(names)} must lie together ({label}), but they "
                 "have no rank in common: give them a common rank in ranks"
@@ -215,31 +215,31 @@ class Option:
     largest: Floats
     blocks: tuple[PricedBlock, ...]
 
-    def sharding(self, chosen: Sequence[int]) -> TableSharding:
+    def sharding(self, candidates: Sequence[int]) -> TableSharding:
         """Return the table's sharding.
 
         Args:
-            chosen: The index of the candidate ranks of each block.
+            candidates: The index of the candidate ranks of each block.
         """
         shards = tuple(
             Shard(rank, range(*rows), range(*cols))
-            for b, a in zip(self.blocks, chosen, strict=True)
+            for b, a in zip(self.blocks, candidates, strict=True)
             for rank, rows, cols in zip(
                 b.candidates[a].tolist(), b.rows.tolist(), b.cols.tolist(), strict=True
             )
         )
         return TableSharding(shards, self.mode, self.sharding_type, self.row_order)
 
-    def on_ranks(self, chosen: Sequence[int]) -> TableWork:
+    def on_ranks(self, candidates: Sequence[int]) -> TableWork:
         """Return the work with its rectangles on the chosen candidate ranks.
 
         Args:
-            chosen: The index of the candidate ranks of each block.
+            candidates: The index of the candidate ranks of each block.
         """
         return replace(
             self.work,
             rank_M=np.concatenate(
-                [b.candidates[a] for b, a in zip(self.blocks, chosen, strict=True)]
+                [b.candidates[a] for b, a in zip(self.blocks, candidates, strict=True)]
             ),
         )
 
@@ -265,7 +265,7 @@ def options_of(
 ) -> dict[str, list[Option]]:
     """Return all options of each table that its constraints allow, in a fixed order."""
     known: dict[tuple[int, ...], CandidateRanks] = {}
-    asked: list[tuple[str, Parts]] = []
+    types_and_parts: list[tuple[str, Parts]] = []
     cuts = []
     for table in tables:
         ranks = tuple(allowed_ranks(c[table.name], problem.topology))
@@ -282,7 +282,7 @@ def options_of(
                 )
                 for b in blocks
             ]
-            asked.append((record.name, parts))
+            types_and_parts.append((record.name, parts))
             cuts.append(
                 Cut(
                     table,
@@ -293,10 +293,10 @@ def options_of(
                     order,
                 )
             )
-    found: dict[str, list[Option]] = {t.name: [] for t in tables}
-    for option in _priced(cuts, asked, problem) if cuts else ():
-        found[option.table].append(option)
-    return found
+    options: dict[str, list[Option]] = {t.name: [] for t in tables}
+    for option in _priced(cuts, types_and_parts, problem) if cuts else ():
+        options[option.table].append(option)
+    return options
 
 
 def _cuts_and_modes(
@@ -327,12 +327,12 @@ def _cuts_and_modes(
             "that is a sequence or a concatenation, need distinct rows: allow unique"
         )
     for record in records:
-        own: Sequence[Mode] = ("replicated",) if record.replicated else modes
+        type_modes: Sequence[Mode] = ("replicated",) if record.replicated else modes
         yield from (
             (record, mode, order, blocks)
             for blocks in _cuts(record, table, c, ranks, problem)
             for order in _row_orders(table, known, c, record, blocks)
-            for mode in own
+            for mode in type_modes
         )
 
 
@@ -390,7 +390,7 @@ def _row_orders(
 
 
 def _priced(
-    cuts: Sequence[Cut], asked: Sequence[tuple[str, Parts]], problem: PlanningProblem
+    cuts: Sequence[Cut], types_and_parts: Sequence[tuple[str, Parts]], problem: PlanningProblem
 ) -> list[Option]:
     """Return the option of each cut, with prices by component: the owners' kernels, then each
     message by the links inside of a host, then by the network; and the work of every rank for its
@@ -398,7 +398,7 @@ def _priced(
 
     Args:
         cuts: The cuts.
-        asked: The sharding type of each cut, and the parts of its blocks.
+        types_and_parts: The sharding type of each cut, and the parts of its blocks.
         problem: The planning problem.
     """
     prices = price_all(cuts, problem)
@@ -416,16 +416,16 @@ def _priced(
     )
     owned_JC = np.add.reduceat(seconds_MC, prices.first_J)
     largest_JC = np.maximum.reduceat(seconds_MC, prices.first_J)
-    found = []
+    options = []
     at = 0
-    for j, (cut, (type_name, parts)) in enumerate(zip(cuts, asked, strict=True)):
+    for j, (cut, (type_name, parts)) in enumerate(zip(cuts, types_and_parts, strict=True)):
         blocks = []
         for rows, cols, candidates in parts:
             here = slice(at, at := at + len(rows))
             blocks.append(
                 PricedBlock(rows, cols, seconds_MC[here], prices.bytes_M[here], candidates)
             )
-        found.append(
+        options.append(
             Option(
                 cut.table.name,
                 type_name,
@@ -438,7 +438,7 @@ def _priced(
                 tuple(blocks),
             )
         )
-    return found
+    return options
 
 
 def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> Option:
@@ -449,10 +449,10 @@ def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: Planning
     mode = sharding.mode
     if mode == "auto":
         mode = work_of(table, sharding, problem).mode
-    asked = cut_of(table, cells, mode, sharding.row_order)
+    cut = cut_of(table, cells, mode, sharding.row_order)
     cols = np.array([(s.cols.start, s.cols.stop) for s in cells], np.int64)
-    parts = [(asked.rows_M2, cols, asked.rank_M[None])]
-    return _priced([asked], [(sharding.sharding_type, parts)], problem)[0]
+    parts = [(cut.rows_M2, cols, cut.rank_M[None])]
+    return _priced([cut], [(sharding.sharding_type, parts)], problem)[0]
 
 
 def own_seconds(option: Option, world: int) -> Floats:
@@ -462,8 +462,8 @@ def own_seconds(option: Option, world: int) -> Floats:
     load = np.zeros((world, COMPONENTS))
     for block in option.blocks:
         np.add.at(load, block.candidates[0], block.seconds)
-    found: Floats = option.home + load.max(0)
-    return found
+    seconds: Floats = option.home + load.max(0)
+    return seconds
 
 
 def phases_of(components: Floats) -> Floats:
@@ -472,9 +472,9 @@ def phases_of(components: Floats) -> Floats:
     """
     K = len(KERNEL_PHASES)
     M = len(MESSAGES)
-    found = dict.fromkeys(PHASES, 0.0)
+    seconds = dict.fromkeys(PHASES, 0.0)
     for i, phase in enumerate(KERNEL_PHASES):
-        found[phase] += float(components[i])
+        seconds[phase] += float(components[i])
     for i, message in enumerate(MESSAGES):
-        found[PHASE_OF_MESSAGE[message]] += float(max(components[K + i], components[K + M + i]))
-    return np.array([found[p] for p in PHASES])
+        seconds[PHASE_OF_MESSAGE[message]] += float(max(components[K + i], components[K + M + i]))
+    return np.array([seconds[p] for p in PHASES])

@@ -112,14 +112,16 @@ def table_facts(
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
     known = statistics or {}
-    read = Counter(x.table.name for x in (lookups_of(tables) if lookups is None else lookups))
+    lookup_counts = Counter(
+        x.table.name for x in (lookups_of(tables) if lookups is None else lookups)
+    )
     speed = None
     if topology.hardware is not None:
         link = topology.hardware.all_to_all["network" if topology.hosts > 1 else "host"]
         speed = float(1 / link.seconds(max(topology.world_size, 2), 1e9))
 
     def of(t: EmbeddingConfig) -> TableFacts:
-        ids = float(known[t.name].ids_per_sample if t.name in known else read[t.name])
+        ids = float(known[t.name].ids_per_sample if t.name in known else lookup_counts[t.name])
         return TableFacts(
             t.name,
             t.num_embeddings,
@@ -233,15 +235,15 @@ def plan_by_rules(
         tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, lookups=lookups
     )
     default = _Choice("", mode, row_order, "")
-    chosen = _overridden(tables, overrides or {}, default)
-    chosen |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in chosen}
-    done = _dealt(tables, topology, chosen, column_width, deal == "balanced")
+    choices = _overridden(tables, overrides or {}, default)
+    choices |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in choices}
+    shardings = _dealt(tables, topology, choices, column_width, deal == "balanced")
     return ShardingPlan(
-        {t.name: done[t.name] for t in tables},
+        {t.name: shardings[t.name] for t in tables},
         topology.world_size,
         name,
         _unknown(facts[0], rules),
-        {t.name: chosen[t.name].why for t in tables},
+        {t.name: choices[t.name].why for t in tables},
     )
 
 
@@ -257,7 +259,7 @@ class _Choice(NamedTuple):
 def _dealt(
     tables: Sequence[EmbeddingConfig],
     topology: Topology,
-    chosen: Mapping[str, _Choice],
+    choices: Mapping[str, _Choice],
     column_width: int,
     balanced: bool,
 ) -> dict[str, TableSharding]:
@@ -265,7 +267,7 @@ def _dealt(
     order, on the ranks whose turn it is.
     """
     choose = {
-        t.name: sharding_type(chosen[t.name].type, f"table {t.name}").chooses_ranks for t in tables
+        t.name: sharding_type(choices[t.name].type, f"table {t.name}").chooses_ranks for t in tables
     }
     first_ranks = list(range(topology.world_size))
     first_hosts = topology.host_ranks()
@@ -283,11 +285,11 @@ def _dealt(
             hosts = sorted(first_hosts, key=lambda h: (sum(load[r] for r in h), h))
         shardings[t.name] = tile(
             t,
-            chosen[t.name].type,
+            choices[t.name].type,
             CandidateRanks(ranks, hosts),
-            chosen[t.name].mode,
+            choices[t.name].mode,
             column_width=column_width,
-            row_order=chosen[t.name].row_order,
+            row_order=choices[t.name].row_order,
         )
         for s in shardings[t.name].shards:
             load[s.rank] += t.rows_in(s.rows) * row_bytes(t, len(s.cols))
@@ -313,14 +315,14 @@ def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _C
 
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
     """Return a sentence for each unknown fact that rules test."""
-    asked = {
+    condition_by_fact = {
         _CONDITIONS[name][0]: name
         for rule in reversed(list(rules))
         for name, _ in conditions_of(rule)
     }
     return tuple(
         f"rules that ask for {name} do not fire: {_WHY_UNKNOWN[fact]}"
-        for fact, name in sorted(asked.items())
+        for fact, name in sorted(condition_by_fact.items())
         if getattr(facts, fact) is None
     )
 
@@ -328,7 +330,7 @@ def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
 def _overridden(
     tables: Sequence[EmbeddingConfig], overrides: Mapping[str, str], default: _Choice
 ) -> dict[str, _Choice]:
-    found: dict[str, _Choice] = {}
+    choices: dict[str, _Choice] = {}
     exact = {t.name for t in tables}
     for pattern, type_name in sorted(overrides.items(), key=lambda o: o[0] in exact):
         names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
@@ -338,5 +340,5 @@ def _overridden(
                 f"{suggest(pattern, [t.name for t in tables])}"
             )
         why = f"plan.tables.{pattern}={type_name}"
-        found |= dict.fromkeys(names, default._replace(type=str(type_name), why=why))
-    return found
+        choices |= dict.fromkeys(names, default._replace(type=str(type_name), why=why))
+    return choices

@@ -92,8 +92,8 @@ def _in_rows(cut: Cut, rows: int) -> Ints:
     """
     if cut.table.dynamic is None:
         return cut.rows_M2
-    found: Ints = cut.rows_M2 * rows // RUNS
-    return found
+    rows_M2: Ints = cut.rows_M2 * rows // RUNS
+    return rows_M2
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class _Counts:
 
     def by_cut(self, values_S: Floats) -> Floats:
         """Return the sums over each cut's strips, [J]."""
-        found: Floats = np.add.reduceat(values_S, np.cumsum(self.strips_J) - self.strips_J)
-        return found
+        sums_J: Floats = np.add.reduceat(values_S, np.cumsum(self.strips_J) - self.strips_J)
+        return sums_J
 
 
 def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
@@ -248,17 +248,17 @@ def _home(c: _Counts) -> Floats:
     pooled_S = c.pooled_J[c.cut_S]
     pairs_S = np.add.reduceat(c.pairs_M, c.first_S)
     vectors_S = np.where(pooled_S, pairs_S, n_S)
-    spent = dict.fromkeys(PHASES, np.zeros(len(n_S)))
-    spent["input"] = kernels["route"].seconds(0, n_S) + kernels["link"].seconds(0, n_S)
-    spent["lookup"] = kernels["combine"].seconds(
+    phase_seconds = dict.fromkeys(PHASES, np.zeros(len(n_S)))
+    phase_seconds["input"] = kernels["route"].seconds(0, n_S) + kernels["link"].seconds(0, n_S)
+    phase_seconds["lookup"] = kernels["combine"].seconds(
         0, vectors_S, (vectors_S + c.samples_J[c.cut_S]) * number_S
     )
     if c.problem.rule is not None and c.problem.topology.world_size > 1:
         spread_S = kernels["spread"].seconds(
             0, vectors_S, (vectors_S + np.where(pooled_S, pairs_S, U_S)) * number_S
         )
-        spent["gradients"] = spread_S * c.trained_J[c.cut_S]
-    by_phase = {p: c.by_cut(spent[p]) for p in PHASES}
+        phase_seconds["gradients"] = spread_S * c.trained_J[c.cut_S]
+    by_phase = {p: c.by_cut(phase_seconds[p]) for p in PHASES}
     mixing_J = MIXING * kernels["route"].seconds(0, c.n_J * c.mixed_J)
     by_phase["input"] = by_phase["input"] + mixing_J
     return np.stack([by_phase[p] for p in PHASES], 1)
@@ -277,10 +277,10 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     number_M = NUMBER_BYTES * c.width_M
     rows_M = np.where(pooled_M, c.n_J[c.cut_M], c.U_J[c.cut_M]) * c.share_M  # requests of one home
     vectors_M = np.where(pooled_M, c.pairs_M, rows_M)
-    spent = dict.fromkeys(PHASES, np.zeros(len(number_M)))
+    phase_seconds = dict.fromkeys(PHASES, np.zeros(len(number_M)))
     if world > 1:
-        spent["input"] = kernels["serve"].seconds(0, world * rows_M)
-        spent["lookup"] = (
+        phase_seconds["input"] = kernels["serve"].seconds(0, world * rows_M)
+        phase_seconds["lookup"] = (
             kernels["answer"].seconds(0, world * rows_M, world * (rows_M + vectors_M) * number_M)
             * ~replicated_M
         )
@@ -289,12 +289,12 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
         gradient_rows_M = trained_M * (world * rows_M if world > 1 else c.n_J[c.cut_M])
         touched_M = trained_M * c.touched_M
         if world > 1:
-            spent["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
+            phase_seconds["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
         moved_M = gradient_rows_M * number_M + 2 * touched_M * (number_M + c.state_bytes_M)
         if problem.average_every is not None:  # each update of the average reads and writes it all
             passes_M = c.rows_M * (number_M + 2 * c.itemsize * c.width_M)
             moved_M = moved_M + passes_M / problem.average_every
-        spent["update"] = kernels["update"].seconds(0, touched_M, moved_M)
+        phase_seconds["update"] = kernels["update"].seconds(0, touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:
         message_M = vectors_M * c.width_M * problem.payload_bytes * ~replicated_M
@@ -303,7 +303,7 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
         ) * ~replicated_M
         asked_3M[1] = message_M
         asked_3M[2] = message_M * c.trained_J[c.cut_M]
-    return np.stack([spent[p] for p in PHASES]), asked_3M
+    return np.stack([phase_seconds[p] for p in PHASES]), asked_3M
 
 
 def work_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> TableWork:

@@ -52,14 +52,14 @@ def dense_of(module: nn.Module) -> Dense:
     dense = [p for p in module.parameters() if p.requires_grad and id(p) not in inside]
     weights = sum(p.numel() for p in dense)
     # a layer keeps its input, which backward reads, its output and the output's gradient
-    kept = sum(p.shape[1] + 2 * p.shape[0] for p in dense if p.ndim == 2)
+    activations = sum(p.shape[1] + 2 * p.shape[0] for p in dense if p.ndim == 2)
     more = sum(getattr(m, "flops_per_sample", 0.0) for m in module.modules())
     width = sum(x.columns for x in embedding_lookups(module))
     return Dense(
         6.0 * weights + more,
         NUMBER_BYTES * float(weights),
         NUMBER_BYTES * float(width),
-        NUMBER_BYTES * float(kept),
+        NUMBER_BYTES * float(activations),
     )
 
 
@@ -122,9 +122,9 @@ class PlanningProblem:
         """Return the number of a table's vectors in the output of a sample: one for each sum or
         mean, the hotness of each concatenation, one for each id of a sequence.
         """
-        own = [x for x in self.lookups if x.table.name == table.name]
-        ids = self.statistics_of(table).ids_per_sample / len(own)
-        return float(sum(x.columns / x.dim if x.columns else ids for x in own))
+        lookups = [x for x in self.lookups if x.table.name == table.name]
+        ids = self.statistics_of(table).ids_per_sample / len(lookups)
+        return float(sum(x.columns / x.dim if x.columns else ids for x in lookups))
 
     @property
     def averaged(self) -> bool:

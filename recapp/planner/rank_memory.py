@@ -103,14 +103,14 @@ def bytes_per_rank(
         rule: One rule for all tables, or rules by table; None is no optimiser (serving).
         averaged: Whether there is an average of all rows.
     """
-    held = [RankBytes({}, {}) for _ in range(plan.world_size)]
+    rank_bytes = [RankBytes({}, {}) for _ in range(plan.world_size)]
     itemsize = compute_dtype(tables).itemsize
     for t in tables:
         for s in plan.tables[t.name].cells(t, plan.world_size):
             weights, state = shard_bytes(t, s, rule_of(rule, t.name), itemsize, averaged)
-            held[s.rank].weights[t.name] = held[s.rank].weights.get(t.name, 0) + weights
-            held[s.rank].state[t.name] = held[s.rank].state.get(t.name, 0) + state
-    return held
+            rank_bytes[s.rank].weights[t.name] = rank_bytes[s.rank].weights.get(t.name, 0) + weights
+            rank_bytes[s.rank].state[t.name] = rank_bytes[s.rank].state.get(t.name, 0) + state
+    return rank_bytes
 
 
 def check_memory(
@@ -129,20 +129,22 @@ def check_memory(
     if topology.memory_bytes is None:
         return
     check_reserve(topology)
-    held = bytes_per_rank(tables, plan, rule, averaged)
+    rank_bytes = bytes_per_rank(tables, plan, rule, averaged)
     missing_W = [
         h.total + topology.reserve_bytes - free
-        for h, free in zip(held, topology.memory_bytes, strict=True)
+        for h, free in zip(rank_bytes, topology.memory_bytes, strict=True)
     ]
     missing = max(missing_W)
     if missing <= 0:
         return
     rank = missing_W.index(missing)
-    worst = sorted(held[rank].weights, key=lambda t: -held[rank].weights[t])[:3]
-    blame = ", ".join(f"{t} ({size(held[rank].weights[t] + held[rank].state[t])})" for t in worst)
+    worst = sorted(rank_bytes[rank].weights, key=lambda t: -rank_bytes[rank].weights[t])[:3]
+    blame = ", ".join(
+        f"{t} ({size(rank_bytes[rank].weights[t] + rank_bytes[rank].state[t])})" for t in worst
+    )
     raise PlanError(
         f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({size(missing)}): "
-        f"it would hold {size(held[rank].total)} of tables and optimiser state beside "
+        f"it would hold {size(rank_bytes[rank].total)} of tables and optimiser state beside "
         f"{size(topology.reserve_bytes)} reserved, and {size(topology.memory_bytes[rank])} are "
         f"free; largest there: {blame}. What helps: "
         f"{_what_helps([t for t in tables if t.name in worst], plan, rank)}"

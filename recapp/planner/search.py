@@ -67,7 +67,7 @@ class PartialPlan:
         W = len(capacity_W)
         self.load = np.zeros((W, COMPONENTS))
         self.home = space.base.copy()
-        self.held = np.zeros(W)
+        self.bytes_W = np.zeros(W)
         self.placements: dict[int, Placement] = {}
         self.kinds: Counter[Kind] = Counter()
         self.bundles_apart: dict[str, Counter[int]] = {
@@ -107,16 +107,16 @@ class PartialPlan:
         self.home = self.home + sign * cost.home
         for kind in cost.kinds:
             self.kinds[kind] += sign
-        chosen = [
+        placed_blocks = [
             (block, block.candidates[a])
             for block, a in zip(cost.blocks, placement.candidates, strict=True)
         ]
-        for block, ranks in chosen:
+        for block, ranks in placed_blocks:
             self.load[ranks] += sign * block.seconds
-            self.held[ranks] += sign * block.bytes
+            self.bytes_W[ranks] += sign * block.bytes
         for label in self.space.bundles[bundle].apart:
             self.bundles_apart[label].update(
-                dict.fromkeys({int(r) for _, ranks in chosen for r in ranks}, sign)
+                dict.fromkeys({int(r) for _, ranks in placed_blocks for r in ranks}, sign)
             )
         self._peak = None
 
@@ -126,11 +126,11 @@ class PartialPlan:
         """
         cost = self.space.costs[bundle][option]
         load = self.load
-        held = self.held
+        bytes_W = self.bytes_W
         peak = self.peak
         home = self.home + cost.home
         several = len(cost.blocks) > 1
-        taken = [
+        excluded_ranks = [
             r
             for label in self.space.bundles[bundle].apart
             for r, n in self.bundles_apart[label].items()
@@ -138,43 +138,52 @@ class PartialPlan:
         ]
         if several:
             load = load.copy()
-            held = held.copy()
-        chosen = []
+            bytes_W = bytes_W.copy()
+        candidates = []
         seconds = 0.0
         for block in cost.blocks:
             after = load[block.candidates]
             after += block.seconds
             top = np.maximum(after.max(1) if after.shape[1] > 1 else after[:, 0], peak)
             price = step_seconds(top + home)
-            if (self.limited or taken) and not self._allow(price, block, held, taken):
+            if (self.limited or excluded_ranks) and not self._allow(
+                price, block, bytes_W, excluded_ranks
+            ):
                 return None
-            a = _cheapest_candidates(price, block, held)
+            a = _cheapest_candidates(price, block, bytes_W)
             seconds = float(price[a])
-            chosen.append(a)
+            candidates.append(a)
             if several:
                 load[block.candidates[a]] = after[a]
-                held[block.candidates[a]] += block.bytes
+                bytes_W[block.candidates[a]] += block.bytes
                 peak = top[a]
         fees = sum(self.space.fee(kind) for kind in cost.kinds if self.kinds[kind] == 0)
-        return seconds + fees, Placement(option, tuple(chosen))
+        return seconds + fees, Placement(option, tuple(candidates))
 
-    def _allow(self, price: Floats, block: PricedBlock, held: Floats, taken: Sequence[int]) -> bool:
+    def _allow(
+        self, price: Floats, block: PricedBlock, bytes_W: Floats, excluded_ranks: Sequence[int]
+    ) -> bool:
         """Set an infinite price for candidate ranks without space, or with tables that must lie
         apart. Return whether any candidates are left.
         """
         ranks = block.candidates
-        barred = (held[ranks] + block.bytes > self.capacity_W[ranks]).any(1)
-        if taken:
-            barred |= np.isin(ranks, taken).any(1)
+        barred = (bytes_W[ranks] + block.bytes > self.capacity_W[ranks]).any(1)
+        if excluded_ranks:
+            barred |= np.isin(ranks, excluded_ranks).any(1)
         price[barred] = np.inf
         return not barred.all()
 
     def best(self, bundle: int, options: Sequence[int]) -> Placement | None:
         """Return the cheapest of some options now; among equal costs, the first option."""
-        found = [f for o in options if (f := self.cheapest(bundle, o)) is not None]
-        least = min((seconds for seconds, _ in found), default=0.0)
+        priced_placements = [f for o in options if (f := self.cheapest(bundle, o)) is not None]
+        least = min((seconds for seconds, _ in priced_placements), default=0.0)
         return next(
-            (placement for seconds, placement in found if seconds <= least + SMALLEST_GAIN), None
+            (
+                placement
+                for seconds, placement in priced_placements
+                if seconds <= least + SMALLEST_GAIN
+            ),
+            None,
         )
 
     def assignment(self) -> Assignment:
@@ -182,7 +191,7 @@ class PartialPlan:
         return tuple(self.placements[u] for u in range(len(self.space.bundles)))
 
 
-def _cheapest_candidates(price: Floats, block: PricedBlock, held: Floats) -> int:
+def _cheapest_candidates(price: Floats, block: PricedBlock, bytes_W: Floats) -> int:
     """Return the index of the cheapest candidate ranks; among equal costs, those whose fullest rank
     holds the fewest bytes, then the first.
     """
@@ -191,25 +200,25 @@ def _cheapest_candidates(price: Floats, block: PricedBlock, held: Floats) -> int
     near_best = np.flatnonzero(price <= price.min() + SMALLEST_GAIN)
     if len(near_best) == 1:
         return int(near_best[0])
-    return int(near_best[np.argmin((held[block.candidates[near_best]] + block.bytes).max(1))])
+    return int(near_best[np.argmin((bytes_W[block.candidates[near_best]] + block.bytes).max(1))])
 
 
-def taken(space: SearchSpace, bound: Bound) -> Options:
+def relaxed_choice(space: SearchSpace, bound: Bound) -> Options:
     """Return the option of each bundle that a relaxed problem takes."""
     return [[int(costs.argmin())] for costs in np.split(bound.cost_N, space.first_B[1:])]
 
 
-def of_kinds(space: SearchSpace, bound: Bound, wanted: Options) -> Options:
+def of_kinds(space: SearchSpace, bound: Bound, bundle_options: Options) -> Options:
     """Return those of the wanted options that need only kinds of kernel calls that a relaxed
     problem takes.
     """
     paid = set[Kind]()
-    chosen = taken(space, bound)
-    for costs, (o,) in zip(space.costs, chosen, strict=True):
+    choices = relaxed_choice(space, bound)
+    for costs, (o,) in zip(space.costs, choices, strict=True):
         paid |= costs[o].kinds
     return [
-        sorted({*(o for o in options if costs[o].kinds <= paid), *own})
-        for costs, options, own in zip(space.costs, wanted, chosen, strict=True)
+        sorted({*(o for o in options if costs[o].kinds <= paid), *choice})
+        for costs, options, choice in zip(space.costs, bundle_options, choices, strict=True)
     ]
 
 
@@ -217,20 +226,20 @@ def promising(space: SearchSpace, bounds: Sequence[Bound]) -> Options:
     """Return the promising options of each bundle: a few that are cheap in relaxed problems, and
     the option with the smallest pieces.
     """
-    found = []
+    bundle_options = []
     for first, costs in zip(space.first_B.tolist(), space.costs, strict=True):
-        kept = {min(range(len(costs)), key=lambda o: (costs[o].fullest, o))}
+        options = {min(range(len(costs)), key=lambda o: (costs[o].fullest, o))}
         for bound in bounds:
             relaxed = bound.cost_N[first : first + len(costs)]
-            kept.update(
+            options.update(
                 int(o) for o in np.argsort(relaxed, kind="stable")[:KEPT] if np.isfinite(relaxed[o])
             )
-        found.append(sorted(kept))
-    return found
+        bundle_options.append(sorted(options))
+    return bundle_options
 
 
 def greedy(
-    space: SearchSpace, capacity_W: Floats, wanted: Options, by_bytes: bool = False
+    space: SearchSpace, capacity_W: Floats, bundle_options: Options, by_bytes: bool = False
 ) -> Assignment | None:
     """Add the bundles, largest first, each with the wanted option and ranks that cost least, or
     with any other option if no wanted option fits. Return None if no option fits.
@@ -243,7 +252,7 @@ def greedy(
         for costs in space.costs
     ]
     for bundle in sorted(range(len(sizes)), key=lambda u: (-sizes[u], u)):
-        placement = partial.best(bundle, wanted[bundle]) or partial.best(
+        placement = partial.best(bundle, bundle_options[bundle]) or partial.best(
             bundle, range(len(space.costs[bundle]))
         )
         if placement is None:
@@ -327,8 +336,8 @@ def exhaustive(
         if bundle + 1 < len(bundles):
             untried.append(iter(space.placements(bundle + 1)))
             continue
-        found = partial.assignment()
-        if (partial.held <= capacity_W).all() and (seconds := seconds_of(found)) < least:
-            best = found
+        assignment = partial.assignment()
+        if (partial.bytes_W <= capacity_W).all() and (seconds := seconds_of(assignment)) < least:
+            best = assignment
             least = seconds
     return best

@@ -98,10 +98,10 @@ def step_seconds(components: Floats) -> Floats:
     """Return the seconds of a step from the slowest rank's seconds of each component, [...,
     COMPONENTS]: kernels add up, and a message takes the time of the slower of its two links.
     """
-    found: Floats = components[..., :_K].sum(-1) + np.maximum(
+    seconds: Floats = components[..., :_K].sum(-1) + np.maximum(
         components[..., _K : _K + _M], components[..., _K + _M :]
     ).sum(-1)
-    return found
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,15 @@ class OptionCost:
         return sum(float(b.bytes.sum()) for b in self.blocks)
 
 
-def option_cost(chosen: Sequence[Option]) -> OptionCost:
+def option_cost(options: Sequence[Option]) -> OptionCost:
     """Add up the costs of an option of each table of a bundle. The tables lie on the same ranks, so
     a rank's parts of all tables are one piece.
     """
-    kinds = frozenset[Kind]().union(*(o.work.kinds for o in chosen)) | {
-        ROW_STATISTICS for o in chosen if o.work.statistics_rows
+    kinds = frozenset[Kind]().union(*(o.work.kinds for o in options)) | {
+        ROW_STATISTICS for o in options if o.work.statistics_rows
     }
-    if len(chosen) == 1:
-        (o,) = chosen
+    if len(options) == 1:
+        (o,) = options
         blocks = tuple(_once(b) for b in o.blocks)
         return OptionCost(o.sharding_type, o.home, o.owned, o.largest, kinds, blocks)
     blocks = tuple(
@@ -169,12 +169,12 @@ def option_cost(chosen: Sequence[Option]) -> OptionCost:
             np.sum([b.bytes for b in same], 0),
             same[0].candidates,
         )
-        for same in zip(*(o.blocks for o in chosen), strict=True)
+        for same in zip(*(o.blocks for o in options), strict=True)
     )
     return OptionCost(
-        chosen[0].sharding_type,
-        np.sum([o.home for o in chosen], 0),
-        np.sum([o.owned for o in chosen], 0),
+        options[0].sharding_type,
+        np.sum([o.home for o in options], 0),
+        np.sum([o.owned for o in options], 0),
         np.max([b.seconds.max(0) for b in blocks], 0),
         kinds,
         blocks,
@@ -190,10 +190,10 @@ def _once(block: PricedBlock) -> PricedBlock:
         return block
     ranks, piece_m = np.unique(ranks_Am[0], return_inverse=True)
     components = np.zeros((len(ranks), COMPONENTS))
-    held = np.zeros(len(ranks))
+    bytes_m = np.zeros(len(ranks))
     np.add.at(components, piece_m, block.seconds)
-    np.add.at(held, piece_m, block.bytes)
-    return PricedBlock(block.rows[:0], block.cols[:0], components, held, ranks[None])
+    np.add.at(bytes_m, piece_m, block.bytes)
+    return PricedBlock(block.rows[:0], block.cols[:0], components, bytes_m, ranks[None])
 
 
 class SearchSpace:
@@ -219,7 +219,7 @@ class SearchSpace:
         self.bundles = bundles
         self.fixed = fixed
         self.base = np.concatenate([np.zeros(_K), *fixed.latency_23])
-        self.costs = [[option_cost(chosen) for chosen in u.options] for u in bundles]
+        self.costs = [[option_cost(options) for options in u.options] for u in bundles]
         self.all_costs = [cost for of_bundle in self.costs for cost in of_bundle]
         counts = np.array([len(of_bundle) for of_bundle in self.costs])
         self.first_B: Ints = np.cumsum(counts) - counts
@@ -248,8 +248,8 @@ class SearchSpace:
     def placements(self, bundle: int) -> Iterator[Placement]:
         """Yield all placements of a bundle."""
         for option, cost in enumerate(self.costs[bundle]):
-            for chosen in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
-                yield Placement(option, tuple(int(a) for a in chosen))
+            for candidates in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
+                yield Placement(option, tuple(int(a) for a in candidates))
 
 
 @dataclass(frozen=True)
@@ -282,16 +282,16 @@ def lower_bound(
     free_N = (
         np.zeros(len(space.all_costs)) if allowed_N is None else np.where(allowed_N, 0.0, np.inf)
     )
-    found = []
+    bounds = []
     for mean_NC in _means(space, world):
         near = max(
             LINK_WEIGHTS, key=lambda near: _Relaxed(space, mean_NC, free_N, near).without_fees()
         )
-        found += [
+        bounds += [
             _Relaxed(space, mean_NC, free_N, near, of_piece).solved()
             for of_piece in (_shares() if pieces else [NO_PIECE])
         ]
-    return sorted(found, key=lambda b: -b.seconds)
+    return sorted(bounds, key=lambda b: -b.seconds)
 
 
 def _shares() -> Iterator[Floats]:
@@ -405,21 +405,21 @@ class _Node:
         cheapest_N = self.cost_N <= self.least_B[c.bundle_N]
         unpaid_NK = c.uses_NK & ~self.paid_K
         settled_B = np.logical_or.reduceat(cheapest_N & ~unpaid_NK.any(1), c.first_B)
-        wanted_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
-        if wanted_K.any():
-            one = np.arange(len(wanted_K)) == wanted_K.argmax()
+        demand_K = unpaid_NK[cheapest_N & ~settled_B[c.bundle_N]].sum(0)
+        if demand_K.any():
+            one = np.arange(len(demand_K)) == demand_K.argmax()
             return self._feasible(
                 [
                     (self.paid_K | one, self.without_K, self.least, self.most),
                     (self.paid_K, self.without_K | one, self.least, self.most),
                 ]
             )
-        needed = float(
+        threshold = float(
             np.minimum.reduceat(np.where(cheapest_N, r.piece_N, np.inf), c.first_B).max()
         )
-        if needed <= self.least * (1 + SMALLEST_DIFFERENCE):
+        if threshold <= self.least * (1 + SMALLEST_DIFFERENCE):
             return []
-        between = (max(self.least, needed / 4) + needed) / 2
+        between = (max(self.least, threshold / 4) + threshold) / 2
         return self._feasible(
             [
                 (self.paid_K, self.without_K, self.least, between),
@@ -427,7 +427,9 @@ class _Node:
             ]
         )
 
-    def _feasible(self, asked: "list[tuple[Bools, Bools, float, float]]") -> "list[_Node]":
+    def _feasible(self, node_arguments: "list[tuple[Bools, Bools, float, float]]") -> "list[_Node]":
         return [
-            node for node in (_Node(self.relaxed, *a) for a in asked) if np.isfinite(node.seconds)
+            node
+            for node in (_Node(self.relaxed, *a) for a in node_arguments)
+            if np.isfinite(node.seconds)
         ]

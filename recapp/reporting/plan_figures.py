@@ -244,7 +244,7 @@ def ranks_picture(report: PlanReport) -> Picture:
             for kind, name in drawing.MEMORY_NAMES.items()
         }
         colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
-        held = drawing.stacked(memory, positions, kinds, colors)
+        total_bytes = drawing.stacked(memory, positions, kinds, colors)
         capacity = [rank.capacity for rank in ranks if rank.capacity is not None]
         if len(capacity) == len(ranks):
             memory.hlines(
@@ -257,7 +257,8 @@ def ranks_picture(report: PlanReport) -> Picture:
             )
         drawing.byte_axis(memory.yaxis)
         memory.set(
-            title=f"Memory: fullest rank {size(max(held))}, {_over_mean(held)}", ylabel="bytes"
+            title=f"Memory: fullest rank {size(max(total_bytes))}, {_over_mean(total_bytes)}",
+            ylabel="bytes",
         )
         phases: dict[str, Sequence[float]] = {
             phase: [rank.ms(phase) for rank in ranks] for phase in PHASES
@@ -289,8 +290,9 @@ def ranks_picture(report: PlanReport) -> Picture:
         return s.finish(
             "plan_ranks",
             "What each rank carries",
-            f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, {_over_mean(held)}; "
-            f"the slowest is busy for {max(times):.3g} ms of a step, {_over_mean(times)}.",
+            f"Bars of {len(ranks)} ranks: the fullest holds {size(max(total_bytes))}, "
+            f"{_over_mean(total_bytes)}; the slowest is busy for {max(times):.3g} ms "
+            f"of a step, {_over_mean(times)}.",
             "Above, bytes of each rank; below, its milliseconds of a step by phase, "
             "as predicted." + (" Grey lines part hosts." if len(report.hosts) > 1 else ""),
         )

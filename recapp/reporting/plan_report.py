@@ -69,14 +69,14 @@ def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dic
 
     The mode follows the type, unless the type or the default implies it: `row_wise (pooled)`.
     """
-    held = bytes_per_rank(tables, plan, None)
+    memory_of_ranks = bytes_per_rank(tables, plan, None)
     return [
         {
             "table": t.name,
             "rows": t.num_embeddings if t.dynamic is None else "dynamic",
             "dim": t.embedding_dim,
             "type": s.label if s.mode in ("unique", "replicated") else f"{s.label} ({s.mode})",
-            "bytes": max(h.weights.get(t.name, 0) for h in held),
+            "bytes": max(h.weights.get(t.name, 0) for h in memory_of_ranks),
             "ranks": where(t, s),
         }
         for t, s in ((t, plan.tables[t.name]) for t in tables)
@@ -119,12 +119,12 @@ def rank_rows(
     return [
         {
             "rank": rank,
-            "tables": len(held.weights),
-            "weights": sum(held.weights.values()),
-            "optimiser_state": sum(held.state.values()),
-            "bytes": held.total,
+            "tables": len(memory.weights),
+            "weights": sum(memory.weights.values()),
+            "optimiser_state": sum(memory.state.values()),
+            "bytes": memory.total,
         }
-        for rank, held in enumerate(bytes_per_rank(tables, plan, rule, averaged))
+        for rank, memory in enumerate(bytes_per_rank(tables, plan, rule, averaged))
     ]
 
 
@@ -265,19 +265,21 @@ def analyze_plan(
     known = list(tables) if tables is not None else list(made_for.tables) if made_for else []
     plan.check(known)
     batch = batch_size or (made_for.batch_per_rank if made_for else None) or ANALYZED_BATCH
-    given = statistics if statistics is not None else made_for.statistics if made_for else {}
+    statistics_of_tables = (
+        statistics if statistics is not None else made_for.statistics if made_for else {}
+    )
     ids = {
         name: s
         if isinstance(s, TableStatistics)
         else TableStatistics.from_dict(s, f"statistics.{name}")
-        for name, s in given.items()
+        for name, s in statistics_of_tables.items()
     }
     problem = PlanningProblem(known, Topology(plan.world_size), batch, rowwise_adagrad(), ids)
     cost = plan_cost(plan, problem)
     return {
         "sharding_types": dict(Counter(s.sharding_type for s in plan.tables.values())),
         "memory_distribution": [
-            sum(held.weights.values()) for held in bytes_per_rank(known, plan, None)
+            sum(memory.weights.values()) for memory in bytes_per_rank(known, plan, None)
         ],
         "communication_patterns": [[round(b) for b in row] for row in cost.bytes_WW.tolist()],
     }
@@ -362,7 +364,7 @@ def table_uses(
     plain = (
         len(poolings) < 2
         and poolings <= set(BAG_POOLINGS)
-        and all(len(own) == len({x.feature for x in own}) for own in of_T)
+        and all(len(of_table) == len({x.feature for x in of_table}) for of_table in of_T)
     )
     grows = any(t.dynamic is not None for t in tables)
     if plain and not grows and len({rule.name for rule in rule_T if rule}) < 2:
@@ -370,11 +372,11 @@ def table_uses(
     return [
         {
             "table": t.name,
-            "lookups": ", ".join(_words(x) for x in own),
+            "lookups": ", ".join(_words(x) for x in of_table),
             "rule": rule.name if rule else None,
         }
         | ({"rows": _rows(t)} if grows else {})
-        for t, own, rule in zip(tables, of_T, rule_T, strict=True)
+        for t, of_table, rule in zip(tables, of_T, rule_T, strict=True)
     ]
 
 
@@ -384,14 +386,14 @@ def _rows(table: EmbeddingConfig) -> str:
     if rows is None:
         return f"{table.num_embeddings:,}"
     leaves = rows.max_rows is not None or rows.ttl_steps is not None
-    said = {
+    phrases = {
         "dynamic": True,
         f"about {table.num_embeddings:,} expected": rows.max_rows is None,
         f"seen {rows.seen} times ({rows.counter})": rows.seen > 1,
         f"at most {rows.max_rows or 0:,}": rows.max_rows is not None,
         f"{rows.eviction} {rows.ttl_steps or ''}".strip(): leaves,
     }
-    return ", ".join(words for words, holds in said.items() if holds)
+    return ", ".join(words for words, holds in phrases.items() if holds)
 
 
 def _words(lookup: TableLookup) -> str:

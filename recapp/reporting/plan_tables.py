@@ -119,11 +119,11 @@ def _sentences(report: PlanReport) -> Iterator[str]:
     )
     uses = ", ".join(f"{name} {size(n)}" for name, n in report.reserve.items() if n)
     named = f": {uses}" if len(report.reserve) > 1 else ""
-    held = size(sum(rank.bytes for rank in report.ranks))
+    total = size(sum(rank.bytes for rank in report.ranks))
     types = Counter(row.type for row in report.rows).most_common()
     yield (
         f"{_count(len(report.rows), 'table')} ({', '.join(f'{n} {kind}' for kind, n in types)}): "
-        f"{held} on all ranks, {size(report.sent_bytes)} between them in a step"
+        f"{total} on all ranks, {size(report.sent_bytes)} between them in a step"
     )
     yield f"tables leave {size(sum(report.reserve.values()))} free on each rank{named}"
     yield from (f"note: {note}" for note in report.notes)

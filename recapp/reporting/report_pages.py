@@ -70,7 +70,7 @@ Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
 """
 
 
-def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[dict[str, Any]]:
+def write_report(folder: Path, defaults: Defaults = lambda choices: {}) -> list[dict[str, Any]]:
     """Write the report of a sweep or a run into its directory.
 
     Args:
@@ -430,15 +430,15 @@ def _phases(run: Run) -> str:
 def _settings(run: Run, defaults: Defaults) -> str:
     if not run.settings:
         return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
-    chosen = _chosen(run.settings)
-    usual = _chosen(defaults({}))
+    choices = _choices(run.settings)
+    usual = _choices(defaults({}))
     of_run, of_default = (
         dict(leaves({key: each[key] for key in each if key not in (CHOICES, *SHOWN_ELSEWHERE)}))
-        for each in (run.settings, defaults(chosen))
+        for each in (run.settings, defaults(choices))
     )
     rows = [
         {"name": name, "run": _shown(ours, name), "default": _shown(theirs, name)}
-        for ours, theirs in ((chosen, usual), (of_run, of_default))
+        for ours, theirs in ((choices, usual), (of_run, of_default))
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name, ABSENT) != theirs.get(name, ABSENT)
     ]
@@ -448,7 +448,7 @@ def _settings(run: Run, defaults: Defaults) -> str:
     return page.table(rows, columns, f"{len(rows)} settings" if len(rows) > page.LONG else "")
 
 
-def _chosen(settings: Mapping[str, Any]) -> dict[str, str]:
+def _choices(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the option of each group."""
     return dict(settings.get(CHOICES) or {})
 

@@ -320,18 +320,18 @@ def memory(variants: Sequence[Variant]) -> Drawn:
     """Draw the bytes of the tables by kind: on the fullest rank of each variant, or on each rank of
     a single run. The labels add the peak of the process or GPU.
     """
-    records = {name: held for name, (_, held) in _records(variants).items()}
+    records = {name: record for name, (_, record) in _records(variants).items()}
     if not records:
         return NO_RECORD
     names = drawing.MEMORY_NAMES
     colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in names.items()}
     rows = {
-        name: {title: getattr(held, kind) for kind, title in names.items()}
-        for name, held in records.items()
+        name: {title: getattr(record, kind) for kind, title in names.items()}
+        for name, record in records.items()
     }
     labels = [
-        f"{size(held.tables)}, {held.peak[0]} at most {size(held.peak[1])}"
-        for held in records.values()
+        f"{size(record.tables)}, {record.peak[0]} at most {size(record.peak[1])}"
+        for record in records.values()
     ]
     with _stacks(rows, labels, colors, "bytes of the tables") as s:
         drawing.byte_axis(s.axes[0].xaxis)

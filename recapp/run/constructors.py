@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 def constructor_of(
-    settings: Constructor, setting: str, given: Iterable[str] = (), positional: int = 0
+    settings: Constructor, setting: str, extra: Iterable[str] = (), positional: int = 0
 ) -> Any:
     """Return the constructor that settings name, after a check of their arguments.
 
     Args:
         settings: The constructor and its arguments.
         setting: The dotted name of `settings`, for errors.
-        given: The names of the arguments that recapp adds.
+        extra: The names of the arguments that recapp adds.
         positional: The number of positional arguments that recapp adds.
 
     Raises:
@@ -42,9 +42,9 @@ def constructor_of(
     """
     target = find_constructor(settings.target, setting)
     meanings = {
-        name: GIVEN.get(name, "the tables of this collection, tables=...") for name in given
+        name: GIVEN.get(name, "the tables of this collection, tables=...") for name in extra
     }
-    check_arguments(target, settings.arguments, setting, given=meanings, positional=positional)
+    check_arguments(target, settings.arguments, setting, extra=meanings, positional=positional)
     return target
 
 
@@ -83,10 +83,10 @@ def make_a(kind: type[T], settings: Constructor, setting: str, /, *args: Any, **
     """
     target = find_constructor(settings.target, setting)
     is_other = isinstance(target, type) and not issubclass(target, kind)
-    made = None if is_other else make(settings, setting, *args, **extra)
-    if isinstance(made, kind):
-        return made
-    name = (target if is_other else type(made)).__name__
+    instance = None if is_other else make(settings, setting, *args, **extra)
+    if isinstance(instance, kind):
+        return instance
+    name = (target if is_other else type(instance)).__name__
     package = kind.__module__.partition(".")[0]
     raise ConfigError(
         f"{setting}.{TARGET}={settings.target}: makes a {name}, and must make a {kind.__name__} of "

@@ -64,10 +64,10 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
 
     def build() -> nn.Module:
         members = []
-        for number, own in enumerate(recipe.members):
+        for number, member_tables in enumerate(recipe.members):
             if number:  # the caller has set the seed of the first
                 torch.manual_seed(recipe.seed + number)
-            members.append(_model(recipe.model, own, dense, recipe.seed + number))
+            members.append(_model(recipe.model, member_tables, dense, recipe.seed + number))
         return Ensemble(members, output) if len(members) > 1 else members[0]
 
     if on_paper:
@@ -128,11 +128,16 @@ def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) ->
     """Return a model. Collections that read the same table share its rows."""
     collections: dict[str, UnshardedCollection] = {}
     first: dict[str, UnshardedCollection] = {}
-    for name, own in tables.collections.items():
-        kind = EmbeddingBagCollection if own.pools else EmbeddingCollection
-        collection = kind(own.tables, device=torch.device("meta"), seed=seed, lookups=own.lookups)
+    for name, collection_tables in tables.collections.items():
+        kind = EmbeddingBagCollection if collection_tables.pools else EmbeddingCollection
+        collection = kind(
+            collection_tables.tables,
+            device=torch.device("meta"),
+            seed=seed,
+            lookups=collection_tables.lookups,
+        )
         collections[name] = collection
-        for table in own.tables:
+        for table in collection_tables.tables:
             collection.share(table.name, first.setdefault(table.name, collection))
     return make_a(nn.Module, settings, "model", **collections, dense_in_features=dense)
 
@@ -225,14 +230,16 @@ def check_outputs(manifest: Manifest, outputs: Mapping[str, Tensor]) -> None:
     stored = manifest.example_outputs(list(outputs))
     for name, values in {} if stored is None else stored.items():
         expected = torch.tensor(values, dtype=torch.float64)
-        found = outputs[name].double().cpu()
-        if found.shape != expected.shape:
-            raise manifest.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
-        apart = (found - expected).abs() / expected.abs().clamp(min=1)
+        actual = outputs[name].double().cpu()
+        if actual.shape != expected.shape:
+            raise manifest.damaged(
+                f"its example has {len(actual)} rows, and {len(expected)} scores"
+            )
+        apart = (actual - expected).abs() / expected.abs().clamp(min=1)
         if not bool((apart <= TOLERANCE).all()):
             worst = int(apart.nan_to_num(math.inf).argmax())
             raise ArtefactError(
                 f"artefact {manifest.folder} scores its example otherwise than it was exported: "
-                f"row {worst} has the {name} {float(found[worst]):.6f}, must be "
+                f"row {worst} has the {name} {float(actual[worst]):.6f}, must be "
                 f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
             )

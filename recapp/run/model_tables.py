@@ -91,8 +91,8 @@ def check_collections(model: Constructor, collections: Mapping[str, CollectionTa
     every = signature(find_constructor(model.target, "model")).parameters
     takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in every.values())
     parameters = {name: each for name, each in every.items() if each.kind in BY_NAME}
-    for name, own in collections.items():
-        outputs = ", ".join(lookup.output for lookup in own.lookups)
+    for name, collection in collections.items():
+        outputs = ", ".join(lookup.output for lookup in collection.lookups)
         if not name.isidentifier() or name == "self":
             raise ConfigError(
                 f"tables: collection: {name!r} ({outputs}) cannot be an argument of the model "
@@ -174,22 +174,22 @@ class _TablesOfColumns:
                 f"tables.shared={shown(settings.shared)}: the model has further collections alone "
                 f"({', '.join(further)}), and their columns share no tables: leave it null"
             )
-        made = [] if only_further else self._tables()
+        configs = [] if only_further else self._tables()
         named = [
             (
                 usual_collection(self._pooling(x.feature)),
                 replace(x, pooling=self._pooling(x.feature)),
             )
-            for x in lookups_of(made)
+            for x in lookups_of(configs)
         ]
         order = {column: place for place, column in enumerate(self.schema.features)}
         named.sort(key=lambda each: order[each[1].feature])
-        for name, own in further.items():
-            tables = self._further(name, own)
-            made += tables
+        for name, collection in further.items():
+            tables = self._further(name, collection)
+            configs += tables
             named += [(name, replace(x, output=x.feature)) for x in lookups_of(tables)]
-        check_tables(made)
-        return model_tables(made, named)
+        check_tables(configs)
+        return model_tables(configs, named)
 
     def _tables(self) -> list[EmbeddingConfig]:
         """Return a table for each column that does not read the table of another column."""
@@ -209,7 +209,7 @@ class _TablesOfColumns:
                     f"dataset.table_dims={shown(dims)}: {column} reads the table of "
                     f"{shared[column]} (tables.shared): leave it out, or name {shared[column]}"
                 )
-        made = []
+        tables = []
         for column in self.schema.features:
             if column in shared:
                 continue
@@ -217,14 +217,14 @@ class _TablesOfColumns:
             pooling = next((p for r in readers if (p := self._pooling(r)) != "none"), "none")
             rule = self.settings.dim_rule
             usual = self.settings.dim if rule is None else rule.dim(self._most_rows(readers))
-            own = FurtherTables(
+            table_settings = FurtherTables(
                 dim=dims.get(column) or usual,
                 init_range=self.settings.init_range,
             )
-            made.append(self._table(column, readers, own, pooling))
-        return made
+            tables.append(self._table(column, readers, table_settings, pooling))
+        return tables
 
-    def _further(self, name: str, own: FurtherTables) -> list[EmbeddingConfig]:
+    def _further(self, name: str, collection: FurtherTables) -> list[EmbeddingConfig]:
         """Return the tables of a further collection."""
         setting = f"tables.collections.{name}.columns"
         if name in (BAGS, SEQUENCES):
@@ -232,15 +232,18 @@ class _TablesOfColumns:
                 f"tables.collections.{name}: has the name of the columns' own tables: give it "
                 "another, such as context"
             )
-        if own.columns == ():
+        if collection.columns == ():
             raise ConfigError(f"{setting}=[]: makes no table: name columns, or null for all")
-        if own.columns is not None:
-            self._check_columns(setting, own.columns)
+        if collection.columns is not None:
+            self._check_columns(setting, collection.columns)
         pooled = [
             column for column in self.schema.features if column not in self.settings.sequences
         ]
-        columns = pooled if own.columns is None else own.columns
-        return [self._table(f"{name}_{column}", [column], own, own.pooling) for column in columns]
+        columns = pooled if collection.columns is None else collection.columns
+        return [
+            self._table(f"{name}_{column}", [column], collection, collection.pooling)
+            for column in columns
+        ]
 
     def _pooling(self, column: str) -> PoolingType:
         """Return the pooling of a column's ids."""
@@ -290,7 +293,7 @@ class _TablesOfColumns:
         return min(rows, settings.max_rows) if hashed and settings.max_rows is not None else rows
 
     def _table(
-        self, name: str, readers: Sequence[str], own: FurtherTables, pooling: str
+        self, name: str, readers: Sequence[str], table_settings: FurtherTables, pooling: str
     ) -> EmbeddingConfig:
         """Return a table that some columns read."""
         settings = self.settings
@@ -302,10 +305,10 @@ class _TablesOfColumns:
             name=name,
             num_embeddings=DYNAMIC if settings.grow else rows,
             dynamic=dynamic if settings.grow else None,
-            embedding_dim=own.dim,
+            embedding_dim=table_settings.dim,
             feature_names=list(readers),
             pooling=PoolingType(pooling),
             data_type=DataType(settings.data_type),
             id_rule=IdRule(self._id_rule(readers)),
-            init_range=own.init_range,
+            init_range=table_settings.init_range,
         )

@@ -64,23 +64,23 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
 
 
 def problem_of_run(
-    recipe: Recipe, found: PlanningProblem, *, val_rows: int | None = None
+    recipe: Recipe, facts: PlanningProblem, *, val_rows: int | None = None
 ) -> PlanningProblem:
     """Return the planning problem of a run.
 
     Args:
         recipe: The recipe of the run.
-        found: Tables, topology, rule, statistics and dense part as the ranks found them.
+        facts: Tables, topology, rule, statistics and dense part as the ranks found them.
         val_rows: The number of validation rows; None assumes full validation batches.
     """
-    world = found.topology.world_size
+    world = facts.topology.world_size
     dataset = recipe.dataset.scaled
     size = dataset.val_batch_size or dataset.batch_size
     val_batch = size if val_rows is None else min(size, val_rows)
     average = recipe.trainer.average
-    averaged = found.rule is not None and average.kind != "none"
+    averaged = facts.rule is not None and average.kind != "none"
     problem = replace(
-        found,
+        facts,
         batch_per_rank=-(-dataset.batch_size // world),
         payload_bytes=PAYLOAD_BYTES[recipe.engine.payload],
         val_batch_per_rank=-(-val_batch // world) if recipe.trainer.limit_val_batches != 0 else 0,
@@ -112,9 +112,9 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
     for table, kind in (plan.tables or {}).items():
         sharding_type(kind, f"plan.tables.{table}={kind}")
     if plan.path is not None:
-        made = load_plan(plan.path, problem.tables, topology.world_size, problem.lookups)
+        sharding_plan = load_plan(plan.path, problem.tables, topology.world_size, problem.lookups)
     elif plan.rules is not None:
-        made = plan_by_rules(
+        sharding_plan = plan_by_rules(
             problem.tables,
             topology,
             _rules(plan, problem.tables),
@@ -130,8 +130,8 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
         )
     else:
         return best_plan(recipe, problem).plan
-    check_memory(problem.tables, made, problem.rule, topology, problem.averaged)
-    return made
+    check_memory(problem.tables, sharding_plan, problem.rule, topology, problem.averaged)
+    return sharding_plan
 
 
 def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
@@ -161,13 +161,13 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
     return plan_tables(problem, constraints if problem.tables else {})
 
 
-def plan_of_run(recipe: Recipe, found: PlanningProblem) -> ShardingPlan:
+def plan_of_run(recipe: Recipe, facts: PlanningProblem) -> ShardingPlan:
     """Return the plan of a run from the facts that its ranks found. Rank 0 calls this.
 
     Raises:
         PlanError: The plan names a table or type that does not exist, or does not fit.
     """
-    return build_plan(recipe, problem_of_run(recipe, found))
+    return build_plan(recipe, problem_of_run(recipe, facts))
 
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:

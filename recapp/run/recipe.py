@@ -107,10 +107,10 @@ class Recipe(Command):
             table_rows: The number of rows of the table of each feature; None changes nothing.
             values: The fitted values of derived columns, by key; None changes nothing.
         """
-        made = self if values is None else replace(self, derived_values=values)
+        recipe = self if values is None else replace(self, derived_values=values)
         if table_rows is None:
-            return made
-        return replace(made, dataset=replace(self.dataset, table_rows=tuple(table_rows)))
+            return recipe
+        return replace(recipe, dataset=replace(self.dataset, table_rows=tuple(table_rows)))
 
     @property
     def counts_ids(self) -> bool:
@@ -165,11 +165,11 @@ class Recipe(Command):
         from recapp.run.constructors import row_rules
         from recapp.tables.named_collections import named_tables, of_all_members
 
-        found = row_rules(self.optimizer.sparse)
-        found = of_all_members(found, self.all_tables) if isinstance(found, Mapping) else found
-        given = self.tables.frozen
+        rules = row_rules(self.optimizer.sparse)
+        rules = of_all_members(rules, self.all_tables) if isinstance(rules, Mapping) else rules
+        frozen = self.tables.frozen
         return with_frozen(
-            found, named_tables("tables.frozen", given, self.all_tables) if given else ()
+            rules, named_tables("tables.frozen", frozen, self.all_tables) if frozen else ()
         )
 
     @cached_property

@@ -110,8 +110,8 @@ class Resumed:
         Args:
             folder: The directory of checkpoints.
         """
-        found = self.manifest.config.get("callbacks")
-        stored = found if isinstance(found, Mapping) else {}  # a damaged file may hold any value
+        entry = self.manifest.config.get("callbacks")
+        stored = entry if isinstance(entry, Mapping) else {}  # a damaged file may hold any value
         changed = []
         for name, now in self.recipe.callbacks.items():
             setting = f"callbacks.{name}"
@@ -148,13 +148,13 @@ class Resumed:
         if state is None:
             return []
         path = Path(self.path).absolute()
-        kept = kept_before(
+        checkpoints = kept_before(
             state, self.recipe.snapshots, folder_of(path), self.manifest.run, noted=is_first()
         )
-        steps = [read_manifest(snapshot).step for snapshot in kept]
+        steps = [read_manifest(snapshot).step for snapshot in checkpoints]
         if not self.manifest.position["batches"] and self.manifest.step not in steps:
-            kept.append(path)
-        return kept[-self.recipe.snapshots :]
+            checkpoints.append(path)
+        return checkpoints[-self.recipe.snapshots :]
 
     def catch_up(self, trainer: Trainer) -> None:
         """Make a trainer validate the checkpoint's step first, if a signal has cut off its
@@ -208,7 +208,7 @@ def resumed_run(recipe: Train) -> Resumed | None:
     path = recipe.ckpt_path
     if path is None:
         return None
-    with open_stored(path, wanted=partial(files_of_values, recipe=recipe)) as stored:
+    with open_stored(path, selector=partial(files_of_values, recipe=recipe)) as stored:
         assert isinstance(stored, Checkpoint)
         return Resumed(with_columns_of(recipe, stored), path, stored.manifest)
 
@@ -251,7 +251,7 @@ class RunCallbacks:
         settings: Callable[[], Mapping[str, Any]],
     ) -> None:
         checkpoints = job_dir / "checkpoints"
-        chosen = build_callbacks(recipe, checkpoints, logging=logging)
+        callbacks = build_callbacks(recipe, checkpoints, logging=logging)
         self.clock = StepClock(job_dir)
         self.early_stop = NoteEarlyStop()
         self.last = KeepLast(checkpoints)
@@ -281,9 +281,9 @@ class RunCallbacks:
                 dense_columns=len(schema.numbers),
                 features=schema.features,
             ),
-            *([] if has_bar(chosen) else [progress]),
+            *([] if has_bar(callbacks) else [progress]),
             self.early_stop,
-            *chosen,
+            *callbacks,
             self.last,
             *([self.snapshots] if self.snapshots else []),
         ]
@@ -325,7 +325,9 @@ def metrics_of_run(
     manifest = read_manifest(best)
     tables = [t for c in strategy.sharded_tables() for t in c.tables()]
     averaged = any(shared.keeps_average for shared in strategy.sharded_tables())
-    held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule, averaged)]
+    bytes_by_rank = [
+        r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule, averaged)
+    ]
     description = about(
         recipe.dataset,
         recipe.model.target,
@@ -352,8 +354,8 @@ def metrics_of_run(
         "stopped": stopped,
         "run": manifest.run,
         "seed": recipe.seed,
-        "bytes_per_rank": max(held),
-        "bytes_by_rank": held,
+        "bytes_per_rank": max(bytes_by_rank),
+        "bytes_by_rank": bytes_by_rank,
         "bytes_exchanged_per_step": sum(sent),
         "collectives_per_step": measured.get("collectives_per_step"),
         "input_wait_ms": None if None in waits[0] else mean(waits[0]),

@@ -123,8 +123,8 @@ def score_of_click_model(
     path = dataset.scaled.path
     assert isinstance(path, str)
     truth = read_truth(path)["validation"]
-    found = truth.get(metric)
-    return None if truth["rows"] != val_rows or found is None else float(found)
+    score = truth.get(metric)
+    return None if truth["rows"] != val_rows or score is None else float(score)
 
 
 def validation_source(recipe: Recipe) -> Source | None:

@@ -190,11 +190,11 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
         ArtefactError: The same for an artefact.
     """
 
-    def wanted(manifest: Any) -> set[str]:
+    def needed_files(manifest: Any) -> set[str]:
         return {*files_in_use(manifest), *files_of_values(manifest, recipe)}
 
     assert recipe.ckpt_path is not None
-    stored = open_stored(recipe.ckpt_path, wanted=wanted)
+    stored = open_stored(recipe.ckpt_path, selector=needed_files)
     return with_columns_of(recipe, stored), trained(stored)
 
 

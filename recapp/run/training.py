@@ -206,7 +206,7 @@ def all_known(recipe: Train) -> bool:
     """Return whether every callback is Lightning's or recapp's. Other callbacks may log other
     metrics.
     """
-    targets = [wanted.target for wanted in recipe.callbacks.values()]
+    targets = [callback.target for callback in recipe.callbacks.values()]
     return all(target.startswith(("lightning.", "recapp.")) for target in targets)
 
 
@@ -264,7 +264,7 @@ def schedule_of(recipe: Train) -> Constructor | None:
     measured = measured_by(recipe)
     checkpoint = recipe.callbacks.get("checkpoint")
     best = checkpoint.arguments.get("monitor") if checkpoint else None
-    given = schedule.arguments
+    arguments = schedule.arguments
     if recipe.without_validation is not None:
         raise ConfigError(
             f"{recipe.without_validation}: optimizer.schedule ({schedule.target}) follows a metric "
@@ -272,15 +272,15 @@ def schedule_of(recipe: Train) -> Constructor | None:
         )
     usual = [name for name in (best, recipe.built_task.measures.objective) if name in measured]
     usual += [name for name, better in measured.items() if better]
-    monitor = given.get("monitor") or next(iter([*usual, *measured]))
-    mode = given.get("mode") or measured.get(monitor)
+    monitor = arguments.get("monitor") or next(iter([*usual, *measured]))
+    mode = arguments.get("mode") or measured.get(monitor)
     check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
     if mode is None:
         raise ConfigError(
             f"optimizer.schedule.monitor={monitor}: neither larger nor smaller values of it are "
             f"better; {suggest(monitor, [name for name, better in measured.items() if better])}"
         )
-    return Constructor(schedule.target, {**given, "monitor": monitor, "mode": mode})
+    return Constructor(schedule.target, {**arguments, "monitor": monitor, "mode": mode})
 
 
 def with_monitor(settings: Mapping[str, Any]) -> Any:
@@ -348,54 +348,54 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
     """
     restarts = recipe.optimizer.restart_tables
     all_members = of_all_members(dict.fromkeys(restarts), recipe.all_tables) if restarts else ()
-    made: list[Callback] = [RestartTables(list(all_members))] if restarts else []
+    callbacks: list[Callback] = [RestartTables(list(all_members))] if restarts else []
     measured = measured_by(recipe)
     known = all_known(recipe)
-    for name, wanted in recipe.callbacks.items():
-        kind = find_constructor(wanted.target, f"callbacks.{name}")
+    for name, settings in recipe.callbacks.items():
+        kind = find_constructor(settings.target, f"callbacks.{name}")
         if _is(kind, LearningRateMonitor) and not logging:
             continue  # Lightning refuses a monitor without a logger
-        made.append(build_callback(wanted, f"callbacks.{name}", folder))
-        monitor = getattr(made[-1], "monitor", None)
-        mode = getattr(made[-1], "mode", None)
+        callbacks.append(build_callback(settings, f"callbacks.{name}", folder))
+        monitor = getattr(callbacks[-1], "monitor", None)
+        mode = getattr(callbacks[-1], "mode", None)
         check_monitor(f"callbacks.{name}", monitor, mode, measured, all_known=known)
-        if isinstance(made[-1], ModelCheckpoint):
-            _check_filename(made[-1], f"callbacks.{name}.filename", measured, known)
-    return made
+        if isinstance(callbacks[-1], ModelCheckpoint):
+            _check_filename(callbacks[-1], f"callbacks.{name}.filename", measured, known)
+    return callbacks
 
 
-def build_callback(wanted: Constructor, setting: str, folder: Path) -> Any:
+def build_callback(settings: Constructor, setting: str, folder: Path) -> Any:
     """Return a callback of `conf/callbacks`.
 
     Args:
-        wanted: Its settings.
+        settings: Its class and arguments.
         setting: Their dotted name.
         folder: The directory of checkpoints.
 
     Raises:
         ConfigError: It cannot be used here, or its settings are wrong.
     """
-    kind = find_constructor(wanted.target, setting)
+    kind = find_constructor(settings.target, setting)
     extra: dict[str, Any] = {}
     refuse_class(kind, setting)
     if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
-        if "dirpath" in wanted.arguments:
+        if "dirpath" in settings.arguments:
             raise ConfigError(
                 f"{setting}.dirpath: cannot be set: checkpoints lie in the run's directory, "
                 "hydra.run.dir=DIR"
             )
-        if wanted.arguments.get("save_last"):
+        if settings.arguments.get("save_last"):
             raise ConfigError(f"{setting}.save_last: cannot be set: every run keeps last.ckpt")
         extra["dirpath"] = str(folder)
     if (
         _is(kind, EarlyStopping)
         and AT_EPOCH_END in signature(kind).parameters
-        and AT_EPOCH_END not in wanted.arguments
-        and str(wanted.arguments.get("monitor")).startswith("val_")
+        and AT_EPOCH_END not in settings.arguments
+        and str(settings.arguments.get("monitor")).startswith("val_")
     ):
         # its own default is the end of an epoch, and a run that resumes there has no metric yet
         extra[AT_EPOCH_END] = False
-    return make_a(Callback, wanted, setting, **extra)
+    return make_a(Callback, settings, setting, **extra)
 
 
 def _is(kind: Any, base: type) -> bool:
@@ -460,14 +460,14 @@ def build_loggers(
     """
     if not is_first():
         return [DummyLogger() for _ in recipe.logger]
-    made = [
+    loggers = [
         make_a(Logger, each, f"logger.{name}", save_dir=str(folder))  # type: ignore[type-abstract]
         for name, each in recipe.logger.items()
     ]
     if resumed and recipe.ckpt_path and goes_on_in(folder, recipe.ckpt_path):
-        for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
+        for curves in (logger for logger in loggers if isinstance(logger, CSVCurves)):
             curves.kept_steps = resumed.step
-    return made
+    return loggers
 
 
 def build_trainer(
@@ -488,20 +488,20 @@ def build_trainer(
     Raises:
         ConfigError: A setting of `trainer` has a value that Lightning refuses.
     """
-    wanted = {
+    arguments = {
         k: v
         for k, v in to_plain(recipe.trainer).items()
         if v is not None and k not in SET_BY_RECAPP
     }
-    wanted["max_epochs"], wanted["max_steps"] = recipe.trainer.length
-    if isinstance(wanted.get("val_check_interval"), int):
+    arguments["max_epochs"], arguments["max_steps"] = recipe.trainer.length
+    if isinstance(arguments.get("val_check_interval"), int):
         # an int counts steps across epochs, a float is a share of each epoch
-        wanted["check_val_every_n_epoch"] = None
+        arguments["check_val_every_n_epoch"] = None
     here = rank_info()
     ranks_of_host = here.local_world if here else 1
     accelerator = recipe.trainer.accelerator
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
-    made = construct(
+    trainer = construct(
         Trainer,
         "trainer",
         accelerator="cuda" if gpu else "cpu",
@@ -516,11 +516,11 @@ def build_trainer(
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
         inference_mode=False,
-        **wanted,
+        **arguments,
     )
-    assert isinstance(made, Trainer)
-    skip_idle_hooks(made.callbacks)  # type: ignore[attr-defined]
-    return made
+    assert isinstance(trainer, Trainer)
+    skip_idle_hooks(trainer.callbacks)  # type: ignore[attr-defined]
+    return trainer
 
 
 PAYLOADS: dict[str, torch.dtype | None] = {
@@ -557,7 +557,7 @@ def build_strategy(
     engine = recipe.engine
     reserve = topology.reserve_bytes
     return EmbeddingShardingStrategy(
-        lambda found: plan_of_run(now(), found),
+        lambda facts: plan_of_run(now(), facts),
         recipe.rules if training else sgd(0.0),
         hosts=topology.hosts,
         memory_bytes=topology.memory_bytes,

@@ -175,14 +175,14 @@ async def read_body(request: "Request", limits: Limits, admission: Admission) ->
     if length.isdecimal():
         check(int(length))
     parts: list[bytes] = []
-    taken = 0
+    total = 0
     try:
         async for part in request.stream():
-            check(taken + len(part))
+            check(total + len(part))
             admission.take(len(part))
-            taken += len(part)
+            total += len(part)
             parts.append(part)
     except BaseException:
-        admission.release(taken)
+        admission.release(total)
         raise
     return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))

@@ -97,7 +97,7 @@ class Served:
             return [row | {name: [0.0] * width for name, width in schema.vectors.items()}]
         columns = self.scorer.schema.resolve(self.scorer.example.schema, "the example")
         some = self.scorer.example.slice(0, EXAMPLE_ROWS)
-        named = pa.table({name: some.column(own) for name, own in columns.items()})
+        named = pa.table({name: some.column(column) for name, column in columns.items()})
         return [
             {key: plain_value(value) for key, value in row.items()} for row in named.to_pylist()
         ]

@@ -206,14 +206,14 @@ class _Checker:
         names = names or [f"{prefix}{field}" for field in fields_of(kind)]  # for an item of a list
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
-            taken = {
+            hints = {
                 name: hint
                 for name, hint in takes(getattr(import_module(home), target)).items()
                 if name not in refused
             }
-            if key in taken:
-                return read(value, taken[key], f"{prefix}{key}")
-            names += [f"{prefix}{name}" for name in taken]
+            if key in hints:
+                return read(value, hints[key], f"{prefix}{key}")
+            names += [f"{prefix}{name}" for name in hints]
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
 

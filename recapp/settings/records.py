@@ -76,8 +76,8 @@ class Constructor:
 
     def without(self, *names: str) -> "Constructor":
         """Return the constructor without some arguments."""
-        kept = {name: value for name, value in self.arguments.items() if name not in names}
-        return Constructor(self.target, kept)
+        arguments = {name: value for name, value in self.arguments.items() if name not in names}
+        return Constructor(self.target, arguments)
 
 
 def constructor(plain: Mapping[str, Any]) -> Constructor:
@@ -94,23 +94,23 @@ def fields_of(kind: type) -> dict[str, tuple[Any, Any]]:
         kind: The class of the record. A field `as_` is the setting `as`.
     """
     hints = get_type_hints(kind, include_extras=True)
-    found = {}
+    settings = {}
     for each in dataclasses.fields(kind):
         if not each.metadata.get("setting", True):
             continue
-        made = each.default_factory
-        default = each.default if made is dataclasses.MISSING else made()
+        factory = each.default_factory
+        default = each.default if factory is dataclasses.MISSING else factory()
         hint = hints[each.name]
         if each.metadata.get("absent"):
             default = ABSENT
             hint = hint if each.metadata["null"] else _without_null(hint)
-        found[each.name.rstrip("_")] = hint, default
-    return found
+        settings[each.name.rstrip("_")] = hint, default
+    return settings
 
 
 def _without_null(annotation: Any) -> Any:
-    kept = tuple(part for part in parts_of(annotation) if part is not type(None))
-    return Union[kept]  # noqa: UP007 (made of a tuple)
+    parts = tuple(part for part in parts_of(annotation) if part is not type(None))
+    return Union[parts]  # noqa: UP007 (made of a tuple)
 
 
 def parts_of(annotation: Any) -> tuple[Any, ...]:
@@ -166,18 +166,18 @@ def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
     fields = fields_of(of_kind)
     names = {each.name for each in dataclasses.fields(of_kind)}
     others = {each for each in names if each.rstrip("_") not in fields}
-    given = {key: value for key, value in plain.items() if key in others}
+    arguments = {key: value for key, value in plain.items() if key in others}
     more = {k: v for k, v in plain.items() if k not in fields and k not in others}
     if more:
-        given["more"] = more
+        arguments["more"] = more
     for key, (annotation, default) in fields.items():
         if key in plain:
             value = _value(plain[key], annotation, f"{prefix}{key}")
-            given[key if key in names else f"{key}_"] = value
+            arguments[key if key in names else f"{key}_"] = value
         elif default is dataclasses.MISSING:
             raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
     try:
-        return kind(**given)
+        return kind(**arguments)
     except ConfigError as error:
         top = name.partition(".")[0]
         if not name or str(error).startswith((f"{top}.", f"{top}=", f"{top} ")):
@@ -207,18 +207,18 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Constructor):
         return to_plain(value.plain())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         for each in dataclasses.fields(value):
-            own = getattr(value, each.name)
+            field_value = getattr(value, each.name)
             if not each.metadata.get("plain", True):
                 continue
-            if each.metadata.get("absent") and own == each.default:
+            if each.metadata.get("absent") and field_value == each.default:
                 continue
             if each.name == "more" and not each.metadata.get("setting", True):
-                found |= to_plain(own)
+                plain |= to_plain(field_value)
             else:
-                found[each.name.rstrip("_")] = to_plain(own)
-        return found
+                plain[each.name.rstrip("_")] = to_plain(field_value)
+        return plain
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

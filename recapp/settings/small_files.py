@@ -29,11 +29,11 @@ def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     with os.fdopen(descriptor, "rb", closefd=True) as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file")
-        if found.st_size > most:
-            raise ValueError(f"it has {found.st_size:,} bytes, and {most:,} are allowed")
+        if status.st_size > most:
+            raise ValueError(f"it has {status.st_size:,} bytes, and {most:,} are allowed")
         return file.read(most).decode()
 
 

@@ -101,21 +101,21 @@ def takes(target: Callable[..., Any]) -> dict[str, Any]:
     `**kwargs` appears as `**`.
     """
     hints = _hints(target)
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            found["**"] = Any
+            arguments["**"] = Any
         elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            found[name] = hints.get(name, Any)
-    return found
+            arguments[name] = hints.get(name, Any)
+    return arguments
 
 
 def check_arguments(
     target: Callable[..., Any],
-    wanted: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     name: str,
     *,
-    given: Mapping[str, str] | None = None,
+    extra: Mapping[str, str] | None = None,
     positional: int = 0,
 ) -> None:
     """Check that a constructor takes the arguments of the settings, and that no required one is
@@ -123,42 +123,40 @@ def check_arguments(
 
     Args:
         target: The constructor.
-        wanted: The arguments that the settings name.
+        arguments: The arguments that the settings name.
         name: The setting that names the constructor, dotted.
-        given: Keyword arguments that recapp passes, each with a description.
+        extra: Keyword arguments that recapp passes, each with a description.
         positional: The number of positional arguments that recapp passes.
 
     Raises:
         ConfigError: An argument is unknown, missing or of a wrong type; the error names the setting
             and the arguments that the constructor takes.
     """
-    given = given or {}
+    extra = extra or {}
     known = takes(target)
     label = f"{target.__module__}.{target.__qualname__}"
-    own = [argument for argument in known if argument not in given and argument != "**"][
-        positional:
-    ]
-    for argument, value in wanted.items():
-        if argument in given:
-            raise ConfigError(f"{name}.{argument}: cannot be set: recapp gives {given[argument]}")
-        if argument not in own and ("**" not in known or argument in known):
-            says = suggest(argument, own)
+    settable_names = [each for each in known if each not in extra and each != "**"][positional:]
+    for argument, value in arguments.items():
+        if argument in extra:
+            raise ConfigError(f"{name}.{argument}: cannot be set: recapp gives {extra[argument]}")
+        if argument not in settable_names and ("**" not in known or argument in known):
+            says = suggest(argument, settable_names)
             raise ConfigError(
                 f"unknown setting {name}.{argument}: {says}; {label} takes no such argument from "
                 f"the settings (~{name}.{argument} leaves out one that a file sets)"
             )
         read(value, known.get(argument, Any), f"{name}.{argument}")
     parameters = inspect.signature(target).parameters
-    for argument in own:
-        if parameters[argument].default is inspect.Parameter.empty and argument not in wanted:
+    for argument in settable_names:
+        if parameters[argument].default is inspect.Parameter.empty and argument not in arguments:
             raise ConfigError(f"{name}.{argument} must be given: {label} has no default for it")
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a constructor; empty if one of them cannot be resolved."""
-    made = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     try:
-        return get_type_hints(made, include_extras=True)
+        return get_type_hints(function, include_extras=True)
     except Exception:
         return {}
 
@@ -194,7 +192,7 @@ def _options(annotation: Any) -> Options:
     if origin is Annotated:
         inner, *more = get_args(annotation)
         bounds = tuple(bound for bound in more if isinstance(bound, Within))
-        return [(option, (*own, *bounds)) for option, own in _options(inner)]
+        return [(option, (*ranges, *bounds)) for option, ranges in _options(inner)]
     kind = origin or annotation
     if annotation is Any:
         return [(Any, ())]
@@ -333,12 +331,12 @@ def _plural(annotation: Any) -> str:
     ]
     if words:
         return _some_of(words)
-    found = [
+    kinds = [
         PLURALS[option] + "".join(map(str, bounds))
         for option, bounds in options
         if option in PLURALS
     ]
-    return " or ".join(found) or "values"
+    return " or ".join(kinds) or "values"
 
 
 def _some_of(words: AbstractSequence[Any]) -> str:
@@ -404,7 +402,7 @@ def literal(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     # backslashes before a reference are read as pairs
-    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+    return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
 
 
 def in_quotes(text: object, *, evaluated: bool = True) -> str:
@@ -418,8 +416,8 @@ def in_quotes(text: object, *, evaluated: bool = True) -> str:
     """
     plain = literal(str(text)) if evaluated else str(text)
     # backslashes before a quote, or at the end, are read as pairs
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", plain)
-    return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, escaped) + "'"
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", plain)
+    return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
 
 
 def typed(setting: str, value: object) -> str:

@@ -260,8 +260,8 @@ def make_layout(
     kinds = sorted(
         {
             _kind(t, s, plan, rule)
-            for t, held, rule in zip(tables, cells, rule_T, strict=True)
-            for s in held
+            for t, shards_of_table, rule in zip(tables, cells, rule_T, strict=True)
+            for s in shards_of_table
         },
         key=lambda kind: (_place(kind, frozen), *kind[:2], str(kind[2]), *kind[3:]),
     )
@@ -269,8 +269,8 @@ def make_layout(
     pieces: list[Piece] = []
     stored = [[0] * world for _ in kinds]
     keys = [0] * len(kinds)
-    for number, (t, held) in enumerate(zip(tables, cells, strict=True)):
-        for cols, shards in groupby(held, key=lambda s: s.cols):
+    for number, (t, shards_of_table) in enumerate(zip(tables, cells, strict=True)):
+        for cols, shards in groupby(shards_of_table, key=lambda s: s.cols):
             mode = plan.tables[t.name].mode
             dynamic = t.dynamic is not None
             g = kinds.index((len(cols), mode, t.data_type.dtype, rule_T[number], dynamic))

@@ -281,9 +281,9 @@ def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:
     A replicated table is checked rank by rank.
     """
     for k in range(world) if sharding.mode == "replicated" else (None,):
-        held = [(i, s) for i, s in enumerate(sharding.shards) if k in (None, s.rank)]
-        for n, (i, a) in enumerate(held):
-            for j, b in held[:n]:
+        numbered_shards = [(i, s) for i, s in enumerate(sharding.shards) if k in (None, s.rank)]
+        for n, (i, a) in enumerate(numbered_shards):
+            for j, b in numbered_shards[:n]:
                 both = [
                     range(max(p.start, q.start), min(p.stop, q.stop))
                     for p, q in ((a.rows, b.rows), (a.cols, b.cols))
@@ -295,7 +295,7 @@ def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:
                         f"{_range_text(both[1])}: each cell lies in one "
                         f"shard{'' if k is None else ' of a rank'}"
                     )
-        if hole := _hole([s for _, s in held], rows, dim):
+        if hole := _hole([s for _, s in numbered_shards], rows, dim):
             add = shard_text(Shard(k or 0, *hole), rows, dim)
             of = "" if k is None else f" of rank {k}"
             return (
@@ -355,12 +355,12 @@ def _made_for(
     done: Mapping[str, Any],
     source: str,
 ) -> PlannedFor | None:
-    given = [key for key in ("batch_per_rank", "statistics") if key in values]
+    keys = [key for key in ("batch_per_rank", "statistics") if key in values]
     without = [name for name in done if name not in {t.name for t in configs}]
-    if without and (configs or given):
+    if without and (configs or keys):
         raise PlanError(
             f"{source}: tables.{without[0]}.table.features must be given where "
-            f"{given[0] if given else 'other tables have them'}{' is' if given else ''}"
+            f"{keys[0] if keys else 'other tables have them'}{' is' if keys else ''}"
         )
     if not configs:
         return None

@@ -172,15 +172,15 @@ class TableSharding:
             for r in _between(row, s.rows)
         ]
         copies = range(world) if self.mode == "replicated" else [-1]
-        held = Counter(
+        count = Counter(
             (s.rows.start, s.cols.start, s.rank if self.mode == "replicated" else -1) for s in cells
         )
         for r, c, k in product(row[:-1], col[:-1], copies):
-            if held[r, c, k] != 1:
+            if count[r, c, k] != 1:
                 where = f" on rank {k}" if k >= 0 else ""
                 raise PlanError(
                     f"table {table.name}: the cell that starts at row {r}, column {c} is held "
-                    f"{held[r, c, k]} times{where}; a plan must tile a table exactly once"
+                    f"{count[r, c, k]} times{where}; a plan must tile a table exactly once"
                 )
         return sorted(cells, key=lambda s: (s.cols.start, s.rows.start, s.rank))
 
@@ -335,7 +335,10 @@ class ShardingPlan:
             tables={n: s for n, s in self.tables.items() if n in names},
             reasons={n: why for n, why in self.reasons.items() if n in names},
             made_for=self.made_for.part(names) if self.made_for else None,
-            modules={path: [n for n in held if n in names] for path, held in self.modules.items()},
+            modules={
+                path: [n for n in of_module if n in names]
+                for path, of_module in self.modules.items()
+            },
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -505,8 +505,8 @@ class JaggedValues:
             tensor.record_stream(stream)
 
     def _tensors(self) -> list[Tensor]:
-        held = (self._values, self._weights, self._lengths, self._offsets)
-        return [tensor for tensor in held if tensor is not None]
+        parts = (self._values, self._weights, self._lengths, self._offsets)
+        return [tensor for tensor in parts if tensor is not None]
 
     @abstractmethod
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:

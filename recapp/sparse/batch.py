@@ -151,11 +151,11 @@ class Batch:
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
         """Return a batch with `change` applied to each part."""
-        made = copy(self)
-        made.dense_BI = change(self.dense_BI)
-        made.sparse = change(self.sparse)
-        made.labels = {name: change(label_B) for name, label_B in self.labels.items()}
-        made.weights = {name: change(weight_B) for name, weight_B in self.weights.items()}
+        batch = copy(self)
+        batch.dense_BI = change(self.dense_BI)
+        batch.sparse = change(self.sparse)
+        batch.labels = {name: change(label_B) for name, label_B in self.labels.items()}
+        batch.weights = {name: change(weight_B) for name, weight_B in self.weights.items()}
         if self.row_numbers_B is not None:
-            made.row_numbers_B = change(self.row_numbers_B)
-        return made
+            batch.row_numbers_B = change(self.row_numbers_B)
+        return batch

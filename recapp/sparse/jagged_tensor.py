@@ -106,13 +106,13 @@ class JaggedTensor(JaggedValues):
             offsets: Cumulated lengths, or None.
             may_have_slack: Whether there may be more values than the bags hold.
         """
-        made = cls.__new__(cls)
-        made._values = values
-        made._weights = weights
-        made._lengths = lengths
-        made._offsets = offsets
-        made._may_have_slack = may_have_slack
-        return made
+        jagged = cls.__new__(cls)
+        jagged._values = values
+        jagged._weights = weights
+        jagged._lengths = lengths
+        jagged._offsets = offsets
+        jagged._may_have_slack = may_have_slack
+        return jagged
 
     @staticmethod
     def empty(

@@ -192,18 +192,18 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             strides: `stride_per_key_per_rank`, or None.
             inverse_indices: The inverse indices, or None.
         """
-        made = cls.__new__(cls)
-        made._keys = keys
-        made._values = values
-        made._weights = weights
-        made._lengths = lengths
-        made._offsets = offsets
-        made._stride = stride
-        made._length_per_key = length_per_key
-        made._strides = strides
-        made._inverse_indices = inverse_indices
-        made._jt_dict = None
-        return made
+        kjt = cls.__new__(cls)
+        kjt._keys = keys
+        kjt._values = values
+        kjt._weights = weights
+        kjt._lengths = lengths
+        kjt._offsets = offsets
+        kjt._stride = stride
+        kjt._length_per_key = length_per_key
+        kjt._strides = strides
+        kjt._inverse_indices = inverse_indices
+        kjt._jt_dict = None
+        return kjt
 
     @staticmethod
     def empty(
@@ -355,11 +355,11 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         Raises:
             DataError: There are fewer than the bags hold.
         """
-        made = copy.copy(self)
-        made._values, _ = check_values(values, self._weights)
+        kjt = copy.copy(self)
+        kjt._values, _ = check_values(values, self._weights)
         if on_host(self._lengths):
-            check_total(sum(self.length_per_key()), made._values, self._weights)
-        return made
+            check_total(sum(self.length_per_key()), kjt._values, self._weights)
+        return kjt
 
     def with_weights(self, weights: Tensor) -> "KeyedJaggedTensor":
         """Return the same bags with other weights. Values and lengths are not copied.
@@ -370,11 +370,11 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         Raises:
             DataError: There are fewer than the bags hold, or they are on another device.
         """
-        made = copy.copy(self)
-        _, made._weights = check_values(self._values, weights)
+        kjt = copy.copy(self)
+        _, kjt._weights = check_values(self._values, weights)
         if on_host(self._lengths):
-            check_total(sum(self.length_per_key()), self._values, made._weights)
-        return made
+            check_total(sum(self.length_per_key()), self._values, kjt._weights)
+        return kjt
 
     def length_per_key(self) -> list[int]:
         """Return the number of values of each key, on the host.
@@ -494,42 +494,42 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         Raises:
             DataError: An index is out of range.
         """
-        taken = list(indices)
+        order = list(indices)
         count = len(self._keys)
-        for index in taken:
+        for index in order:
             if not 0 <= index < count:
                 raise DataError(
                     f"index {index} belongs to no key: there are {count} keys, 0..{count - 1}"
                 )
-        if indices_tensor is not None and indices_tensor.shape != (len(taken),):
+        if indices_tensor is not None and indices_tensor.shape != (len(order),):
             raise DataError(
                 f"indices_tensor has the shape {list(indices_tensor.shape)}, but there are "
-                f"{len(taken)} indices: give the same indices as a tensor, or None"
+                f"{len(order)} indices: give the same indices as a tensor, or None"
             )
-        first = taken[0] if taken else 0
-        if taken == list(range(first, first + len(taken))):
-            return self._run(first, len(taken), self.offset_per_key())
+        first = order[0] if order else 0
+        if order == list(range(first, first + len(order))):
+            return self._run(first, len(order), self.offset_per_key())
         per_key = self.length_per_key()
         if indices_tensor is None:
-            indices_tensor = to_device(taken, self._lengths.device)
+            indices_tensor = to_device(order, self._lengths.device)
         values, weights = (
-            None if t is None else in_segments(first_ones(sum(per_key), t), per_key, taken)
+            None if t is None else in_segments(first_ones(sum(per_key), t), per_key, order)
             for t in (self._values, self._weights)
         )
         assert values is not None
         lengths = (
             self._lengths.reshape(count, self._stride).index_select(0, indices_tensor).flatten()
             if self._strides is None
-            else in_segments(self._lengths, self.stride_per_key(), taken)
+            else in_segments(self._lengths, self.stride_per_key(), order)
         )
         return KeyedJaggedTensor.unchecked(
-            [self._keys[i] for i in taken],
+            [self._keys[i] for i in order],
             values,
             weights,
             lengths,
             self._stride,
-            [per_key[i] for i in taken],
-            strides=None if self._strides is None else [self._strides[i] for i in taken],
+            [per_key[i] for i in order],
+            strides=None if self._strides is None else [self._strides[i] for i in order],
         )
 
     def to(
@@ -663,8 +663,8 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         """Return the tensors of this object, for a program that sends them itself."""
         kjt = self.without_slack()
         strides = to_device(self.stride_per_key(), self.device()) if self._strides else None
-        found = (kjt._lengths, kjt._values, strides, kjt._weights)
-        return [t for t in found if t is not None]
+        parts = (kjt._lengths, kjt._values, strides, kjt._weights)
+        return [t for t in parts if t is not None]
 
     @staticmethod
     def dist_init(

@@ -141,13 +141,13 @@ def check_stride(
                 "length per bag"
             )
         longest = max(map(sum, strides), default=stride or 0)
-        found = longest if inverse is None else inverse[1].shape[1]
-        if stride not in (None, found):
+        samples = longest if inverse is None else inverse[1].shape[1]
+        if stride not in (None, samples):
             raise DataError(
-                f"stride is {stride}, but by inverse_indices or the longest key there are {found} "
-                "samples: leave stride out"
+                f"stride is {stride}, but by inverse_indices or the longest key there are "
+                f"{samples} samples: leave stride out"
             )
-        return found
+        return samples
     if stride is not None and bags != count * stride:
         raise DataError(
             f"there are {bags} bags, but {count} keys of stride {stride} have {count * stride}: "
@@ -163,20 +163,20 @@ def check_stride(
     return bags // count if count else stride or 0
 
 
-def check_derived(**said: tuple[Any, Callable[[], Any]]) -> None:
+def check_derived(**arguments: tuple[Any, Callable[[], Any]]) -> None:
     """Check arguments that follow from other arguments.
 
     Args:
-        said: By name, the given value or None, and the function that computes the value from the
-            others.
+        arguments: By name, the given value or None, and the function that computes the value
+            from the others.
 
     Raises:
         DataError: A given value differs from the computed one.
     """
-    for name, (given, find) in said.items():
-        if given is not None and given != (found := find()):
+    for name, (value, find) in arguments.items():
+        if value is not None and value != (derived := find()):
             raise DataError(
-                f"{name} is {given}, but by the other arguments it is {found}: leave it out"
+                f"{name} is {value}, but by the other arguments it is {derived}: leave it out"
             )
 
 
@@ -201,27 +201,27 @@ def concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
     return concatenate("weights", [w for w in weights.values() if w is not None])
 
 
-def _all_or_none(found: Sequence[T | None], argument: str) -> list[T]:
+def _all_or_none(values: Sequence[T | None], argument: str) -> list[T]:
     """Return the values of an argument that all tensors were given; an empty list if none was.
 
     Raises:
         DataError: Only some tensors were given the argument.
     """
-    some = [given for given in found if given is not None]
-    if some and len(some) < len(found):
+    some = [value for value in values if value is not None]
+    if some and len(some) < len(values):
         raise DataError(
             f"{argument}: only some of the tensors have them: give them to all tensors, or to none"
         )
     return some
 
 
-def concatenate_strides(found: Sequence[Strides | None]) -> Strides | None:
+def concatenate_strides(strides_of_tensors: Sequence[Strides | None]) -> Strides | None:
     """Return the concatenated numbers of bags per key and rank of several tensors.
 
     Raises:
         DataError: Only some tensors have them, or the numbers of ranks differ.
     """
-    some = _all_or_none(found, "stride_per_key_per_rank")
+    some = _all_or_none(strides_of_tensors, "stride_per_key_per_rank")
     if not some:
         return None
     rows = [of_ranks for strides in some for of_ranks in strides]
@@ -233,13 +233,13 @@ def concatenate_strides(found: Sequence[Strides | None]) -> Strides | None:
     return rows
 
 
-def concatenate_inverse(found: Sequence[InverseIndices | None]) -> InverseIndices | None:
+def concatenate_inverse(inverses: Sequence[InverseIndices | None]) -> InverseIndices | None:
     """Return the concatenated inverse indices of several tensors.
 
     Raises:
         DataError: Only some tensors have them, or the numbers of samples differ.
     """
-    some = _all_or_none(found, "inverse_indices")
+    some = _all_or_none(inverses, "inverse_indices")
     if not some:
         return None
     samples = [index_FS.shape[1] for _, index_FS in some]
@@ -295,20 +295,20 @@ def joined_parts(
         )
     lengths, values = tensors[:2]
     weights = tensors[-1] if len(tensors) == most else None
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if has_strides:
         sizes = tensors[2].tolist()
         of_keys = torch.tensor(sizes, dtype=torch.int64, device="cpu").view(ranks, keys).T
         if stagger > 1:
             of_keys = of_keys[:, torch.arange(ranks, device="cpu").view(stagger, -1).T.reshape(-1)]
-        made["stride_per_key_per_rank"] = of_keys.tolist()
+        arguments["stride_per_key_per_rank"] = of_keys.tolist()
     else:
         if stride_per_rank is None:
             raise DataError("stride_per_rank is None: give the number of samples of each rank")
         first = stride_per_rank[0] if stride_per_rank else 0
         size = first if len(set(stride_per_rank)) <= 1 else 1
         sizes = [size] * (len(lengths) // size if size else 0)
-        made["stride"] = sum(stride_per_rank)
+        arguments["stride"] = sum(stride_per_rank)
     if order is not None and sorted(order) != list(range(len(sizes))):
         raise DataError(
             f"recat is {list(order)}, but there are {len(sizes)} parts: give each of "
@@ -319,7 +319,7 @@ def joined_parts(
         values = in_segments(values, counts, order)
         weights = None if weights is None else in_segments(weights, counts, order)
         lengths = in_segments(lengths, sizes, order)
-    return made | {"values": values, "weights": weights, "lengths": lengths}
+    return arguments | {"values": values, "weights": weights, "lengths": lengths}
 
 
 Context = tuple[Any, ...]

@@ -317,13 +317,13 @@ def _flatten(tensor: KeyedTensor) -> tuple[list[Any], tuple[tuple[str, ...], tup
 
 def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int]) -> KeyedTensor:
     # While torch maps a tree, leaves may have any type: so there is no check here.
-    made = KeyedTensor.__new__(KeyedTensor)
-    made._keys = list(context[0])
-    made._length_per_key = list(context[1])
-    made._key_dim = context[2]
-    (made._values,) = leaves
-    made._with_room = None
-    return made
+    keyed = KeyedTensor.__new__(KeyedTensor)
+    keyed._keys = list(context[0])
+    keyed._length_per_key = list(context[1])
+    keyed._key_dim = context[2]
+    (keyed._values,) = leaves
+    keyed._with_room = None
+    return keyed
 
 
 def _flatten_as(tensor: KeyedTensor, spec: TreeSpec) -> list[Any]:

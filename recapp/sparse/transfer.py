@@ -30,12 +30,12 @@ def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) 
 
     On the CPU the tensor shares the memory of an array.
     """
-    held = (
+    tensor = (
         torch.from_numpy(numbers)
         if isinstance(numbers, np.ndarray)
         else torch.tensor(numbers, dtype=torch.int64, device="cpu")
     )
-    return copy_to_device(held, device)
+    return copy_to_device(tensor, device)
 
 
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -71,7 +71,7 @@ def true_indices(mask_N: Tensor) -> Tensor:
     number_N = mask_N.cumsum(0)
     count = sum(to_host(number_N[-1:]).tolist())
     # Indices at which the mask is false go to the last entry, which is cut off.
-    found = torch.empty(count + 1, dtype=torch.int64, device=mask_N.device)
-    return found.index_copy_(
+    indices = torch.empty(count + 1, dtype=torch.int64, device=mask_N.device)
+    return indices.index_copy_(
         0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device)
     )[:count]

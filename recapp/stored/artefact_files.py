@@ -42,8 +42,8 @@ def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     """Return dense parameters and buffers as a safetensors file."""
     import safetensors.torch
 
-    own = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
-    raw: bytes = safetensors.torch.save(own)
+    tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
+    raw: bytes = safetensors.torch.save(tensors)
     return raw
 
 
@@ -68,7 +68,7 @@ def dense_values(raw: bytes) -> dict[str, Tensor]:
 
 def plain_values(values: Mapping[str, Values]) -> dict[str, Tensor]:
     """Return fitted values as tensors for a checkpoint."""
-    return {key: torch.from_numpy(np.array(own)) for key, own in values.items()}
+    return {key: torch.from_numpy(np.array(value)) for key, value in values.items()}
 
 
 def values_in(
@@ -84,13 +84,13 @@ def values_in(
     Raises:
         CheckpointError: The values are missing or damaged.
     """
-    found = meta.get(DERIVED_VALUES)
-    if not isinstance(found, dict):
+    entry = meta.get(DERIVED_VALUES)
+    if not isinstance(entry, dict):
         raise CheckpointError(
             f"checkpoint {checkpoint} has no values of derived columns, which {SETTINGS} make: "
             "leave these out, or use another checkpoint"
         )
-    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    tensors = {key: value for key, value in entry.items() if isinstance(value, Tensor)}
     try:
         return _of_columns({key: value.numpy() for key, value in tensors.items()}, columns)
     except (TypeError, ValueError) as error:
@@ -167,7 +167,7 @@ def read_values(
     Raises:
         ValueError: The lines are other columns, or do not fit the file.
     """
-    made: dict[str, Values] = {}
+    values: dict[str, Values] = {}
     try:
         for line, column in zip(cast(list[Any], lines), columns, strict=True):
             first = line["first"]
@@ -178,10 +178,10 @@ def read_values(
                 raise ValueError(f"{column.name} is outside of the file")
             floats = column.has_floats
             part = np.frombuffer(raw, "<f8" if floats else "<i8", count, first * ITEM_BYTES)
-            made[column.key] = part.astype(np.float32 if floats else np.int64)
+            values[column.key] = part.astype(np.float32 if floats else np.int64)
     except (TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    return _of_columns(made, columns)
+    return _of_columns(values, columns)
 
 
 @contextmanager

@@ -109,9 +109,9 @@ class StoredBlock(NamedTuple):
         if plain["dtype"] not in DTYPES or Path(plain["file"]).name != plain["file"]:
             raise ValueError(f"dtype {plain['dtype']}, file {plain['file']}")
         shape = _pair(plain, "shape")
-        held = _pair(plain, "bytes")
+        span = _pair(plain, "bytes")
         rows, cols = (range(*_pair(plain, key)) for key in ("rows", "cols"))
-        made = StoredBlock(
+        block = StoredBlock(
             str(plain["table"]),
             str(plain["tensor"]),
             shape,
@@ -119,13 +119,13 @@ class StoredBlock(NamedTuple):
             cols,
             plain["dtype"],
             plain["file"],
-            *held,
+            *span,
             int(plain["crc32"], 16),
         )
-        needed = len(rows) * len(cols) * DTYPES[made.dtype].itemsize
-        if not needed or held[1] - held[0] != needed:
-            raise ValueError(f"block {made.key!r} of {made.dtype} in {held[1] - held[0]:,} bytes")
-        return made
+        needed = len(rows) * len(cols) * DTYPES[block.dtype].itemsize
+        if not needed or span[1] - span[0] != needed:
+            raise ValueError(f"block {block.key!r} of {block.dtype} in {span[1] - span[0]:,} bytes")
+        return block
 
 
 def _pair(plain: dict[str, Any], key: str) -> tuple[int, int]:
@@ -267,9 +267,9 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
             part = _rows_of(b, rows)
             if not is_finite(part):
-                said = NOT_SAVED if b.tensor in OF_WEIGHTS else STATE_NOT_SAVED
+                template = NOT_SAVED if b.tensor in OF_WEIGHTS else STATE_NOT_SAVED
                 at = f"table {b.table}, rows {rows.start}-{rows.stop}"
-                raise CheckpointError(f"{at}: {said.format(state=b.tensor)}")
+                raise CheckpointError(f"{at}: {template.format(state=b.tensor)}")
             raw = _bytes(part)
             out.write(raw)
             stored.append(
@@ -332,12 +332,12 @@ class Source(NamedTuple):
     Args:
         stored: The rectangle.
         order: The order of its rows; None for the order of row numbers.
-        held: The rectangles in the rank's memory that it fills, at least in part.
+        blocks: The rectangles in the rank's memory that it fills, at least in part.
     """
 
     stored: StoredBlock
     order: RowOrder | None
-    held: list[Block]
+    blocks: list[Block]
 
 
 Sources = list[Source]
@@ -363,7 +363,7 @@ def sources_of(
         CheckpointError: A table or tensor is not stored, has another shape, or has a hole.
     """
     checked = set[tuple[str, str]]()
-    found = dict[tuple[str, str], Source]()
+    sources = dict[tuple[str, str], Source]()
     for b in blocks:
         if not b.data.numel():
             continue
@@ -374,8 +374,8 @@ def sources_of(
         order = orders.get(b.table)
         for s in stored:
             if overlap(s.cols, b.cols) and (order != b.order or overlap(s.rows, b.rows)):
-                found.setdefault((s.file, s.key), Source(s, order, [])).held.append(b)
-    return list(found.values())
+                sources.setdefault((s.file, s.key), Source(s, order, [])).blocks.append(b)
+    return list(sources.values())
 
 
 def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO]) -> None:
@@ -391,9 +391,9 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
     """
     file_of = cache(lambda file: _BlockFile(folder / file, opened(file)))
     with torch.no_grad():
-        for stored, order, held in sources:
+        for stored, order, blocks in sources:
             for rows, part in file_of(stored.file).read(stored):
-                for b in held:
+                for b in blocks:
                     copy_rows(b, part, rows, stored.cols, order)
 
 
@@ -405,8 +405,8 @@ def _stored_of(
     Raises:
         CheckpointError: The table or tensor is not stored, or has another shape or kind of dtype.
     """
-    found = by_tensor.get((block.table, block.tensor))
-    if found is None:
+    stored = by_tensor.get((block.table, block.tensor))
+    if stored is None:
         tables = {table for table, _ in by_tensor}
         if block.table not in tables:
             raise CheckpointError(
@@ -417,18 +417,18 @@ def _stored_of(
             f"the checkpoint has no {block.tensor} of table {block.table}, only {has}: "
             "set the optimizer that it was trained with"
         )
-    if found[0].shape != block.shape:
+    if stored[0].shape != block.shape:
         raise CheckpointError(
-            f"table {block.table}, {block.tensor} is {by(found[0].shape)} in the checkpoint, but "
+            f"table {block.table}, {block.tensor} is {by(stored[0].shape)} in the checkpoint, but "
             f"{by(block.shape)} in the model: set tables and optimizer as they were when it was "
             "saved"
         )
-    if DTYPES[found[0].dtype].is_floating_point != block.data.dtype.is_floating_point:
+    if DTYPES[stored[0].dtype].is_floating_point != block.data.dtype.is_floating_point:
         raise CheckpointError(
-            f"table {block.table}, {block.tensor} is stored as {found[0].dtype} and cannot become "
+            f"table {block.table}, {block.tensor} is stored as {stored[0].dtype} and cannot become "
             f"{block.data.dtype}"
         )
-    return found
+    return stored
 
 
 class _BlockFile:

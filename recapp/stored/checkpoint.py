@@ -141,14 +141,14 @@ def _write(
     """Write a rank's blocks, or share their file. Return the stored blocks, and as plain values the
     row orders of tables with mixed rows.
     """
-    held = list(blocks)
+    block_list = list(blocks)
     file = f"rank-{rank:05d}.safetensors"
     stored: list[StoredBlock] = []
     with suppress(CheckpointError):  # deleted since
         stored = [s for s in read_manifest(saved).blocks if s.file == file] if saved else []
-    if saved is None or not link_blocks(folder, file, held, saved, stored):
-        stored = write_blocks(folder, file, held)
-    return stored, {b.table: b.order.to_dict() for b in held if b.order}
+    if saved is None or not link_blocks(folder, file, block_list, saved, stored):
+        stored = write_blocks(folder, file, block_list)
+    return stored, {b.table: b.order.to_dict() for b in block_list if b.order}
 
 
 def write_error(path: str | Path, error: OSError) -> CheckpointError:
@@ -294,16 +294,16 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         CheckpointError: The checkpoint does not exist, or its file is damaged or holds other types
             than plain ones.
     """
-    with Checkpoint.at(path, wanted=lambda manifest: (META,)) as snapshot:
+    with Checkpoint.at(path, selector=lambda manifest: (META,)) as snapshot:
         return snapshot.meta()
 
 
 def files_of(blocks: Iterable[Block]) -> Wanted:
     """Return a selector of the files that hold parts of these blocks or the plain part."""
-    held = list(blocks)
+    block_list = list(blocks)
     return lambda manifest: (
         META,
-        *(s.stored.file for s in sources_of(manifest.tensors, manifest.row_orders, held)),
+        *(s.stored.file for s in sources_of(manifest.tensors, manifest.row_orders, block_list)),
     )
 
 
@@ -320,9 +320,9 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
         CheckpointError: A table, tensor or shape differs from the checkpoint's, the stored blocks
             leave a hole, or a file is damaged.
     """
-    held = list(blocks)
-    with Checkpoint.at(path, wanted=files_of(held)) as snapshot:
-        snapshot.fill(held)
+    block_list = list(blocks)
+    with Checkpoint.at(path, selector=files_of(block_list)) as snapshot:
+        snapshot.fill(block_list)
 
 
 def load_together(
@@ -350,19 +350,19 @@ def load_together(
         CheckpointError: As for `load_blocks`; or weights or states of optimisers are not finite.
         RankError: Another rank could not load its part.
     """
-    held: list[Block] = []
+    blocks: list[Block] = []
 
-    def wanted(manifest: CheckpointManifest) -> Iterable[str]:
-        held[:] = blocks_of(manifest)
-        return files_of(held)(manifest)
+    def selector(manifest: CheckpointManifest) -> Iterable[str]:
+        blocks[:] = blocks_of(manifest)
+        return files_of(blocks)(manifest)
 
     meta = dict[str, Any]()
     failure = None
-    with Checkpoint.at(path, comm, wanted) as snapshot:
+    with Checkpoint.at(path, comm, selector) as snapshot:
         try:
-            snapshot.fill(held)
+            snapshot.fill(blocks)
             meta = snapshot.meta()
-            _refuse_non_finite(snapshot.path, held, meta, parameters)
+            _refuse_non_finite(snapshot.path, blocks, meta, parameters)
         except CheckpointError as error:
             failure = error
         error_W = comm.all_gather(failure and str(failure))
@@ -379,8 +379,8 @@ def _refuse_non_finite(
             what = "weights" if b.tensor in OF_WEIGHTS else f"states of the optimiser ({b.tensor})"
             rows = f"rows {b.rows.start}-{b.rows.stop}"
             raise CheckpointError(f"table {b.table}, {rows} of checkpoint {path} has {what} {fix}")
-    found = meta.get("state_dict")
-    dense: dict[str, Any] = found if isinstance(found, dict) else {}
+    state = meta.get("state_dict")
+    dense: dict[str, Any] = state if isinstance(state, dict) else {}
     for name in parameters:
         if isinstance(values := dense.get(name), Tensor) and not is_finite(values):
             raise CheckpointError(f"{name} of checkpoint {path} has weights {fix}")
@@ -405,7 +405,7 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
     def all_of_it(manifest: CheckpointManifest) -> Iterable[str]:
         return {s.file for s in manifest.tensors.get((table, tensor), ())}
 
-    with Checkpoint.at(path, wanted=all_of_it) as snapshot:
+    with Checkpoint.at(path, selector=all_of_it) as snapshot:
         stored = snapshot.manifest.tensors.get((table, tensor), [])
         if stored:
             check_tiling(stored)  # before the table is allocated
@@ -470,7 +470,7 @@ def verify(path: str | Path) -> int:
     Raises:
         CheckpointError: A file or block is missing or damaged; the text names it.
     """
-    with Checkpoint.at(path, wanted=every_file) as snapshot:
+    with Checkpoint.at(path, selector=every_file) as snapshot:
         return snapshot.verify()
 
 
@@ -609,16 +609,16 @@ def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
     except CheckpointError:
         return []
     start = read_manifest(resumed) if resumed else None
-    kept = start.step if start is not None and start.run == earlier.run else -1
+    start_step = start.step if start is not None and start.run == earlier.run else -1
     removed = []
-    if earlier.step > kept and is_link(last):
+    if earlier.step > start_step and is_link(last):
         files.remove(last)
         removed.append(LAST)
     for path, *_ in sorted(checkpoints_in(folder)):
         with suppress(CheckpointError):
-            held = read_manifest(path)
-            own = held.run == earlier.run and held.info.get(SAVED_AS) == path.name
-            if own and held.step > kept and not is_link(path):
+            manifest = read_manifest(path)
+            of_same_run = manifest.run == earlier.run and manifest.info.get(SAVED_AS) == path.name
+            if of_same_run and manifest.step > start_step and not is_link(path):
                 files.remove(path)
                 removed.append(path.name)
     clean_up(folder)

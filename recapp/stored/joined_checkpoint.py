@@ -78,7 +78,7 @@ class _Joined:
         file = f"from-{len(self.plans):05d}.safetensors"
         self.blocks += write_blocks(self.folder, file, _weights(stored, names.tables))
         plan = manifest.plan
-        tables = {names.tables[name]: own for name, own in plan.tables.items()}
+        tables = {names.tables[name]: table_plan for name, table_plan in plan.tables.items()}
         self.plans.append(replace(plan, tables=tables, reasons={}, modules={}, made_for=None))
         dense = {names.of(name): value for name, value in meta["state_dict"].items()}
         self.meta["state_dict"] |= dense
@@ -89,7 +89,9 @@ class _Joined:
 
     def plan(self) -> ShardingPlan:
         """Return the plan of all tables."""
-        tables = {name: own for plan in self.plans for name, own in plan.tables.items()}
+        tables = {
+            name: table_plan for plan in self.plans for name, table_plan in plan.tables.items()
+        }
         ranks = max(plan.world_size for plan in self.plans)
         return replace(self.plans[0], tables=tables, world_size=ranks)
 
@@ -126,8 +128,8 @@ class _Names:
 
     def _number(self, name: str) -> int:
         """Return the number of the member that a parameter belongs to, from 0 on."""
-        own = name.removeprefix(OF_MEMBERS).partition(".")[0]
-        return int(own) if self.members > 1 else 0
+        number = name.removeprefix(OF_MEMBERS).partition(".")[0]
+        return int(number) if self.members > 1 else 0
 
 
 def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str = "") -> int:
@@ -153,7 +155,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
         prepare_save(output, unfinished, {}, {})
         joined = _Joined(unfinished)
         for path in paths:
-            with Checkpoint.at(path, wanted=every_file) as stored:
+            with Checkpoint.at(path, selector=every_file) as stored:
                 joined.add(stored)
         first = joined.first
         if first is None or not 1 < joined.members <= MOST_MEMBERS:
@@ -203,10 +205,10 @@ def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:
     """Return the settings of the ensemble: those of a model, but for a plan file, which knows
     nothing of the other members' tables.
     """
-    made = {**config, "ensemble": members, "snapshots": 1}
-    if (made.get("plan") or {}).get("path"):
-        del made["plan"]
-    return made
+    entries = {**config, "ensemble": members, "snapshots": 1}
+    if (entries.get("plan") or {}).get("path"):
+        del entries["plan"]
+    return entries
 
 
 def _check_same(
@@ -242,9 +244,9 @@ def _check_same(
 
 def _weights(stored: Checkpoint, names: Mapping[str, str]) -> Iterator[Block]:
     for table, joined in names.items():
-        found = stored.manifest.tensors[table, WEIGHT]
-        shape = found[0].shape
-        data = torch.empty(shape, dtype=DTYPES[found[0].dtype])
+        blocks = stored.manifest.tensors[table, WEIGHT]
+        shape = blocks[0].shape
+        data = torch.empty(shape, dtype=DTYPES[blocks[0].dtype])
         whole = (shape, range(shape[0]), range(shape[1]), data, True)
         stored.fill([Block(table, WEIGHT, *whole)])
         yield Block(joined, WEIGHT, *whole)

@@ -95,8 +95,8 @@ class Manifest(ABC):
             RecappError: The text is not a manifest, or the manifest is damaged, of the other kind
                 or of a later version.
         """
-        made: Self = _read(cls, raw, folder)
-        return made
+        manifest: Self = _read(cls, raw, folder)
+        return manifest
 
     @classmethod
     @abstractmethod
@@ -171,10 +171,10 @@ class Manifest(ABC):
         Raises:
             RecappError: A metric is not a number.
         """
-        found = self.entry("metrics", dict, {})
-        if not all(type(v) in (int, float, type(None)) for v in found.values()):
+        values = self.entry("metrics", dict, {})
+        if not all(type(v) in (int, float, type(None)) for v in values.values()):
             raise self.wrong("metrics")
-        return {name: math.nan if value is None else value for name, value in found.items()}
+        return {name: math.nan if value is None else value for name, value in values.items()}
 
     @property
     def example(self) -> list[dict[str, Any]]:
@@ -215,11 +215,11 @@ class Manifest(ABC):
 
     def wrong(self, name: str) -> RecappError:
         """Return the error for a missing or invalid entry; `name` is its dotted name."""
-        held: Any = self.info
+        value: Any = self.info
         for key in name.split("."):
-            held = held.get(key) if isinstance(held, dict) else None
-        said = "is missing" if held is None else f"is {short(held)}, which it cannot be"
-        return self.damaged(f"{name} {said}")
+            value = value.get(key) if isinstance(value, dict) else None
+        problem = "is missing" if value is None else f"is {short(value)}, which it cannot be"
+        return self.damaged(f"{name} {problem}")
 
     def damaged(self, why: str) -> RecappError:
         """Return the error for an invalid manifest."""
@@ -238,10 +238,10 @@ def to_json(manifest: Manifest) -> str:
         CheckpointError: An entry is neither plain nor a single number.
     """
     kind = manifest.kind
-    own = {"format": kind.format, "version": kind.version, "files": manifest.files}
-    taken = {*own, manifest.parts, "checksum"} & set(manifest.info)
-    assert not taken, f"{sorted(taken)}: a name of the format itself"
-    entries = {**own, **manifest.info}
+    head = {"format": kind.format, "version": kind.version, "files": manifest.files}
+    clashes = {*head, manifest.parts, "checksum"} & set(manifest.info)
+    assert not clashes, f"{sorted(clashes)}: a name of the format itself"
+    entries = {**head, **manifest.info}
     if isinstance(entries.get("metrics"), dict):  # JSON has no NaN
         entries["metrics"] = {k: _finite(v) for k, v in entries["metrics"].items()}
     try:

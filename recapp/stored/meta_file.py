@@ -87,9 +87,9 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
         if not isinstance(meta, dict):
             raise ValueError(f"a {type(meta).__name__} instead of a dict")
         for tensor in _tensors(meta, bytes_of(source)):
-            held = tensor.untyped_storage().nbytes()
-            if tensor.numel() * tensor.element_size() > held:
-                raise ValueError(f"a tensor of {tensor.numel():,} values in {held:,} bytes")
+            size = tensor.untyped_storage().nbytes()
+            if tensor.numel() * tensor.element_size() > size:
+                raise ValueError(f"a tensor of {tensor.numel():,} values in {size:,} bytes")
     except Exception as error:  # unpickling a damaged file can raise any exception
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{file} cannot be read as plain types: {reason}") from error
@@ -191,9 +191,9 @@ def _container(value: Any, where: str) -> Any:
         items = ((plain(k, where), plain(v, f"{where}.{k}")) for k, v in value.items())
         if type(value) is not OrderedDict:
             return dict(items)
-        made = OrderedDict(items)
-        made.__dict__.update(plain(value.__dict__, where))  # a state_dict's version numbers
-        return made
+        container = OrderedDict(items)
+        container.__dict__.update(plain(value.__dict__, where))  # a state_dict's version numbers
+        return container
     if isinstance(value, Set):
         return {plain(v, where) for v in value}
     if isinstance(value, Sequence):

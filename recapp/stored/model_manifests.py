@@ -70,10 +70,10 @@ class CheckpointManifest(Manifest):
     @cached_property
     def tensors(self) -> dict[tuple[str, str], list[StoredBlock]]:
         """The stored rectangles of each (table, tensor)."""
-        found: dict[tuple[str, str], list[StoredBlock]] = {}
+        blocks_by_tensor: dict[tuple[str, str], list[StoredBlock]] = {}
         for s in self.blocks:
-            found.setdefault((s.table, s.tensor), []).append(s)
-        return found
+            blocks_by_tensor.setdefault((s.table, s.tensor), []).append(s)
+        return blocks_by_tensor
 
     @property
     def is_averaged(self) -> bool:
@@ -247,12 +247,12 @@ def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
     Raises:
         ValueError: A block lies outside, or the name of a file contains another directory.
     """
-    held = dict.fromkeys(files, 0)
+    bytes_of_blocks = dict.fromkeys(files, 0)
     for s in blocks:
-        held[s.file] += s.end - s.begin
+        bytes_of_blocks[s.file] += s.end - s.begin
         if s.end > files[s.file]["bytes"]:
             raise ValueError(f"block {s.key!r} ends behind {s.file}")
-    for file, count in held.items():
+    for file, count in bytes_of_blocks.items():
         if Path(file).name != file or count > files[file]["bytes"]:
             raise ValueError(f"the blocks of {file} hold {count:,} bytes")
     if META not in files:
@@ -354,17 +354,23 @@ class ArtefactManifest(Manifest):
         Raises:
             ArtefactError: A table differs.
         """
-        made = {t.name: t for t in tables}
+        configs = {t.name: t for t in tables}
         stored = {t.name: t for t in self.tables}
-        if made.keys() != stored.keys():
-            odd = ", ".join(sorted(made.keys() ^ stored.keys())[:5])
+        if configs.keys() != stored.keys():
+            odd = ", ".join(sorted(configs.keys() ^ stored.keys())[:5])
             raise self.damaged(f"settings and tables differ: {odd}")
-        for name, table in made.items():
-            own = stored[name]
+        for name, table in configs.items():
+            stored_table = stored[name]
             dynamic = table.dynamic is not None
-            rows = own.rows if dynamic else table.num_embeddings
-            said = (rows, table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
-            if said != (own.rows, own.dim, own.id_rule, own.min_key, own.keys is not None):
+            rows = stored_table.rows if dynamic else table.num_embeddings
+            facts = (rows, table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
+            if facts != (
+                stored_table.rows,
+                stored_table.dim,
+                stored_table.id_rule,
+                stored_table.min_key,
+                stored_table.keys is not None,
+            ):
                 raise self.damaged(f"table {name} differs from its settings")
 
     @property

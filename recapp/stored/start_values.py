@@ -56,29 +56,29 @@ def check_values(
         RecappError: A file does not exist, or does not fit its table.
     """
     by_name = {table.name: table for table in tables}
-    for name, given in values.items():
+    for name, source in values.items():
         table = by_name[name]
         listed = any(feature in schema.vocabularies for feature in table.feature_names)
         rows = None if listed or not sized else table.num_embeddings
-        _read(table, given, schema, name, rows, None)
-        suffixes = [Path(path).suffix for path in (given, given.rpartition("@")[0])]
+        _read(table, source, schema, name, rows, None)
+        suffixes = [Path(path).suffix for path in (source, source.rpartition("@")[0])]
         if ".safetensors" in suffixes and (listed or table.id_rule is IdRule.HASH):
             chooses = "dataset.min_frequency" if listed else "id_rule=hash"
             note(
-                f"{SETTING}.{name}={given}: row r of the tensor becomes row r of the table, and "
+                f"{SETTING}.{name}={source}: row r of the tensor becomes row r of the table, and "
                 f"{chooses} chooses the row of an id: if the tensor has id r in row r, write ids "
                 "and vectors to Parquet, which finds their rows"
             )
 
 
 def fill_values(
-    table: EmbeddingConfig, given: str, schema: Schema, key: str, blocks: Sequence[Block]
+    table: EmbeddingConfig, source: str, schema: Schema, key: str, blocks: Sequence[Block]
 ) -> tuple[int, int]:
     """Fill the rectangles of this rank from the file of a table's start values.
 
     Args:
         table: The table.
-        given: The path, after it perhaps `@` and a name.
+        source: The path, after it perhaps `@` and a name.
         schema: The columns of the data set, whose rules make rows of ids.
         key: The name of the table in the settings.
         blocks: The rectangles.
@@ -91,10 +91,10 @@ def fill_values(
         RecappError: The file cannot be read, does not fit the table, or has values that are not
             finite.
     """
-    counts = _read(table, given, schema, key, table.num_embeddings, blocks)
+    counts = _read(table, source, schema, key, table.num_embeddings, blocks)
     if not all(is_finite(block.data) for block in blocks):
         raise ConfigError(
-            f"{SETTING}.{key}={given}: the file has values that are not finite in the type of the "
+            f"{SETTING}.{key}={source}: the file has values that are not finite in the type of the "
             "table (NaN or infinity): write numbers"
         )
     return counts
@@ -102,7 +102,7 @@ def fill_values(
 
 def _read(
     table: EmbeddingConfig,
-    given: str,
+    source: str,
     schema: Schema,
     key: str,
     rows: int | None,
@@ -111,10 +111,10 @@ def _read(
     """Check that a file fits a table of some rows, or of an unknown number, and write its values
     into rectangles; without rectangles read no values. Return what `fill_values` does.
     """
-    setting = f"{SETTING}.{key}={given}"
-    path, _, name = given.rpartition("@")
-    if entry_of(Path(given)) or not path or not entry_of(Path(path)):
-        path = given
+    setting = f"{SETTING}.{key}={source}"
+    path, _, name = source.rpartition("@")
+    if entry_of(Path(source)) or not path or not entry_of(Path(path)):
+        path = source
         name = ""
     if table.dynamic is not None:
         raise ConfigError(

@@ -73,7 +73,7 @@ class Snapshot(Generic[M]):
         path: The model, by the name that the caller uses.
         pinned: The open directory of the model; closed together with the snapshot.
         manifest: Its manifest.
-        wanted: The files to open.
+        names: The files to open.
 
     Raises:
         RecappError: The model is incomplete, or a file cannot be read.
@@ -82,7 +82,7 @@ class Snapshot(Generic[M]):
     kind: ClassVar[Kind]
     manifest_type: ClassVar[type[Manifest]]
 
-    def __init__(self, path: Path, pinned: Pinned, manifest: M, wanted: Iterable[str]) -> None:
+    def __init__(self, path: Path, pinned: Pinned, manifest: M, names: Iterable[str]) -> None:
         self.path = path
         self.manifest = manifest
         self._stack = ExitStack()
@@ -101,7 +101,7 @@ class Snapshot(Generic[M]):
                     raise self.kind.error(f"{self.kind.name} {path} is incomplete: {file} {has}")
             self._files = {
                 file: self._stack.enter_context(pinned.open(file, self.kind))
-                for file in sorted({*wanted})
+                for file in sorted({*names})
             }
             undo.pop_all()
 
@@ -112,14 +112,16 @@ class Snapshot(Generic[M]):
         self._stack.close()
 
     @classmethod
-    def at(cls, path: str | Path, comm: Comm | None = None, wanted: Wanted = files_in_use) -> Self:
+    def at(
+        cls, path: str | Path, comm: Comm | None = None, selector: Wanted = files_in_use
+    ) -> Self:
         """Open the version of a stored model of this kind to which its name leads now.
 
         Arguments and errors are those of `open_stored`. A model of the other kind is an error, too.
         """
         path = Path(path)
         if comm is not None:
-            return cls._open_together(path, comm, wanted)
+            return cls._open_together(path, comm, selector)
 
         def version() -> tuple[int, ...]:
             entry = entry_of(files_at(path).current(path))
@@ -130,7 +132,7 @@ class Snapshot(Generic[M]):
             before = version()
             attempts = attempts - 1
             try:
-                return cls._open_now(path, wanted)
+                return cls._open_now(path, selector)
             except (RecappError, FileNotFoundError) as error:
                 if attempts and version() != before:
                     continue
@@ -139,7 +141,7 @@ class Snapshot(Generic[M]):
                 raise cls.kind.error(why_none(path, cls.kind)) from error
 
     @classmethod
-    def _open_now(cls, path: Path, wanted: Wanted) -> Self:
+    def _open_now(cls, path: Path, selector: Wanted) -> Self:
         """Open the directory to which a name leads now.
 
         Raises:
@@ -155,18 +157,18 @@ class Snapshot(Generic[M]):
             undo.callback(pinned.close)
             raw = pinned.read(MANIFEST, cls.kind)
             manifest: Any = cls.manifest_type.from_json(raw, folder)
-            files = {*wanted(manifest)}
+            files = {*selector(manifest)}
             undo.pop_all()
         return cls(path, pinned, manifest, files)
 
     @classmethod
-    def _open_together(cls, path: Path, comm: Comm, wanted: Wanted) -> Self:
+    def _open_together(cls, path: Path, comm: Comm, selector: Wanted) -> Self:
         """Open the same version on all ranks, even if it is replaced meanwhile."""
         for _ in range(ATTEMPTS):
             mine: Self | None = None
             failure: RecappError | None = None
             try:
-                mine = cls.at(path, wanted=wanted)
+                mine = cls.at(path, selector=selector)
             except RecappError as error:
                 failure = error
             seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
@@ -213,9 +215,9 @@ class Snapshot(Generic[M]):
 
     def opened(self, file: str) -> BinaryIO:
         """Return one of the open files, at its beginning."""
-        found = self._files[file]
-        found.seek(0)
-        return found
+        stream = self._files[file]
+        stream.seek(0)
+        return stream
 
     def check(self, file: str) -> int:
         """Read an open file, compare its checksum, and return its size in bytes.
@@ -264,9 +266,9 @@ class Checkpoint(Snapshot[CheckpointManifest]):
 
     def facts(self) -> dict[str, Any]:
         """Return plain facts about the model, for people and servers."""
-        found = self.manifest
+        manifest = self.manifest
         path = str(self.path.absolute())
-        return {"path": path, "step": found.step, "metrics": found.metrics}
+        return {"path": path, "step": manifest.step, "metrics": manifest.metrics}
 
     def meta(self) -> dict[str, Any]:
         """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
@@ -380,14 +382,14 @@ StoredModel = Checkpoint | Artefact
 
 
 def open_stored(
-    path: str | Path, comm: Comm | None = None, wanted: Wanted = files_in_use
+    path: str | Path, comm: Comm | None = None, selector: Wanted = files_in_use
 ) -> StoredModel:
     """Open a checkpoint or an artefact; its open files stay readable when a writer replaces it.
 
     Args:
         path: The model.
         comm: The ranks that open the same version together; None opens for this rank alone.
-        wanted: Selects the files to open.
+        selector: Selects the files to open.
 
     Raises:
         CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
@@ -396,7 +398,7 @@ def open_stored(
         RankError: Another rank could not open the model.
     """
     kind: type[StoredModel] = Artefact if is_artefact(path) else Checkpoint
-    return kind.at(path, comm, wanted)
+    return kind.at(path, comm, selector)
 
 
 def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
@@ -409,5 +411,5 @@ def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
             version.
         ArtefactError: The artefact is incomplete or damaged, or has a later version.
     """
-    with open_stored(path, wanted=lambda manifest: ()) as stored:
+    with open_stored(path, selector=lambda manifest: ()) as stored:
         return stored.manifest

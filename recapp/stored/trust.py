@@ -243,13 +243,13 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
         CheckpointError: It does not, or the package cannot be imported.
     """
     home, _, name = target.rpartition(".")
-    said = f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
+    refusal = f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
     try:
         value = vars(import_module(home)).get(name)
     except Exception as error:
         why = _shown(str(error))
         raise CheckpointError(
-            f"{said}{home} cannot be imported ({why}); start the command where it can be"
+            f"{refusal}{home} cannot be imported ({why}); start the command where it can be"
         ) from None
     defined = isinstance(value, type) and f"{value.__module__}.".startswith(f"{trusted}.")
     if not defined or not issubclass(cast(type, value), tuple(map(_named, bases))):
@@ -257,7 +257,7 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
             f"that are derived from {' or '.join(bases)}" if bases else "where classes may stand"
         )
         raise CheckpointError(
-            f"{said}trust=[{trusted}] vouches for classes that are defined there, {kinds}; say "
+            f"{refusal}trust=[{trusted}] vouches for classes that are defined there, {kinds}; say "
             f"{where}.{TARGET}=... on the command line if you want it"
         )
 
@@ -270,10 +270,14 @@ def _named(name: str) -> Any:
 def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
     if len(homes) > 1:
         return "only recapp's own and classes of torch, lightning and torchmetrics are"
-    own = dict.fromkeys(name.rpartition(".")[2] for name in names)
+    class_names = dict.fromkeys(name.rpartition(".")[2] for name in names)
     modules = {name.rpartition(".")[0] for name in names}
-    said = [", ".join(own) + (f" of {modules.pop()}" if len(modules) == 1 else "")] if own else []
-    return f"only {' and '.join([*said, *(f'classes of {home.module}' for home in homes)])} are"
+    parts = (
+        [", ".join(class_names) + (f" of {modules.pop()}" if len(modules) == 1 else "")]
+        if class_names
+        else []
+    )
+    return f"only {' and '.join([*parts, *(f'classes of {home.module}' for home in homes)])} are"
 
 
 def _is_class_of(target: str, home: Home) -> bool:

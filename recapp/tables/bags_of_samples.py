@@ -94,11 +94,11 @@ def pooled_of_samples(
     if inverse is not None and lookups:
         index_FS = dict(zip(inverse[0], inverse[1].long(), strict=True))
         parts = torch.split(values_BD[:, room:], columns, 1)
-        taken = [
+        pooled = [
             F.embedding(index_FS[x.feature], part_BD)
             for x, part_BD in zip(lookups, parts, strict=True)
         ]
-        return KeyedTensor(outputs, columns, torch.cat(taken, 1))
+        return KeyedTensor(outputs, columns, torch.cat(pooled, 1))
     if features.variable_stride_per_key() and lookups:
         bags = features.stride_per_key()[features.index_of(lookups[0].feature)]
         if bags != len(values_BD):
@@ -134,5 +134,5 @@ def sequences_of_samples(
     sample_L = torch.repeat_interleave(lengths_S, output_size=total)
     nth_L = torch.arange(total, device=sample_L.device) - offsets_of(lengths_S)[sample_L]
     at_L = offsets_of(lengths_B)[index_S[sample_L]] + nth_L
-    taken = None if indices_L is None else indices_L.index_select(0, at_L)
-    return F.embedding(at_L, vectors_LD), taken, lengths_S
+    of_samples_L = None if indices_L is None else indices_L.index_select(0, at_L)
+    return F.embedding(at_L, vectors_LD), of_samples_L, lengths_S

@@ -105,7 +105,7 @@ def embedding_lookups(module: nn.Module) -> list[TableLookup]:
 
     Outputs of different collections may have the same name.
     """
-    return [lookup for _, held in collections_in(module) for lookup in held.lookups]
+    return [lookup for _, collection in collections_in(module) for lookup in collection.lookups]
 
 
 def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
@@ -119,17 +119,17 @@ def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
         ConfigError: Two collections have a table of the same name and do not share it, or share a
             table with different configs.
     """
-    found: dict[tuple[str, int], EmbeddingConfig] = {}
-    for _, held in collections_in(module):
-        for t in held.tables():
-            first = found.setdefault((t.name, id(held.holder_of(t.name))), t)
+    distinct_tables: dict[tuple[str, int], EmbeddingConfig] = {}
+    for _, collection in collections_in(module):
+        for t in collection.tables():
+            first = distinct_tables.setdefault((t.name, id(collection.holder_of(t.name))), t)
             for key in ("data_type", "init_range", "weight_init_max", "weight_init_min", "init_fn"):
                 if getattr(first, key) != getattr(t, key):
                     raise ConfigError(
                         f"table {t.name} is shared by two collections, which give it a different "
                         f"{key}: give both the same {key}"
                     )
-    tables = list(found.values())
+    tables = list(distinct_tables.values())
     if tables:
         check_tables(tables)
     return tables

@@ -75,8 +75,8 @@ class DataType(StrEnum):
         """The torch dtype of the stored rows. For quantised rows it is only a name."""
         import torch  # only here, because configs need no torch
 
-        found: torch.dtype = getattr(torch, _DTYPES[self.value])
-        return found
+        torch_dtype: torch.dtype = getattr(torch, _DTYPES[self.value])
+        return torch_dtype
 
     @property
     def bits(self) -> int | None:
@@ -242,25 +242,25 @@ class EmbeddingConfig:
         Raises:
             ConfigError: A dynamic table cannot have a field.
         """
-        given: Any = self.num_embeddings
+        number: Any = self.num_embeddings
         setting = f"tables.{self.name}"
-        if isinstance(given, str) and given != DYNAMIC:
+        if isinstance(number, str) and number != DYNAMIC:
             raise ConfigError(
-                f"{setting}.num_embeddings={given}: must be a whole number of at least 1, or "
+                f"{setting}.num_embeddings={number}: must be a whole number of at least 1, or "
                 f'"{DYNAMIC}" for a table of any keys, which grows'
             )
-        if given != DYNAMIC and self.dynamic is None:
+        if number != DYNAMIC and self.dynamic is None:
             return
         rows = dynamic_rows({} if self.dynamic is None else self.dynamic, f"{setting}.dynamic")
         object.__setattr__(self, "dynamic", rows)
         expected = rows.expected_rows or rows.max_rows or EXPECTED_ROWS
-        if given == DYNAMIC:
+        if number == DYNAMIC:
             object.__setattr__(self, "num_embeddings", expected)
-        elif given != expected:  # equal if the record comes from another table
+        elif number != expected:  # equal if the record comes from another table
             raise ConfigError(
-                f"{setting}.num_embeddings={given}: the setting dynamic needs a table of any "
+                f"{setting}.num_embeddings={number}: the setting dynamic needs a table of any "
                 f'keys, not of a fixed number of rows: give num_embeddings "{DYNAMIC}", with '
-                f"dynamic.expected_rows={given} for the expected number of rows, or leave "
+                f"dynamic.expected_rows={number} for the expected number of rows, or leave "
                 "dynamic out"
             )
         if self.id_rule is not IdRule.ERROR:
@@ -612,10 +612,10 @@ def output_of(table: str, feature: str, features: Sequence[str]) -> str:
 
 def outputs_by_table(lookups: Sequence[TableLookup]) -> list[list[str]]:
     """Return the names of the outputs of each table, in the order of the lookups."""
-    found: dict[str, list[str]] = {}
+    outputs: dict[str, list[str]] = {}
     for lookup in lookups:
-        found.setdefault(lookup.table.name, []).append(lookup.output)
-    return list(found.values())
+        outputs.setdefault(lookup.table.name, []).append(lookup.output)
+    return list(outputs.values())
 
 
 def check_lookups(tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup]) -> None:

@@ -114,8 +114,8 @@ class DynamicRows:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
                 known = [member.value for member in kind]
-                given = getattr(self, name)
-                raise ConfigError(f"{name}={given}: {suggest(str(given), known)}") from None
+                choice = getattr(self, name)
+                raise ConfigError(f"{name}={choice}: {suggest(str(choice), known)}") from None
         if self.eviction is Eviction.TTL and self.ttl_steps is None:
             raise ConfigError("eviction=ttl: needs ttl_steps, a whole number of at least 1")
         if self.eviction is not Eviction.TTL and self.ttl_steps is not None:
@@ -206,7 +206,7 @@ def _shifted(x: "Tensor", bits: int) -> "Tensor":
 
 def _unshifted(x: "Tensor", bits: int) -> "Tensor":
     """Return the number y with `y ^ (y >> bits)` equal to `x`."""
-    found = x
+    y = x
     for _ in range(64 // bits):
-        found = x ^ _shifted(found, bits)
-    return found
+        y = x ^ _shifted(y, bits)
+    return y

@@ -117,15 +117,15 @@ class OutsideTable(IdError):
         self.feature = feature
         self.lookup = lookup
         self.number = number
-        self._given = (table, feature, lookup, number, where, output)
+        self._arguments = (table, feature, lookup, number, where, output)
 
     def at(self, place: str) -> "OutsideTable":
         """Return the error with a further text after the id, such as its row."""
-        table, feature, lookup, number, where, output = self._given
+        table, feature, lookup, number, where, output = self._arguments
         return OutsideTable(table, feature, lookup, number, f"{where}{place}", output)
 
     def __reduce__(self) -> tuple[type["OutsideTable"], tuple[object, ...]]:
-        return type(self), self._given  # rank 0 sends it to the other ranks
+        return type(self), self._arguments  # rank 0 sends it to the other ranks
 
 
 class LongBag(IdError):
@@ -145,15 +145,15 @@ class LongBag(IdError):
         )
         self.feature = lookup.feature
         self.length = length
-        self._given = (lookup, length, where)
+        self._arguments = (lookup, length, where)
 
     def at(self, place: str) -> "LongBag":
         """Return the error with a further text after the length, such as its row."""
-        lookup, length, where = self._given
+        lookup, length, where = self._arguments
         return LongBag(lookup, length, f"{where}{place}")
 
     def __reduce__(self) -> tuple[type["LongBag"], tuple[object, ...]]:
-        return type(self), self._given
+        return type(self), self._arguments
 
 
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
@@ -273,12 +273,12 @@ class IdRules:
                 some; or the batch does not tell which bags the samples take.
         """
         number = [i for i in range(len(self.lookups)) if taken_F is None or taken_F[i]]
-        taken = [self.lookups[i] for i in number]
-        check_samples(features, taken)
+        lookups = [self.lookups[i] for i in number]
+        check_samples(features, lookups)
         if features.values().dim() != 1:
             shape = list(features.values().shape)
             raise ConfigError(f"ids have the shape {shape}: a lookup needs a flat tensor, [values]")
-        features = _select(features, taken).padded()
+        features = _select(features, lookups).padded()
         ids_L = features.values()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(
@@ -288,10 +288,10 @@ class IdRules:
         ids_L = ids_L.long()
         per_F = features.length_per_key()
         lengths_FB = (
-            features.lengths().view(len(taken), -1) if per_F else features.lengths().view(0, 0)
+            features.lengths().view(len(lookups), -1) if per_F else features.lengths().view(0, 0)
         )
         weights_L = self._weights(features, number)
-        ids = _at_most_hot(Rows(ids_L, lengths_FB, weights_L, per_F), taken)
+        ids = _at_most_hot(Rows(ids_L, lengths_FB, weights_L, per_F), lookups)
         if len(number) < len(self.lookups):
             ids = _with_none_for_others(ids, number, len(self.lookups))
         ids_L = ids.rows_L
@@ -395,15 +395,15 @@ class IdRules:
         """
         weights_L = features.weights_or_none()
         pooled = [i for i in lookups if self.lookups[i].pooling is not PoolingType.NONE]
-        wanted = [self._weighted_F[i] for i in pooled]
+        weighted = [self._weighted_F[i] for i in pooled]
         if weights_L is None:
-            if True in wanted and len(features.values()):
+            if True in weighted and len(features.values()):
                 raise ConfigError(
                     "is_weighted=True and the ids have no sample weights: give the "
                     "KeyedJaggedTensor weights, or make the collection with is_weighted=False"
                 )
             return None
-        if False in wanted:
+        if False in weighted:
             note_once(
                 "is_weighted=False: the sample weights of the ids are ignored; make the "
                 "EmbeddingBagCollection with is_weighted=True to multiply by them"
@@ -439,10 +439,10 @@ class IdRules:
 
 def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> KeyedJaggedTensor:
     """Return the ids of the features of lookups, in the order of the lookups."""
-    wanted = [x.feature for x in lookups]
-    if wanted == list(features.keys()):
+    keys = [x.feature for x in lookups]
+    if keys == list(features.keys()):
         return features.without_slack()
-    return features.permute([features.index_of(f) for f in wanted])
+    return features.permute([features.index_of(f) for f in keys])
 
 
 def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:

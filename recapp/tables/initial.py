@@ -127,7 +127,7 @@ def _made_by_function(table: EmbeddingConfig, seed: int, epoch: int) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(start_hash(table, seed, epoch))
         try:
-            found = table.init_fn(whole)
+            result = table.init_fn(whole)
         except Exception as error:
             raise ConfigError(
                 f"tables.{table.name}.init_fn raised {type(error).__name__}: {error}: the "
@@ -135,7 +135,7 @@ def _made_by_function(table: EmbeddingConfig, seed: int, epoch: int) -> Tensor:
                 "values into it"
             ) from error
     memory = whole.untyped_storage().data_ptr()
-    if isinstance(found, Tensor) and found.untyped_storage().data_ptr() != memory:
+    if isinstance(result, Tensor) and result.untyped_storage().data_ptr() != memory:
         raise ConfigError(
             f"tables.{table.name}.init_fn returned a new tensor: the function must write into "
             "the tensor that it gets, as torch.nn.init.normal_ does"
@@ -172,11 +172,11 @@ def start_values(
         epoch: The epoch in which the table begins anew; 0 when it is made.
     """
     hashed = start_hash(table, seed, epoch)
-    found = values_of_hash(row_N, hashed, table.start_range, cols, dtype)
+    values_ND = values_of_hash(row_N, hashed, table.start_range, cols, dtype)
     if table.start_middle:
-        found += table.start_middle
-        found.clamp_(table.get_weight_init_min(), table.get_weight_init_max())
-    return found
+        values_ND += table.start_middle
+        values_ND.clamp_(table.get_weight_init_min(), table.get_weight_init_max())
+    return values_ND
 
 
 def begun_rows(

@@ -52,28 +52,28 @@ def listed_tables(listed: ListedTables) -> ModelTables:
     """
     tables = _by_name(listed.tables)
     reads = _reads(tables, listed.lookups)
-    made = dict[str, EmbeddingConfig]()
+    configs = dict[str, EmbeddingConfig]()
     for name, table in tables.items():
         features = dict.fromkeys(read.feature for read in reads if read.table == name)
         if features or listed.lookups is None:
-            made[name] = _config(name, table, table.feature_names or list(features))
+            configs[name] = _config(name, table, table.feature_names or list(features))
         else:
             note_once(f"table {name} is read by no lookup: it is left out")
-    check_tables(list(made.values()))
+    check_tables(list(configs.values()))
     named = [
         read.settings.collection
         or tables[read.table].collection
-        or usual_collection(_pooling(read, made))
+        or usual_collection(_pooling(read, configs))
         for read in reads
     ]
     features_of = dict[str, list[str]]()
     for collection, read in zip(named, reads, strict=True):
         features_of.setdefault(collection, []).append(read.feature)
     lookups = [
-        (collection, _lookup(read, made, features_of[collection]))
+        (collection, _lookup(read, configs, features_of[collection]))
         for collection, read in zip(named, reads, strict=True)
     ]
-    return model_tables(list(made.values()), lookups)
+    return model_tables(list(configs.values()), lookups)
 
 
 def row_features(listed: ListedTables) -> set[str]:
@@ -85,23 +85,23 @@ def row_features(listed: ListedTables) -> set[str]:
 
 def features_by_table(listed: ListedTables) -> list[list[str]]:
     """Return the features that read each listed table, each once."""
-    found = dict[str, list[str]]()
+    features = dict[str, list[str]]()
     for read in _reads(_by_name(listed.tables), listed.lookups):
-        own = found.setdefault(read.table, [])
-        if read.feature not in own:
-            own.append(read.feature)
-    return list(found.values())
+        of_table = features.setdefault(read.table, [])
+        if read.feature not in of_table:
+            of_table.append(read.feature)
+    return list(features.values())
 
 
 def _by_name(tables: Sequence[ListedTable]) -> dict[str, ListedTable]:
     """Return the tables by name; the config of a table refuses an empty name."""
-    made = dict[str, ListedTable]()
+    by_name = dict[str, ListedTable]()
     for table in tables:
         name = table.name or ""
-        if name in made:
+        if name in by_name:
             raise ConfigError(f"tables: two tables are called {name}; names must be unique")
-        made[name] = table
-    return made
+        by_name[name] = table
+    return by_name
 
 
 def _reads(
@@ -115,7 +115,7 @@ def _reads(
             if table.feature_names is not None
             for feature in table.feature_names or (name,)
         ]
-    made = []
+    reads = []
     for place, lookup in enumerate(lookups):
         where = f"tables.lookups[{place}]"
         if lookup.table is None or lookup.feature is None:
@@ -126,24 +126,24 @@ def _reads(
                 f"{where} reads table {lookup.table}, which is not listed; "
                 f"{suggest(lookup.table, tables)}"
             )
-        made.append(_Read(lookup.table, lookup.feature, lookup))
-    return made
+        reads.append(_Read(lookup.table, lookup.feature, lookup))
+    return reads
 
 
 def _config(name: str, table: ListedTable, features: Sequence[str]) -> EmbeddingConfig:
-    given = {key: value for key, value in to_plain(table).items() if key not in _NO_ARGUMENTS}
+    arguments = {key: value for key, value in to_plain(table).items() if key not in _NO_ARGUMENTS}
     for key in ("num_embeddings", "embedding_dim"):
-        if key not in given:
+        if key not in arguments:
             raise ConfigError(f"tables.{name}.{key} must be given")
     if not features:
         raise ConfigError(
             f"tables.{name}.feature_names must be given: the features that read the table, or "
             "list its lookups in tables.lookups"
         )
-    made = table_config(feature_names=features, **given)
+    config = table_config(feature_names=features, **arguments)
     if table.max_key is not None:
-        check_max_key(made, table.max_key)
-    return made
+        check_max_key(config, table.max_key)
+    return config
 
 
 def _pooling(read: _Read, tables: Mapping[str, EmbeddingConfig]) -> PoolingType:

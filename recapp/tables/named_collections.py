@@ -65,17 +65,17 @@ def of_all_members(by_table: Mapping[str, T], tables: Iterable[EmbeddingConfig])
         by_table: The entries.
         tables: The tables of all members.
     """
-    made = dict(by_table)
+    entries = dict(by_table)
     for table in tables:
         if table.member_of is None or table.name in by_table:
             continue
         names = (table.name, table.member_of)
         globs = [p for p in by_table if any(fnmatchcase(name, p) for name in names)]
         if table.member_of in by_table:
-            made[table.name] = by_table[table.member_of]
+            entries[table.name] = by_table[table.member_of]
         elif globs and not fnmatchcase(table.name, globs[-1]):
-            made[table.name] = by_table[globs[-1]]
-    return made
+            entries[table.name] = by_table[globs[-1]]
+    return entries
 
 
 def named_tables(
@@ -113,10 +113,10 @@ def member_tables(tables: ModelTables, number: int) -> ModelTables:
 
     collections = {
         name: CollectionTables(
-            [named(table) for table in own.tables],
-            tuple(replace(lookup, table=named(lookup.table)) for lookup in own.lookups),
+            [named(table) for table in collection.tables],
+            tuple(replace(lookup, table=named(lookup.table)) for lookup in collection.lookups),
         )
-        for name, own in tables.collections.items()
+        for name, collection in tables.collections.items()
     }
     return ModelTables([named(table) for table in tables.tables], collections)
 
@@ -146,10 +146,10 @@ def model_tables(
 def _collection(
     name: str, tables: Sequence[EmbeddingConfig], named: Sequence[tuple[str, TableLookup]]
 ) -> CollectionTables:
-    own = [lookup for collection, lookup in named if collection == name]
+    of_collection = [lookup for collection, lookup in named if collection == name]
     others = {(x.table.name, x.feature) for collection, x in named if collection != name}
-    others -= {(x.table.name, x.feature) for x in own}
-    pooled = {x.pooling is not PoolingType.NONE: x.output for x in own}
+    others -= {(x.table.name, x.feature) for x in of_collection}
+    pooled = {x.pooling is not PoolingType.NONE: x.output for x in of_collection}
     if len(pooled) > 1:
         raise ConfigError(
             f"tables: the collection {name} has a lookup that pools, {pooled[True]}, and one that "
@@ -158,12 +158,12 @@ def _collection(
     if name == (BAGS if False in pooled else SEQUENCES):
         takes, does = ("pool", "does not pool") if name == BAGS else ("do not pool", "pools")
         raise ConfigError(
-            f"tables: collection: {name} takes lookups that {takes}, and {own[0].output} {does}: "
-            "name another collection, such as wide"
+            f"tables: collection: {name} takes lookups that {takes}, and "
+            f"{of_collection[0].output} {does}: name another collection, such as wide"
         )
-    held = {x.table.name for x in own}
-    read = {t.name: _read_here(t, others) for t in tables if t.name in held}
-    lookups = tuple(replace(x, table=read[x.table.name]) for x in own)
+    names = {x.table.name for x in of_collection}
+    read = {t.name: _read_here(t, others) for t in tables if t.name in names}
+    lookups = tuple(replace(x, table=read[x.table.name]) for x in of_collection)
     return CollectionTables(list(read.values()), lookups)
 
 

@@ -153,23 +153,23 @@ def affine(
 
 
 def moved_rows(
-    positions: range, stored: RowOrder | None, held: RowOrder | None, wanted: range
+    positions: range, stored: RowOrder | None, target_order: RowOrder | None, target: range
 ) -> "tuple[Tensor, Tensor]":
     """Return the target of each position when rows move from one order to another.
 
     Args:
         positions: At most `PART_ROWS` positions in the order of the stored rows.
         stored: The order of the stored rows; None: by row number.
-        held: The wanted order; None: by row number.
-        wanted: The wanted positions in that order.
+        target_order: The order afterwards; None: by row number.
+        target: The positions to fill in that order.
 
     Returns:
-        Indices in `positions`, and for each the index in `wanted`, on the CPU.
+        Indices in `positions`, and for each the index in `target`, on the CPU.
     """
     import torch  # only here, because plans need no torch
 
     position_N = torch.arange(positions.start, positions.stop, device="cpu")
     row_N = position_N if stored is None else stored.rows_at(position_N)
-    target_N = (row_N if held is None else held.positions_of(row_N)) - wanted.start
-    from_M = ((target_N >= 0) & (target_N < len(wanted))).nonzero()[:, 0]
+    target_N = (row_N if target_order is None else target_order.positions_of(row_N)) - target.start
+    from_M = ((target_N >= 0) & (target_N < len(target))).nonzero()[:, 0]
     return from_M, target_N[from_M]

@@ -307,10 +307,10 @@ def measured_statistics(
         lookups_by_table[lookup.table.name].append(number)
     seen = {t.name: _MeasuredRows(t.num_embeddings) for t in tables}
     for features in batches:
-        found = rules(features)
-        row_F = torch.split(found.rows_L.long(), found.per_F)
+        rows = rules(features)
+        row_F = torch.split(rows.rows_L.long(), rows.per_F)
         for name, numbers in lookups_by_table.items():
-            seen[name].add([row_F[i] for i in numbers], found.lengths_FB[numbers])
+            seen[name].add([row_F[i] for i in numbers], rows.lengths_FB[numbers])
     return {t.name: seen[t.name].statistics(t) for t in tables}
 
 
@@ -370,16 +370,16 @@ def _distinct_curve(row_N: NDArray[np.int64]) -> Points:
     points: list[tuple[float, float]] = []
     for n in [*(2**k for k in range(N.bit_length()) if 2**k < N), N]:
         starts = np.unique(np.linspace(0, N - n, min(WINDOWS, N // n)).astype(np.int64))
-        found = float(np.mean([np.count_nonzero(before_N[s : s + n] < s) for s in starts]))
-        points.append((float(n), max(found, points[-1][1] if points else 1.0)))
+        distinct = float(np.mean([np.count_nonzero(before_N[s : s + n] < s) for s in starts]))
+        points.append((float(n), max(distinct, points[-1][1] if points else 1.0)))
     return tuple(points)
 
 
 def _load(row_N: NDArray[np.int64], rows: int) -> tuple[float, ...]:
     """Return the share of the requested rows in each of equal ranges."""
     ranges = max(1, min(RANGES, rows, len(row_N) // REQUESTS_PER_RANGE))
-    found = np.bincount(row_N * ranges // rows, minlength=ranges) / len(row_N)
-    return tuple(float(x) for x in found)
+    shares = np.bincount(row_N * ranges // rows, minlength=ranges) / len(row_N)
+    return tuple(float(x) for x in shares)
 
 
 def _hot(row_N: NDArray[np.int64]) -> Points:
@@ -453,11 +453,11 @@ def write_cached(
         "samples": samples,
         "tables": {t.name: statistics[t.name].to_dict() for t in tables},
     }
-    kept = [entry, *(old for old in _read(path) if old.get("key") != key)][:KEPT]
+    entries = [entry, *(old for old in _read(path) if old.get("key") != key)][:KEPT]
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps({"looked": kept}) + "\n")
+        unfinished.write_text(json.dumps({"looked": entries}) + "\n")
         unfinished.replace(path)
         _forget_old(path.parent)
     except OSError:
@@ -487,8 +487,8 @@ _CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/C
 def _user_cache() -> Path | None:
     """Return the directory of this user's caches, which numba and others use too."""
     named, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
-    if given := os.environ.get(named):
-        return Path(given)
+    if folder := os.environ.get(named):
+        return Path(folder)
     try:
         return Path.home() / usual
     except RuntimeError:  # a user without a home
@@ -497,8 +497,8 @@ def _user_cache() -> Path | None:
 
 def _forget_old(folder: Path) -> None:
     """Delete the statistics of all data sets except those used last."""
-    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in found[:-KEPT_DATA_SETS]:
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in files[:-KEPT_DATA_SETS]:
         path.unlink(missing_ok=True)
 
 
@@ -512,8 +512,8 @@ def _key(
     identity: list[Any] = []
     try:
         for file in files:
-            found = os.stat(file)
-            identity.append([str(Path(file).resolve()), found.st_size, found.st_mtime_ns])
+            status = os.stat(file)
+            identity.append([str(Path(file).resolve()), status.st_size, status.st_mtime_ns])
     except OSError:
         return ""
     features: dict[str, list[str]] = {t.name: [] for t in tables}

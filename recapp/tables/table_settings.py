@@ -70,8 +70,8 @@ class DimRule:
     def dim(self, rows: int) -> int:
         """Return the columns of a table with a number of rows."""
         power = math.pow(rows, self.power)
-        wanted = round(self.factor * power / self.multiple) * self.multiple
-        return min(max(wanted, self.least), self.most)
+        columns = round(self.factor * power / self.multiple) * self.multiple
+        return min(max(columns, self.least), self.most)
 
 
 @dataclass(frozen=True, kw_only=True)

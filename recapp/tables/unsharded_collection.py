@@ -159,9 +159,9 @@ class UnshardedCollection(nn.Module):
 
     def weight(self, table: str) -> Tensor:
         """Return a table's rows, [R, D]."""
-        found: Any = getattr(self, self.tables_of)[table].weight
-        assert isinstance(found, Tensor)
-        return found
+        rows: Any = getattr(self, self.tables_of)[table].weight
+        assert isinstance(rows, Tensor)
+        return rows
 
     def share(self, table: str, other: "UnshardedCollection") -> None:
         """Take a table's rows from another collection, so that both train the same rows."""
@@ -216,7 +216,7 @@ def _take_rows(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> 
         ConfigError: A table in the state dict is no tensor.
     """
     for table in collection.tables():
-        held = getattr(collection, collection.tables_of)[table.name]
+        embedding = getattr(collection, collection.tables_of)[table.name]
         rows = state.get(f"{prefix}{collection.tables_of}.{key_of(table.name)}.weight")
         if rows is not None and not isinstance(rows, Tensor):
             raise ConfigError(
@@ -225,8 +225,12 @@ def _take_rows(collection: Any, state: dict[str, Any], prefix: str, *_: Any) -> 
                 "its rank, which a sharded model takes; for this one save "
                 "recapp.gathered_state_dict(model), whole tables"
             )
-        if held.weight.is_meta and isinstance(rows, Tensor) and rows.shape == held.weight.shape:
-            held.weight = nn.Parameter(rows.detach(), held.weight.requires_grad)
+        if (
+            embedding.weight.is_meta
+            and isinstance(rows, Tensor)
+            and rows.shape == embedding.weight.shape
+        ):
+            embedding.weight = nn.Parameter(rows.detach(), embedding.weight.requires_grad)
 
 
 def _without_values(table: EmbeddingConfig, device: torch.device | str | None) -> Tensor:
@@ -420,11 +424,11 @@ class EmbeddingCollection(SequenceTables, UnshardedCollection):
         sparse: bool = False,
     ) -> None:
         check_tables(tables)
-        made = {t.name: sequence_table(t) for t in tables}
-        read = lookups_of(list(made.values()))
+        configs = {t.name: sequence_table(t) for t in tables}
+        read = lookups_of(list(configs.values()))
         if lookups is not None:
             check_lookups(tables, lookups)
-            read = tuple(replace(x, table=made[x.table.name]) for x in lookups)
+            read = tuple(replace(x, table=configs[x.table.name]) for x in lookups)
         for lookup in read:
             if lookup.pooling is not PoolingType.NONE:
                 raise ConfigError(
@@ -432,7 +436,7 @@ class EmbeddingCollection(SequenceTables, UnshardedCollection):
                     f"({lookup.pooling}): give it pooling none, or make the collection an "
                     "EmbeddingBagCollection"
                 )
-        super().__init__(list(made.values()), read, device, seed, False, sparse)
+        super().__init__(list(configs.values()), read, device, seed, False, sparse)
         self._need_indices = need_indices
 
     def module_of(self, weight_RD: Tensor) -> nn.Embedding:
@@ -482,7 +486,7 @@ def sequences(
         need_indices: See `EmbeddingCollection`.
         features: The ids that were looked up.
     """
-    made: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     rows_F = torch.split(rows.rows_L, rows.per_F)
     for x, vectors_LD, row_L, lengths_B in zip(
         lookups, vectors_F, rows_F, rows.lengths_FB, strict=True
@@ -490,7 +494,7 @@ def sequences(
         indices_L = None
         if need_indices:
             indices_L = row_L.long() if x.table.dynamic is None else keys_of(row_L)
-        made[x.output] = JaggedTensor.unchecked(
+        outputs[x.output] = JaggedTensor.unchecked(
             *sequences_of_samples(x.feature, vectors_LD, indices_L, lengths_B, features)
         )
-    return made
+    return outputs

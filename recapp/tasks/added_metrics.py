@@ -126,15 +126,15 @@ def _extra(
     says = f"{where} ({settings.target})"
     if not isinstance(metric, Metric):
         raise ConfigError(f"{says}: must make a torchmetrics.Metric")
-    taken = list(signature(type(metric).update).parameters)[1:]
-    if taken[:2] != ["preds", "target"]:
+    parameters = list(signature(type(metric).update).parameters)[1:]
+    if parameters[:2] != ["preds", "target"]:
         raise ConfigError(
-            f"{says}: its update takes ({', '.join(taken)}): must take (preds, target), the "
+            f"{says}: its update takes ({', '.join(parameters)}): must take (preds, target), the "
             "predictions and the labels of a batch"
         )
     if type(metric).__name__.startswith(("Multiclass", "Multilabel")):
         raise ConfigError(f"{says}: is of several classes: choose its Binary one, or task: binary")
-    if "indexes" in taken and group is None:
+    if "indexes" in parameters and group is None:
         raise ConfigError(f"{says}: measures groups: set metrics.group=COLUMN")
     whole = any(
         kind.__module__.startswith(("torchmetrics.classification", "torchmetrics.retrieval"))
@@ -143,7 +143,7 @@ def _extra(
     if whole and (output.soft or output.real):
         kind = "any number" if output.real else "between 0 and 1"
         raise ConfigError(f"{says}: needs labels of 0 or 1, and those of the task may be {kind}")
-    indexes = "indexes" in taken
+    indexes = "indexes" in parameters
     empty = _try(metric, says, whole=whole, indexes=indexes)
     update = partial(_add_extra, whole=whole, column=group if indexes else None, empty=empty)
     better = {True: "max", False: "min", None: None}[metric.higher_is_better]

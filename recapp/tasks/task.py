@@ -178,8 +178,8 @@ class Task(ABC):
                     "_target_=... adds one of torchmetrics (docs/metrics.md)"
                 )
         usual = [name for name, measure in known.items() if not measure.on_request]
-        chosen = {name: known[name] for name in (usual if names is None else names)}
-        self.measures = Measures(tuple(chosen.values()), self.best)
+        measures = {name: known[name] for name in (usual if names is None else names)}
+        self.measures = Measures(tuple(measures.values()), self.best)
 
     @property
     def known_measures(self) -> Measures:

@@ -169,7 +169,7 @@ class WeightAverage:
         self.updates = 0
         self._trained: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
-        self._kept = False
+        self._has_average = False
         self._shown = False  # whether the average is in the place of the weights
         self._raw: dict[str, Tensor] = {}  # the weights meanwhile
         self._alike: dict[str, str] = {}
@@ -183,7 +183,7 @@ class WeightAverage:
             tables: The sharded tables of the module.
         """
         self.updates = 0
-        self._kept = True
+        self._has_average = True
         with without_tables(sharded_collections(module)):
             state = module.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -276,7 +276,7 @@ class WeightAverage:
         """
         if OF_AVERAGE not in meta:
             return dict(meta)
-        if not self._kept and noted:
+        if not self._has_average and noted:
             note(
                 "the checkpoint has an average of the weights, and trainer.average.kind=none ends "
                 "it: training goes on with the raw weights, and the model will have the last ones"

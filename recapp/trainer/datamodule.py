@@ -138,7 +138,7 @@ class ClickData(LightningDataModule):
         self.settings = settings
         self.batch_size = settings.batch_size  # over all ranks
         self.schema = schema
-        self._given = schema
+        self._initial_schema = schema
         self.seed = seed
         self._prepare = prepare
         self._take_table_rows = set_table_rows
@@ -152,8 +152,8 @@ class ClickData(LightningDataModule):
         self._example: list[dict[str, Any]] = []
         self._resume_data: ResumeData = resume_data
         self._number_rows = number_rows
-        self._held: ClickRows | None = None
-        self._held_epoch = -1
+        self._resumed_rows: ClickRows | None = None
+        self._resumed_epoch = -1
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
         """Returns the score parts that are finished already; every rank calls it, after the model
@@ -229,7 +229,7 @@ class ClickData(LightningDataModule):
         return self._rows_of(self.trainer.current_epoch if self.trainer is not None else 0)
 
     def _rows_of(self, epoch: int) -> ClickRows:
-        rows = self._held if epoch == self._held_epoch else self._opened
+        rows = self._resumed_rows if epoch == self._resumed_epoch else self._opened
         assert rows is not None
         return rows
 
@@ -266,13 +266,13 @@ class ClickData(LightningDataModule):
         ids = info.get("ids")
         if ids is not None:
             self.schema.check_id_encoding(ids, str(checkpoint))
-        schema = self._given
+        schema = self._initial_schema
         if schema.lists is None:
             schema = schema.with_stored_lists(ids)
         if schema.fits:
             values = values_in(read_meta(checkpoint), schema.derived, checkpoint)
             schema = schema.with_values(values)
-        if schema is self._given:
+        if schema is self._initial_schema:
             return
         self.schema = schema
         if self._opened is not None:
@@ -481,7 +481,9 @@ class ClickData(LightningDataModule):
             note(remark)
         if count is not None:
             paths = tuple(file.path for file in self._opened.train.files[:count])
-            self._held = open_rows(replace(self.settings, path=paths), self.schema, self.seed)
-            self._held_epoch = self.position.epoch
+            self._resumed_rows = open_rows(
+                replace(self.settings, path=paths), self.schema, self.seed
+            )
+            self._resumed_epoch = self.position.epoch
             # the next epoch reads all files, so Lightning must ask for new loaders
             self.trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]

@@ -306,7 +306,7 @@ class KeepSnapshots(Callback):
     def keep(self, trainer: Trainer) -> None:
         """Save the state at the end of an epoch, unless that is done. Every rank calls it."""
         path = self.folder / f"snapshot_{trainer.global_step:06d}.ckpt"
-        if path.name in {kept.name for kept in self.kept}:
+        if path.name in {snapshot.name for snapshot in self.kept}:
             return
         self.kept.append(path)  # before it is saved: a run that resumes from it has it, too
         trainer.save_checkpoint(path)

@@ -213,10 +213,10 @@ class TaskModule(LightningModule):
         model: Any = self.model
         weighted = self.task.with_own_weights(batch)
         extra: dict[str, Tensor] = model.extra_losses(returned, weighted, self._loss_of(batch))
-        taken = {"loss", *(measure.name for measure in self.task.measures)}
+        names = {"loss", *(measure.name for measure in self.task.measures)}
         for name, loss in extra.items():
-            if name in taken or loss.dim():
-                fault = "the name of a metric" if name in taken else f"shape {list(loss.shape)}"
+            if name in names or loss.dim():
+                fault = "the name of a metric" if name in names else f"shape {list(loss.shape)}"
                 raise ConfigError(
                     f"model {type(model).__name__}: its extra loss {name} has {fault}: "
                     "extra_losses must return one number for each name of its own"

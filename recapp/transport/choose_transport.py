@@ -149,14 +149,14 @@ def obstacle_to_sharing(host_W: Sequence[HostInfo]) -> str:
     from recapp.processes.process_memory import free_memory_bytes
     from recapp.transport.shared_memory import file_bytes
 
-    wanted = file_bytes(len(host_W))
+    needed_bytes = file_bytes(len(host_W))
     free = min(
         (n for n in free_memory_bytes([here.pools for here in host_W]) if n is not None),
         default=None,
     )
-    if free is not None and free < 2 * wanted:
+    if free is not None and free < 2 * needed_bytes:
         return (
-            f"a rank needs {wanted:,} bytes for shared memory, and has only {free:,} bytes free "
-            "in all"
+            f"a rank needs {needed_bytes:,} bytes for shared memory, and has only {free:,} bytes "
+            "free in all"
         )
     return ""

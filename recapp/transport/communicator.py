@@ -132,7 +132,7 @@ def mean_hidden(waits: Iterable[Waits]) -> dict[str, float]:
     for one in waits:
         for phase, share in one.hidden().items():
             shares.setdefault(phase, []).append(share)
-    return {phase: sum(found) / len(found) for phase, found in shares.items()}
+    return {phase: sum(values) / len(values) for phase, values in shares.items()}
 
 
 _HERE = nullcontext()
@@ -158,12 +158,12 @@ class SideStream:
         """Return a mark of this point in the work of the side stream, for `hand_over`."""
         return None
 
-    def hand_over(self, made: Any, mark: Any = None) -> None:
+    def hand_over(self, result: Any, mark: Any = None) -> None:
         """Make later work of the current stream wait for the side stream, so that it may use
         tensors that the side stream made.
 
         Args:
-            made: The tensors, in lists, tuples, mappings, iterators and dataclasses of any depth,
+            result: The tensors, in lists, tuples, mappings, iterators and dataclasses of any depth,
                 or objects with `record_stream`.
             mark: The mark up to which to wait; None waits for all work that the side stream has
                 now.
@@ -206,10 +206,10 @@ class GpuSideStream(SideStream):
         return self._stream.record_event()
 
     @override
-    def hand_over(self, made: Any, mark: Any = None) -> None:
+    def hand_over(self, result: Any, mark: Any = None) -> None:
         current = self._current()
         current.wait_event(self.mark() if mark is None else mark)
-        for thing in _with_memory(made):
+        for thing in _with_memory(result):
             thing.record_stream(current)
 
 

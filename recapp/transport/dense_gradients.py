@@ -78,9 +78,9 @@ class AverageOverRanks:
         """
         if self._holds:
             self._first = self._first and not bucket.is_last()
-            held: torch.futures.Future[Tensor] = torch.futures.Future()
-            held.set_result(bucket.buffer())
-            return held
+            future: torch.futures.Future[Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
         done = self.start(bucket.buffer())
         # in the first step of a static graph, DDP sends the buckets after backward, and waits
         if bucket.is_last() and self._first:
@@ -116,11 +116,13 @@ class AverageOverRanks:
         me = self.comm.rank
         n = len(gradients)
         part_W = _parts(n, world)
-        own = part_W[me][1] - part_W[me][0]
-        message = self.messages.take(n + own * (world - 1), gradients.dtype, gradients.device)
+        part_size = part_W[me][1] - part_W[me][0]
+        message = self.messages.take(n + part_size * (world - 1), gradients.dtype, gradients.device)
         torch.mul(gradients, 1 / world, out=message[:n])
         reduce_scatter = self.waits.sent(
-            self.comm.swap(message, part_W, [_arrival_span(n, own, r, me) for r in range(world)])
+            self.comm.swap(
+                message, part_W, [_arrival_span(n, part_size, r, me) for r in range(world)]
+            )
         )
         self._under_way.append(_Bucket(gradients, message, reduce_scatter, torch.futures.Future()))
         return self._under_way[-1].done
@@ -162,21 +164,21 @@ def _parts(numel: int, world: int) -> list[Span]:
     return list(pairwise(numel * r // world for r in range(world + 1)))
 
 
-def _arrival_span(numel: int, own: int, source: int, me: int) -> Span:
+def _arrival_span(numel: int, part_size: int, source: int, me: int) -> Span:
     """Return the span of the message in which another rank's share of this rank's part arrives.
 
     The span lies behind the bucket. It is empty for this rank.
 
     Args:
         numel: The number of elements of the bucket.
-        own: The number of elements of this rank's part.
+        part_size: The number of elements of this rank's part.
         source: The number of the other rank.
         me: The number of this rank.
     """
     if source == me:
         return numel, numel
-    begin = numel + own * (source - (source > me))
-    return begin, begin + own
+    begin = numel + part_size * (source - (source > me))
+    return begin, begin + part_size
 
 
 def hook_of(module: torch.nn.Module) -> AverageOverRanks | None:

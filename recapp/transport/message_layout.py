@@ -132,8 +132,8 @@ class Buffers:
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Lend a flat buffer of `numel` elements with undefined contents."""
-        for i, held in enumerate(self._free):
-            if held.dtype == dtype and held.device == device and held.numel() >= numel:
+        for i, buffer in enumerate(self._free):
+            if buffer.dtype == dtype and buffer.device == device and buffer.numel() >= numel:
                 return self._free.pop(i)[:numel]
         # all free buffers of this type are too small
         self._free = [b for b in self._free if b.dtype != dtype][-8:]

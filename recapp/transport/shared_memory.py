@@ -107,9 +107,9 @@ class SharedMemoryComm(Comm):
         except OSError as error:
             result = f"rank {self.rank}: {error.strerror or error}"
         result_W = self.all_gather(result)
-        for found in result_W:
-            if isinstance(found, str):
-                raise LaunchError(found)
+        for outcome in result_W:
+            if isinstance(outcome, str):
+                raise LaunchError(outcome)
         return result_W
 
     def _reserve(self, opened: ExitStack) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class SharedMemoryComm(Comm):
         """
         me = self.rank
         counters = _counters_bytes(self.world)
-        own = self._view(file_W[me][1], 0, counters)
+        own_counters = self._view(file_W[me][1], 0, counters)
         rings = self._view(file_W[me][1], counters, file_bytes(self.world) - counters)
         for r, (process, number) in enumerate(file_W):
             if r == me:
@@ -146,12 +146,12 @@ class SharedMemoryComm(Comm):
             # two counters in the file for each peer: the bytes sent to it, the bytes taken from it
             self._lanes_L3[r] = (
                 rings + self._ring_bytes * (r - (r > me)),
-                own + 2 * r * COUNTER_BYTES,
+                own_counters + 2 * r * COUNTER_BYTES,
                 theirs + (2 * me + 1) * COUNTER_BYTES,
             )
             self._lanes_L3[self.world + r] = (
                 ring,
-                own + (2 * r + 1) * COUNTER_BYTES,
+                own_counters + (2 * r + 1) * COUNTER_BYTES,
                 theirs + 2 * me * COUNTER_BYTES,
             )
         return file_W[me]

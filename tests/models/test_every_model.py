@@ -231,7 +231,7 @@ def many(folder, tmp_path):
 def state_of(job):
     """The dense part of a run's last checkpoint, and its weights of tables."""
     last = job / "checkpoints/last.ckpt"
-    with open_stored(last, wanted=lambda manifest: [manifest.dense_file]) as model:
+    with open_stored(last, selector=lambda manifest: [manifest.dense_file]) as model:
         tables = {name: load_table(last, name) for name in model.manifest.shapes}
         return {**model.dense(), **tables}
 

@@ -9,7 +9,7 @@ from transcription import check_model, random_vectors
 
 from recapp.models.fm import FieldAwarePairs, FwFMTerm, fm_term
 
-AWARE = (FieldAwarePairs(4), FieldAwarePairs(4, own=True))
+AWARE = (FieldAwarePairs(4), FieldAwarePairs(4, own_vectors=True))
 
 
 class Term(torch.nn.Module):

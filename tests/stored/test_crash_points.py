@@ -367,7 +367,7 @@ def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
 
 def step_of_one_version(path):
     """Read an open checkpoint slowly while the writer goes on; return its step."""
-    with Checkpoint.at(path, wanted=lambda manifest: manifest.files) as snapshot:
+    with Checkpoint.at(path, selector=lambda manifest: manifest.files) as snapshot:
         time.sleep(0.01)
         assert snapshot.verify() > 0
         held = Block("A", "weight", (4, 2), range(4), range(2), torch.full((4, 2), -1.0), True)

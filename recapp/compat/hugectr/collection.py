@@ -159,7 +159,7 @@ class EmbeddingTableConfig:
                 "max_vocabulary_size=-1: such a table takes any key: min_key and max_key have "
                 "no effect"
             )
-        made = EmbeddingBagConfig(
+        config = EmbeddingBagConfig(
             name=name,
             num_embeddings=rows,
             embedding_dim=self.ev_size,
@@ -168,8 +168,8 @@ class EmbeddingTableConfig:
             **self._more,
         )
         if self.max_key is not None and not grows:
-            check_max_key(made, self.max_key)
-        return made
+            check_max_key(config, self.max_key)
+        return config
 
 
 @dataclass(frozen=True)
@@ -284,76 +284,77 @@ class _Lookups:
             ConfigError: An argument is missing or unknown, lists have different lengths, combiners
                 in a list differ, or another table has the same name.
         """
-        said = _said(values, named)
-        tables = said["table"]
+        arguments = _arguments(values, named)
+        tables = arguments["table"]
         if not isinstance(tables, list | tuple):
-            self._declare(said)
+            self._declare(arguments)
             return
         count = len(tables)
-        outputs = said["output"]
-        combiners = said["combiner"]
+        outputs = arguments["output"]
+        combiners = arguments["combiner"]
         if isinstance(outputs, str):
             outputs = [f"{outputs}{k}" for k in range(count)]
         if isinstance(combiners, str):
             combiners = [combiners] * count
-        if not count == len(said["feature"]) == len(outputs) == len(combiners):
+        if not count == len(arguments["feature"]) == len(outputs) == len(combiners):
             raise ConfigError(
-                f"embedding_lookup: {count} tables, {len(said['feature'])} inputs, {len(outputs)} "
-                f"outputs and {len(combiners)} combiners: must be lists of one length"
+                f"embedding_lookup: {count} tables, {len(arguments['feature'])} inputs, "
+                f"{len(outputs)} outputs and {len(combiners)} combiners: "
+                "must be lists of one length"
             )
         if len(set(combiners)) > 1:
             raise ConfigError(
                 f"embedding_lookup: the combiners of one lookup differ ({', '.join(combiners)}): "
                 "call it once for each combiner"
             )
-        more = {key: said[key] for key in CONCAT if key in said}
-        for part in zip(tables, said["feature"], outputs, combiners, strict=True):
+        more = {key: arguments[key] for key in CONCAT if key in arguments}
+        for part in zip(tables, arguments["feature"], outputs, combiners, strict=True):
             self._declare(dict(zip(LOOKUP, part, strict=True)) | more)
 
-    def _declare(self, said: Mapping[str, Any]) -> None:
-        table = said["table"]
+    def _declare(self, arguments: Mapping[str, Any]) -> None:
+        table = arguments["table"]
         if not isinstance(table, EmbeddingTableConfig):
             raise ConfigError(
                 f"embedding_lookup: table_config={table}: must be an EmbeddingTableConfig"
             )
         if table not in self._names:
-            taken = list(self._names.values())
-            name = table_name(table.name, table.table_id, table.id_space, taken)
-            if name in taken:
+            earlier_names = list(self._names.values())
+            name = table_name(table.name, table.table_id, table.id_space, earlier_names)
+            if name in earlier_names:
                 raise ConfigError(
                     f"embedding_lookup: two tables are called {name}: give each a name or table_id "
                     "of its own, or look both up in one EmbeddingTableConfig"
                 )
             self._names[table] = name
-        where = f"lookup {len(self._read)} ({said['output']})"
-        self._read.append({**said, "combiner": combiner_of(said["combiner"], where)})
+        where = f"lookup {len(self._read)} ({arguments['output']})"
+        self._read.append({**arguments, "combiner": combiner_of(arguments["combiner"], where)})
 
     def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
         if not self._read:
             raise ConfigError("no lookup is declared: call embedding_lookup for each")
         features: dict[EmbeddingTableConfig, dict[str, None]] = {}
-        for said in self._read:
-            features.setdefault(said["table"], {})[said["feature"]] = None
-        made = {
+        for lookup in self._read:
+            features.setdefault(lookup["table"], {})[lookup["feature"]] = None
+        configs = {
             table: table.record(name, list(features[table])) for table, name in self._names.items()
         }
         unsized = frozenset(
-            said["output"]
-            for said in self._read
-            if said["combiner"] is PoolingType.CONCAT and said.get("hotness") is None
+            lookup["output"]
+            for lookup in self._read
+            if lookup["combiner"] is PoolingType.CONCAT and lookup.get("hotness") is None
         )
         lookups = tuple(
             TableLookup(
-                made[said["table"]],
-                said["feature"],
-                said["output"],
-                said["combiner"],
-                1 if said["output"] in unsized else said.get("hotness"),
-                said.get("truncates", False),
+                configs[lookup["table"]],
+                lookup["feature"],
+                lookup["output"],
+                lookup["combiner"],
+                1 if lookup["output"] in unsized else lookup.get("hotness"),
+                lookup.get("truncates", False),
             )
-            for said in self._read
+            for lookup in self._read
         )
-        tables = tuple(made.values())
+        tables = tuple(configs.values())
         check_lookups(tables, lookups)
         opt_params = {name: t.opt_params for t, name in self._names.items() if t.opt_params}
         if plan is not None:
@@ -454,7 +455,9 @@ class EmbeddingCollectionConfig(_Lookups):
             compression_strategy: The tables of each `CompressionStrategy`.
         """
         strategy = [[word, plain(group)] for word, group in shard_strategy]
-        compression = {str(key): plain(held) for key, held in (compression_strategy or {}).items()}
+        compression = {
+            str(key): plain(tables) for key, tables in (compression_strategy or {}).items()
+        }
         self._matrix = {
             "shard_matrix": plain(shard_matrix),
             "shard_strategy": strategy,
@@ -496,7 +499,7 @@ def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None
     print(printed(lists), end="")
 
 
-def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     for key in named:
         if key not in LOOKUP_WORDS:
             raise ConfigError(
@@ -508,8 +511,8 @@ def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
             "top_name, combiner"
         )
     by_place = dict(zip(LOOKUP, values, strict=False))
-    said = under_recapp_names({**by_place, **named}, LOOKUP_WORDS, "embedding_lookup")
+    arguments = under_recapp_names({**by_place, **named}, LOOKUP_WORDS, "embedding_lookup")
     for ours, theirs in zip(LOOKUP, ("table_config", "bottom_name", "top_name"), strict=False):
-        if ours not in said:
+        if ours not in arguments:
             raise ConfigError(f"embedding_lookup: {theirs} must be given")
-    return {"combiner": "sum", **said}
+    return {"combiner": "sum", **arguments}

@@ -79,20 +79,20 @@ class DenseLayer:
             raise ConfigError(
                 f"{where}: use_regularizer=True: recapp has no regularisers: leave it out"
             )
-        own = KINDS[layer_type.name].parameters
+        names_of_type = KINDS[layer_type.name].parameters
         for name in parameters:
             if name not in PARAMETERS:
                 raise ConfigError(f"{where}: unknown parameter {name}; {suggest(name, PARAMETERS)}")
-            if name not in own:
+            if name not in names_of_type:
                 note_once(f"{where}: {name} has no effect on this layer")
-        said = {name: plain(value) for name, value in parameters.items() if name in own}
-        self.layer = Layer(layer_type.name, bottoms, tops, said)
+        values = {name: plain(value) for name, value in parameters.items() if name in names_of_type}
+        self.layer = Layer(layer_type.name, bottoms, tops, values)
 
 
 def to_plain(layer: Layer) -> dict[str, Any]:
     """Return a layer as plain values, as settings keep it."""
-    named = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
-    return named | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
+    fields = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
+    return fields | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
 
 
 def connected(
@@ -120,8 +120,8 @@ def connected(
                     f"{layer.label}: another layer makes a tensor {name} already: "
                     "rename one of them"
                 )
-        made, maker = layer_made(layer, [shapes[name] for name in layer.bottoms])
-        shapes |= dict(zip(layer.tops, made, strict=True))
+        output_shapes, maker = layer_made(layer, [shapes[name] for name in layer.bottoms])
+        shapes |= dict(zip(layer.tops, output_shapes, strict=True))
         makers.append(maker)
     _check_ends(layers)
     return shapes, makers
@@ -140,11 +140,11 @@ def _not_there(layer: Layer, name: str, known: Sequence[str], later: Sequence[La
 def _check_ends(layers: Sequence[Layer]) -> None:
     losses = [layer for layer in layers if layer.type == LOSS]
     if len(losses) != 1:
-        found = ", ".join(layer.tops[0] for layer in losses) or "none"
-        raise ConfigError(f"the model has {len(losses)} losses ({found}): must be one {LOSS}")
-    read = {name for layer in layers for name in layer.bottoms}
+        names = ", ".join(layer.tops[0] for layer in losses) or "none"
+        raise ConfigError(f"the model has {len(losses)} losses ({names}): must be one {LOSS}")
+    input_names = {name for layer in layers for name in layer.bottoms}
     for layer in layers:
-        if layer.type != LOSS and not read & set(layer.tops):
+        if layer.type != LOSS and not input_names & set(layer.tops):
             raise ConfigError(
                 f"{layer.label}: no layer reads {layer.tops[0]}: such a layer learns nothing: "
                 "leave it out"
@@ -177,7 +177,7 @@ class LayerGraph(nn.Module):
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
         self.dense = dense
-        read = [
+        records = [
             Layer(
                 values["type"],
                 tuple(values["bottoms"]),
@@ -188,9 +188,9 @@ class LayerGraph(nn.Module):
         ]
         vectors = {x.output: (1, x.columns) for x in embedding_bag_collection.lookups}
         inputs = {label: (1,), dense: (dense_in_features,), **vectors}
-        _, makers = connected(inputs, read)
-        self._logits = next(layer.bottoms[0] for layer in read if layer.type == LOSS)
-        computed = [(layer, make) for layer, make in zip(read, makers, strict=True)]
+        _, makers = connected(inputs, records)
+        self._logits = next(layer.bottoms[0] for layer in records if layer.type == LOSS)
+        computed = [(layer, make) for layer, make in zip(records, makers, strict=True)]
         computed = [(layer, make) for layer, make in computed if layer.type != LOSS]
         self._steps = [layer for layer, _ in computed]
         self.layers = ModuleByName({layer.tops[0]: make() for layer, make in computed})
@@ -207,8 +207,10 @@ class LayerGraph(nn.Module):
         tensors[self.dense] = batch.dense_BI
         for layer in self._steps:
             module = self.layers[layer.tops[0]]
-            made = module(*(tensors[name] for name in layer.bottoms))
-            tensors |= zip(layer.tops, made if isinstance(made, tuple) else (made,), strict=True)
+            outputs = module(*(tensors[name] for name in layer.bottoms))
+            tensors |= zip(
+                layer.tops, outputs if isinstance(outputs, tuple) else (outputs,), strict=True
+            )
         logits_B1: Tensor = tensors[self._logits]
         return logits_B1.squeeze(1)
 
@@ -220,5 +222,5 @@ def parameter_counts(layers: Sequence[Layer], makers: Sequence[Any]) -> list[int
         ConfigError: A parameter of a layer has a value that is not allowed.
     """
     with torch.device("meta"):
-        made = [make() for make in makers]
-    return [sum(p.numel() for p in module.parameters()) for module in made]
+        modules = [make() for make in makers]
+    return [sum(p.numel() for p in module.parameters()) for module in modules]

@@ -56,11 +56,11 @@ def linear(inputs: int, outputs: int, how: str, bias_how: str | None) -> nn.Line
         how: The `Initializer_t` of its weights.
         bias_how: The `Initializer_t` of its bias; None makes a layer without bias.
     """
-    made = published_linear(inputs, outputs, bias_how is not None)
-    initialise(made.weight, how, inputs, outputs)
+    module = published_linear(inputs, outputs, bias_how is not None)
+    initialise(module.weight, how, inputs, outputs)
     if bias_how is not None:
-        initialise(made.bias, bias_how, 0, outputs)
-    return made
+        initialise(module.bias, bias_how, 0, outputs)
+    return module
 
 
 class Apply(nn.Module):
@@ -102,8 +102,8 @@ def reshaped(shape: Sequence[int], slots: Sequence[int] | None, values: Tensor) 
         slots: The vectors to keep before the reshape; None keeps all.
         values: The values.
     """
-    kept = values if slots is None else values[:, list(slots)]
-    return kept.reshape(-1, *shape)
+    vectors = values if slots is None else values[:, list(slots)]
+    return vectors.reshape(-1, *shape)
 
 
 def sliced(ranges: Sequence[Sequence[int]], values: Tensor) -> tuple[Tensor, ...]:
@@ -240,16 +240,16 @@ class Layer:
         """
         return int(checked(self.label, name, self[name], Positive))
 
-    def refusal(self, shapes: Sequence[Shape], wanted: str) -> ConfigError:
+    def refusal(self, shapes: Sequence[Shape], requirement: str) -> ConfigError:
         """Return the error for inputs of wrong shapes.
 
         Args:
             shapes: The shapes of the inputs.
-            wanted: The shapes that the layer takes, in words.
+            requirement: The shapes that the layer takes, in words.
         """
         pairs = zip(self.bottoms, shapes, strict=True)
         read = " and ".join(f"{name} {shape_text(shape)}" for name, shape in pairs)
-        return ConfigError(f"{self.label}: reads {read}: {wanted}")
+        return ConfigError(f"{self.label}: reads {read}: {requirement}")
 
 
 Made = tuple[list[Shape], Callable[[], nn.Module]]
@@ -295,9 +295,9 @@ def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
     count = len(shapes)
     if count < kind.least or (kind.most is not None and count > kind.most):
         many = "or more" if kind.most is None else f"to {kind.most}"
-        wanted = str(kind.least) if kind.least == kind.most else f"{kind.least} {many}"
+        limits = str(kind.least) if kind.least == kind.most else f"{kind.least} {many}"
         raise ConfigError(
-            f"{layer.label}: {count} bottom_names ({', '.join(layer.bottoms)}): takes {wanted}"
+            f"{layer.label}: {count} bottom_names ({', '.join(layer.bottoms)}): takes {limits}"
         )
     if kind.outputs is not None and len(layer.tops) != kind.outputs:
         raise ConfigError(
@@ -404,24 +404,29 @@ def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
     ):
         raise layer.refusal(shapes, f"selected_slots={list(slots)}: must be vectors of it")
     total = math.prod(shape) if slots is None else len(slots) * shape[1]
-    wanted = layer["shape"]
-    if wanted and (layer["leading_dim"] or layer["time_step"]):
+    batch_shape = layer["shape"]
+    if batch_shape and (layer["leading_dim"] or layer["time_step"]):
         raise ConfigError(
-            f"{layer.label}: shape={list(wanted)} together with leading_dim or time_step: both "
-            "set the shape of the output: give only one of them"
+            f"{layer.label}: shape={list(batch_shape)} together with leading_dim or time_step: "
+            "both set the shape of the output: give only one of them"
         )
-    if wanted:
-        made = tuple(wanted[1:])
+    if batch_shape:
+        output_shape = tuple(batch_shape[1:])
     elif layer["time_step"]:
-        made = (layer["time_step"], layer["leading_dim"] or 0)
+        output_shape = (layer["time_step"], layer["leading_dim"] or 0)
     else:
-        made = (layer["leading_dim"] or total,)
-    if not made or math.prod(made) != total or (wanted and wanted[0] != -1):
+        output_shape = (layer["leading_dim"] or total,)
+    if (
+        not output_shape
+        or math.prod(output_shape) != total
+        or (batch_shape and batch_shape[0] != -1)
+    ):
         raise layer.refusal(
             shapes,
-            f"{total} numbers of a sample make no {shape_text(made)}; samples stay samples here",
+            f"{total} numbers of a sample make no {shape_text(output_shape)}; "
+            "samples stay samples here",
         )
-    return [made], lambda: Apply(partial(reshaped, made, slots))
+    return [output_shape], lambda: Apply(partial(reshaped, output_shape, slots))
 
 
 def _slice(layer: Layer, shapes: list[Shape]) -> Made:
@@ -487,10 +492,10 @@ def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
         )
 
     def module() -> nn.Module:
-        made = nn.BatchNorm1d(columns, eps=layer["eps"], momentum=layer["factor"])
-        initialise(made.weight, layer["gamma_init_type"], 0, columns)
-        initialise(made.bias, layer["beta_init_type"], 0, columns)
-        return made
+        norm = nn.BatchNorm1d(columns, eps=layer["eps"], momentum=layer["factor"])
+        initialise(norm.weight, layer["gamma_init_type"], 0, columns)
+        initialise(norm.bias, layer["beta_init_type"], 0, columns)
+        return norm
 
     return [shapes[0]], module
 

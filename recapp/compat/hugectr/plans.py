@@ -132,22 +132,22 @@ def plan_from_matrix(
     Raises:
         PlanError: An entry is wrong; the error names the GPU, group or table and the rule.
     """
-    given = {str(key).removeprefix("emb_"): value for key, value in values.items()}
-    for key in given:
+    entries = {str(key).removeprefix("emb_"): value for key, value in values.items()}
+    for key in entries:
         if key not in (known := (MATRIX, GROUPS, PLACEMENT, STRATEGY, COMPRESSION)):
             raise PlanError(f"{source}: unknown key {key}; {suggest(key, known)}")
     names = [t.name for t in tables]
-    group_of = _placements(given, names, source)
-    held = _held(given[MATRIX], names, source)
-    made = {}
+    group_of = _placements(entries, names, source)
+    tables_by_gpu = _tables_by_gpu(entries[MATRIX], names, source)
+    shardings = {}
     for t in tables:
         if t.name not in group_of:
             raise PlanError(f"{source}: table {t.name} is in no group: add it to one (rule 12)")
         k, word, strips = group_of[t.name]
-        gpus = [g for g, own in enumerate(held) if t.name in own]
+        gpus = [g for g, gpu_tables in enumerate(tables_by_gpu) if t.name in gpu_tables]
         where = f"{source}: group {k}: table {t.name}"
         if word == "dp":
-            for g in (g for g in range(len(held)) if g not in gpus):
+            for g in (g for g in range(len(tables_by_gpu)) if g not in gpus):
                 raise PlanError(
                     f"{where} is dp, but GPU {g} does not hold it: add a dp table to every row "
                     f"of {MATRIX} (rule 8)"
@@ -164,20 +164,24 @@ def plan_from_matrix(
                 f"{where}: {strips} strips of columns: must divide its {t.embedding_dim} columns "
                 f"and its {len(gpus)} GPUs, and a dp table has one"
             )
-        made[t.name] = table_sharding(t, None if word == "dp" else gpus, len(held), strips)
-    return _with_modes(made, given.get(COMPRESSION, {}), source)
+        shardings[t.name] = table_sharding(
+            t, None if word == "dp" else gpus, len(tables_by_gpu), strips
+        )
+    return _with_modes(shardings, entries.get(COMPRESSION, {}), source)
 
 
 def _placements(
-    given: Mapping[str, Any], names: list[str], source: str
+    entries: Mapping[str, Any], names: list[str], source: str
 ) -> dict[str, tuple[int, str, int]]:
     """Return the group, placement and number of strips of columns of each table."""
-    if (STRATEGY in given) == (GROUPS in given) or (GROUPS in given) != (PLACEMENT in given):
+    if (STRATEGY in entries) == (GROUPS in entries) or (GROUPS in entries) != (
+        PLACEMENT in entries
+    ):
         raise PlanError(f"{source}: {MATRIX} needs {STRATEGY}, or {GROUPS} and {PLACEMENT}")
-    groups = given.get(GROUPS)
-    words = given.get(PLACEMENT)
-    if STRATEGY in given:
-        pairs = given[STRATEGY]
+    groups = entries.get(GROUPS)
+    words = entries.get(PLACEMENT)
+    if STRATEGY in entries:
+        pairs = entries[STRATEGY]
         if not isinstance(pairs, list) or not all(
             isinstance(p, list) and len(p) == 2 for p in pairs
         ):
@@ -210,7 +214,7 @@ def _placements(
     return group_of
 
 
-def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
+def _tables_by_gpu(matrix: Any, names: list[str], source: str) -> list[list[str]]:
     if (
         not isinstance(matrix, list)
         or not matrix
@@ -219,7 +223,7 @@ def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
         raise PlanError(
             f"{source}: {MATRIX} must be a list of GPUs, each with a list of its tables (rule 1)"
         )
-    held = []
+    tables_by_gpu = []
     for g, row in enumerate(matrix):
         if row and all(isinstance(item, int) for item in row):
             if len(row) != len(names) or not set(row) <= {0, 1}:
@@ -227,10 +231,10 @@ def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
                     f"{source}: GPU {g}: a row of {MATRIX} has a 0 or a 1 for each of the "
                     f"{len(names)} tables (rule 1)"
                 )
-            held.append([name for name, part in zip(names, row, strict=True) if part])
+            tables_by_gpu.append([name for name, part in zip(names, row, strict=True) if part])
         else:
-            held.append([_name(item, names, f"{source}: GPU {g}") for item in row])
-    return held
+            tables_by_gpu.append([_name(item, names, f"{source}: GPU {g}") for item in row])
+    return tables_by_gpu
 
 
 def _name(table: Any, names: list[str], where: str) -> str:
@@ -242,7 +246,7 @@ def _name(table: Any, names: list[str], where: str) -> str:
 
 
 def _with_modes(
-    made: dict[str, TableSharding], compression: Any, source: str
+    shardings: dict[str, TableSharding], compression: Any, source: str
 ) -> dict[str, TableSharding]:
     if not isinstance(compression, Mapping):
         raise PlanError(
@@ -255,11 +259,11 @@ def _with_modes(
         if str(word).lower() not in MODES:
             raise PlanError(f"{source}: {COMPRESSION}.{word}: {suggest(str(word), MODES)}")
         for name in (
-            _name(table, list(made), f"{source}: {COMPRESSION}.{word}") for table in group
+            _name(table, list(shardings), f"{source}: {COMPRESSION}.{word}") for table in group
         ):
-            if made[name].mode != "replicated":
-                made[name] = replace(made[name], mode=MODES[str(word).lower()])
-    return made
+            if shardings[name].mode != "replicated":
+                shardings[name] = replace(shardings[name], mode=MODES[str(word).lower()])
+    return shardings
 
 
 REQUIRED = ("local_embedding_list", "global_embedding_list", PLACEMENT)
@@ -326,14 +330,15 @@ def plan_from_values(
         PlanError: The plan breaks a rule; the error names the GPU, group, lookup and rule.
     """
     if isinstance(values, Mapping):
-        made = plan_from_matrix(values, tables, source)
+        shardings = plan_from_matrix(values, tables, source)
     else:
-        made = _Lists(values, tables, source, lookups).plan()
+        shardings = _Lists(values, tables, source, lookups).plan()
     split = any(
-        s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1 for s in made.values()
+        s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1
+        for s in shardings.values()
     )
     world = len(values[MATRIX] if isinstance(values, Mapping) else values)
-    return ShardingPlan(made, world, "hugectr", (MODULO,) if split else ())
+    return ShardingPlan(shardings, world, "hugectr", (MODULO,) if split else ())
 
 
 class _Lists:
@@ -348,8 +353,8 @@ class _Lists:
     ) -> None:
         self.tables = tables
         self.source = source
-        read = lookups_of(tables) if lookups is None else lookups
-        self.table_of = [x.table.name for x in read]
+        declarations = lookups_of(tables) if lookups is None else lookups
+        self.table_of = [x.table.name for x in declarations]
         if not isinstance(values, list) or not values:
             raise PlanError(
                 f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)"
@@ -372,17 +377,17 @@ class _Lists:
             if group.word == "mp":
                 self._check_mp(k)
         home = self._homes()
-        made = {}
+        shardings = {}
         for t in self.tables:
             k, lookup = home[t.name]
             holders = {
                 groups[k].id: g for g, groups in enumerate(self.gpus) if lookup in groups[k].local
             }
             replicated = self.gpus[0][k].word == "dp"
-            made[t.name] = table_sharding(
+            shardings[t.name] = table_sharding(
                 t, None if replicated else [holders[i] for i in sorted(holders)], len(self.gpus)
             )
-        return made
+        return shardings
 
     def _fail(self, g: int, k: int, text: str, rule: int, more: str = "") -> NoReturn:
         raise PlanError(f"{self.source}: GPU {g}, group {k}: {text} (rule {rule}){more}")
@@ -409,7 +414,7 @@ class _Lists:
         if not isinstance(values[EVERY], list):
             self._fail(g, k, f"{EVERY} must be a list of lists of lookups", 3)
         every = tuple(
-            self._numbers(g, k, f"{EVERY}[{i}]", held) for i, held in enumerate(values[EVERY])
+            self._numbers(g, k, f"{EVERY}[{i}]", numbers) for i, numbers in enumerate(values[EVERY])
         )
         count = self._number(g, k, values, COUNT, 1)
         shard = self._number(g, k, values, ID, 0)
@@ -441,13 +446,13 @@ class _Lists:
     def _number(
         self, g: int, k: int, values: Mapping[str, Any], names: Sequence[str], default: int
     ) -> int:
-        given = {key: values[key] for key in names if key in values}
-        value = next(iter(given.values()), default)
-        if not isinstance(value, int) or isinstance(value, bool) or len(set(given.values())) > 1:
+        entries = {key: values[key] for key in names if key in values}
+        value = next(iter(entries.values()), default)
+        if not isinstance(value, int) or isinstance(value, bool) or len(set(entries.values())) > 1:
             self._fail(
                 g,
                 k,
-                f"{' and '.join(f'{key}={v}' for key, v in given.items())}: must be one whole "
+                f"{' and '.join(f'{key}={v}' for key, v in entries.items())}: must be one whole "
                 "number",
                 4,
             )
@@ -533,30 +538,30 @@ class _Lists:
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """Return the group and one lookup of every table after checking rules 10 and 12."""
-        held: dict[int, tuple[int, int]] = {}  # the first GPU and group of each lookup
+        places: dict[int, tuple[int, int]] = {}  # the first GPU and group of each lookup
         for g, groups in enumerate(self.gpus):
             for k, group in enumerate(groups):
                 for i in group.local:
-                    if held.setdefault(i, (g, k))[1] != k:
+                    if places.setdefault(i, (g, k))[1] != k:
                         self._fail(
                             g,
                             k,
-                            f"{self._lookup(i)} is in group {held[i][1]} of GPU {held[i][0]}, "
+                            f"{self._lookup(i)} is in group {places[i][1]} of GPU {places[i][0]}, "
                             "too: it may be in one",
                             12,
                         )
         home: dict[str, tuple[int, int]] = {}
         for i, name in enumerate(self.table_of):
-            if i not in held:
+            if i not in places:
                 raise PlanError(
                     f"{self.source}: {self._lookup(i)} is in no group of any GPU: add it to a "
                     "group (rule 12)"
                 )
-            k, other = home.setdefault(name, (held[i][1], i))
+            k, other = home.setdefault(name, (places[i][1], i))
             both = f"{self._lookup(i)} and lookup {other} read one table, which is sharded once, "
             apart = f": {self._where(other)}, {self._where(i)}"
-            if held[i][1] != k:
-                self._fail(*held[i], f"{both}but lookup {other} is in group {k}", 10, apart)
+            if places[i][1] != k:
+                self._fail(*places[i], f"{both}but lookup {other} is in group {k}", 10, apart)
             for g, groups in enumerate(self.gpus):
                 if (i in groups[k].local) != (other in groups[k].local):
                     self._fail(g, k, f"{both}but only one of them is here", 10, apart)
@@ -600,7 +605,8 @@ def written_plan(
     return (
         "[\n"
         + ",\n".join(
-            " [\n" + ",\n".join("  " + json.dumps(group) for group in own) + "\n ]" for own in lists
+            " [\n" + ",\n".join("  " + json.dumps(group) for group in groups) + "\n ]"
+            for groups in lists
         )
         + "\n]\n"
     )
@@ -621,14 +627,14 @@ def hugectr_lists(
             the reason.
     """
     plan.check(tables)
-    read: dict[str, list[int]] = {}
+    numbers_of_table: dict[str, list[int]] = {}
     for i, lookup in enumerate(lookups_of(tables) if lookups is None else lookups):
-        read.setdefault(lookup.table.name, []).append(i)
+        numbers_of_table.setdefault(lookup.table.name, []).append(i)
     config = {t.name: t for t in tables}
     # for each mp group, the lookups by the GPUs that hold them
     groups: list[dict[tuple[int, ...], list[int]]] = []
     replicated: list[int] = []
-    for name, numbers in read.items():
+    for name, numbers in numbers_of_table.items():
         if plan.tables[name].mode == "replicated":
             replicated += numbers
             continue
@@ -636,24 +642,24 @@ def hugectr_lists(
         free = (
             group
             for group in groups
-            if gpus in group or not set(gpus) & {g for held in group for g in held}
+            if gpus in group or not set(gpus) & {g for holders in group for g in holders}
         )
         group = next(free, None)
         if group is None:
             groups.append(group := {})
         group.setdefault(gpus, []).extend(numbers)
-    for held in (*(held for group in groups for held in group.values()), replicated):
-        held.sort()
-    written = [
+    for members in (*(members for group in groups for members in group.values()), replicated):
+        members.sort()
+    lists = [
         [_written_mp(group, g, plan.world_size) for group in groups] for g in range(plan.world_size)
     ]
-    for own in written:
-        own += (
+    for entries in lists:
+        entries += (
             [{LOCAL: replicated, EVERY: [replicated] * plan.world_size, PLACEMENT: "dp"}]
             if replicated
             else []
         )
-    return written
+    return lists
 
 
 def shown_plan(
@@ -674,11 +680,13 @@ def notebook_lists(lists: Lists) -> Lists:
     """Return the groups with the keys of HugeCTR's notebook, in the notebook's order."""
     v37 = {COUNT[0]: COUNT[1], ID[0]: ID[1]}
     order = (LOCAL, PLACEMENT, ID[1], COUNT[1], EVERY)
-    renamed = [
-        [{v37.get(key, key): part for key, part in group.items()} for group in own] for own in lists
+    v37_lists = [
+        [{v37.get(key, key): part for key, part in group.items()} for group in groups]
+        for groups in lists
     ]
     return [
-        [{key: group[key] for key in order if key in group} for group in own] for own in renamed
+        [{key: group[key] for key in order if key in group} for group in groups]
+        for groups in v37_lists
     ]
 
 
@@ -688,9 +696,9 @@ def printed(lists: Lists) -> str:
     Keys keep the order of `lists`; pass the result of `notebook_lists` for the notebook's order.
     """
     lines = []
-    for gpu, own in enumerate(lists):
+    for gpu, groups in enumerate(lists):
         lines.append(f"single_gpu_plan index = {gpu}")
-        for key, part in (entry for group in own for entry in group.items()):
+        for key, part in (entry for group in groups for entry in group.items()):
             first, *others = part if key == EVERY else [part]
             lines.append(f"\t{key}:{first}")
             lines += [f"\t{' ' * len(key)}:{other}" for other in others]
@@ -725,7 +733,13 @@ def _written_mp(group: Mapping[tuple[int, ...], list[int]], gpu: int, world: int
     count as shards of an empty list, as in HugeCTR.
     """
     idle = tuple(g for g in range(world) if not any(g in gpus for gpus in group))
-    held = {g: (gpus, lookups) for gpus, lookups in (*group.items(), (idle, [])) for g in gpus}
-    gpus, lookups = held[gpu]
+    entry_of_gpu = {
+        g: (gpus, lookups) for gpus, lookups in (*group.items(), (idle, [])) for g in gpus
+    }
+    gpus, lookups = entry_of_gpu[gpu]
     shards = {COUNT[0]: len(gpus), ID[0]: gpus.index(gpu)} if len(gpus) > 1 else {}
-    return {LOCAL: lookups, EVERY: [held[g][1] for g in range(world)], PLACEMENT: "mp"} | shards
+    return {
+        LOCAL: lookups,
+        EVERY: [entry_of_gpu[g][1] for g in range(world)],
+        PLACEMENT: "mp",
+    } | shards

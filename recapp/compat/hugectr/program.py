@@ -125,12 +125,12 @@ class Program:
     layers: Sequence[Layer]
 
 
-def train(program: Program, wanted: Fit) -> None:
+def train(program: Program, fit_arguments: Fit) -> None:
     """Train in another process, and return after its end.
 
     Args:
         program: The parts of the program.
-        wanted: The arguments of `Model.fit`.
+        fit_arguments: The arguments of `Model.fit`.
 
     Raises:
         ConfigError: The program does not fit its data.
@@ -138,8 +138,8 @@ def train(program: Program, wanted: Fit) -> None:
         SystemExit: The run failed or was stopped.
     """
     columns = columns_of(program.reader, program.read)
-    options = settings_of(program, wanted, columns)
-    directory = _run_directory(wanted.snapshot_prefix)
+    options = settings_of(program, fit_arguments, columns)
+    directory = _run_directory(fit_arguments.snapshot_prefix)
     folder = directory / NAME
     for group, values in options.items():
         file = folder / group / f"{NAME}.yaml"
@@ -164,12 +164,14 @@ def train(program: Program, wanted: Fit) -> None:
         raise SystemExit(code)
 
 
-def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, dict[str, Any]]:
+def settings_of(
+    program: Program, fit_arguments: Fit, columns: Columns
+) -> dict[str, dict[str, Any]]:
     """Return the settings of a program by group, as plain values.
 
     Args:
         program: The parts of the program.
-        wanted: The arguments of `Model.fit`.
+        fit_arguments: The arguments of `Model.fit`.
         columns: The columns of the data.
 
     Raises:
@@ -201,11 +203,11 @@ def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, di
         "metrics": {"names": solver.metric_names()},
         "trainer": {
             "devices": solver.ranks,
-            "max_steps": wanted.max_iter if repeats else None,
-            "max_epochs": None if repeats else wanted.num_epochs,
-            "val_check_interval": wanted.eval_interval or None,
-            "limit_val_batches": solver.max_eval_batches if wanted.eval_interval else 0,
-            "log_every_n_steps": wanted.display or 20,
+            "max_steps": fit_arguments.max_iter if repeats else None,
+            "max_epochs": None if repeats else fit_arguments.num_epochs,
+            "val_check_interval": fit_arguments.eval_interval or None,
+            "limit_val_batches": solver.max_eval_batches if fit_arguments.eval_interval else 0,
+            "log_every_n_steps": fit_arguments.display or 20,
         },
     }
     model = {
@@ -223,7 +225,7 @@ def settings_of(program: Program, wanted: Fit, columns: Columns) -> dict[str, di
             "lookups": [_lookup(lookup) for lookup in lookups],
         },
         "optimizer": solver.optimizer(program.opt_params, program.tables.opt_params),
-        "callbacks": _callbacks(solver, wanted),
+        "callbacks": _callbacks(solver, fit_arguments),
     }
 
 
@@ -233,23 +235,23 @@ def _as_the_files_have_them(
     """Return the tables and lookups with the columns and first keys of the files."""
     names = program.read.sparse_names
     column_of = dict(zip(names, columns.keys, strict=True))
-    made = {}
+    configs = {}
     for table in program.tables.tables:
         slots = [names.index(feature) for feature in table.feature_names]
-        made[table.name] = replace(
+        configs[table.name] = replace(
             table,
             feature_names=[column_of[feature] for feature in table.feature_names],
             min_key=first_key(table, slots, names, program.reader.slot_size_array),
         )
     lookups = [
-        replace(x, table=made[x.table.name], feature=column_of[x.feature])
+        replace(x, table=configs[x.table.name], feature=column_of[x.feature])
         for x in program.tables.lookups
     ]
-    return list(made.values()), lookups
+    return list(configs.values()), lookups
 
 
 def _table(table: EmbeddingBagConfig) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": table.name,
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
@@ -259,43 +261,43 @@ def _table(table: EmbeddingBagConfig) -> dict[str, Any]:
         "init_range": table.init_range,
     }
     if table.dynamic is not None:
-        said = asdict(table.dynamic)
-        said |= {name: value.value for name, value in said.items() if isinstance(value, Enum)}
-        return made | {"num_embeddings": DYNAMIC, "dynamic": said}
-    return made | ({"min_key": table.min_key} if table.min_key else {})
+        dynamic = asdict(table.dynamic)
+        dynamic |= {name: value.value for name, value in dynamic.items() if isinstance(value, Enum)}
+        return values | {"num_embeddings": DYNAMIC, "dynamic": dynamic}
+    return values | ({"min_key": table.min_key} if table.min_key else {})
 
 
 def _lookup(lookup: TableLookup) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "table": lookup.table.name,
         "feature": lookup.feature,
         "output": lookup.output,
         "combiner": lookup.pooling.value,
     }
     if lookup.hotness is not None:
-        made |= {"hotness": lookup.hotness, "truncates": lookup.truncates}
-    return made
+        values |= {"hotness": lookup.hotness, "truncates": lookup.truncates}
+    return values
 
 
-def _callbacks(solver: CreateSolver, wanted: Fit) -> dict[str, Any]:
-    made: dict[str, Any] = {
+def _callbacks(solver: CreateSolver, fit_arguments: Fit) -> dict[str, Any]:
+    callbacks: dict[str, Any] = {
         "lines": {
             "_target_": "recapp.compat.hugectr.iteration_lines.IterationLines",
-            "every": wanted.display,
+            "every": fit_arguments.display,
         },
         **solver.stops(),
     }
-    last = wanted.max_iter if solver.repeat_dataset else None
-    if wanted.snapshot and (last is None or wanted.snapshot <= last):
-        prefix = Path(wanted.snapshot_prefix).name
-        made["snapshot"] = {
+    last = fit_arguments.max_iter if solver.repeat_dataset else None
+    if fit_arguments.snapshot and (last is None or fit_arguments.snapshot <= last):
+        prefix = Path(fit_arguments.snapshot_prefix).name
+        callbacks["snapshot"] = {
             "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
-            "every_n_train_steps": wanted.snapshot,
+            "every_n_train_steps": fit_arguments.snapshot,
             "save_top_k": -1,
             "filename": f"{prefix or 'snapshot'}_{{step}}",
             "auto_insert_metric_name": False,
         }
-    return made
+    return callbacks
 
 
 def _run_directory(prefix: str) -> Path:
@@ -319,8 +321,8 @@ def _run_directory(prefix: str) -> Path:
 def _run(command: Sequence[str], gpus: str | None) -> int:
     """Run a command to its end, pass signals on to it, and return its exit code."""
     environment = dict(os.environ)
-    own = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), own]))
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
     if gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpus
     sys.stdout.flush()
@@ -341,7 +343,7 @@ def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can handle signals
         return
-    kept = {
+    handlers = {
         number: signal.signal(number, lambda number, _: process.send_signal(number))
         for number in SIGNALS
         if signal.getsignal(number) != signal.SIG_IGN  # nohup
@@ -349,7 +351,7 @@ def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -489,7 +491,7 @@ class Model:
             )
         self._solver.visible_gpus()
         self._solver.optimizer(self._opt_params, tables.opt_params)
-        layers = [added.layer for added in self._layers]
+        layers = [dense_layer.layer for dense_layer in self._layers]
         shapes, makers = connected(self._inputs(), layers)
         self._parameters = parameter_counts(layers, makers)
         self._shapes = shapes
@@ -523,10 +525,10 @@ class Model:
         ]
         rows += _rows("Input", [], [read.label_name, read.dense_name], shapes, 0)
         for lookup in tables.lookups:
-            made = lookup.table.num_embeddings * lookup.table.embedding_dim
-            rows += _rows("Embedding", [lookup.feature], [lookup.output], shapes, made)
-        for added, parameters in zip(self._layers, self._parameters, strict=True):
-            layer = added.layer
+            size = lookup.table.num_embeddings * lookup.table.embedding_dim
+            rows += _rows("Embedding", [lookup.feature], [lookup.output], shapes, size)
+        for dense_layer, parameters in zip(self._layers, self._parameters, strict=True):
+            layer = dense_layer.layer
             rows += _rows(layer.type, list(layer.bottoms), list(layer.tops), shapes, parameters)
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         lines = [
@@ -573,8 +575,8 @@ class Model:
         """
         self._compiled("fit")
         read, tables = self._parts()
-        wanted = Fit(num_epochs, max_iter, display, eval_interval, snapshot, snapshot_prefix)
-        wanted.check(repeats=self._solver.repeat_dataset)
+        fit_arguments = Fit(num_epochs, max_iter, display, eval_interval, snapshot, snapshot_prefix)
+        fit_arguments.check(repeats=self._solver.repeat_dataset)
         if self._trained:
             raise ConfigError(
                 "Model.fit: the model was trained already: python -m recapp.train ckpt_path=DIR "
@@ -586,9 +588,9 @@ class Model:
             self._opt_params,
             read,
             tables,
-            [added.layer for added in self._layers],
+            [dense_layer.layer for dense_layer in self._layers],
         )
-        train(program, wanted)
+        train(program, fit_arguments)
         self._trained = True
 
 
@@ -599,9 +601,9 @@ def _rows(
         (
             "" if k else kind,
             read,
-            made,
-            shape_text(shapes[made]) if made else "",
+            output,
+            shape_text(shapes[output]) if output else "",
             "" if k or not size else f"{size:,}",
         )
-        for k, (read, made) in enumerate(zip_longest(inputs, outputs, fillvalue=""))
+        for k, (read, output) in enumerate(zip_longest(inputs, outputs, fillvalue=""))
     ]

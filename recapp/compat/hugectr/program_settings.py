@@ -157,8 +157,8 @@ def rules_of_opt_params(by_table: Mapping[str, OptParams], lr: float) -> dict[st
         lr: The learning rate of all tables.
     """
     return {
-        name: make_rule(row_rule(said) | {"lr": lr}, f"opt_params of table {name}")
-        for name, said in by_table.items()
+        name: make_rule(row_rule(opt_params) | {"lr": lr}, f"opt_params of table {name}")
+        for name, opt_params in by_table.items()
     }
 
 
@@ -332,14 +332,14 @@ class CreateSolver:
         there = gpu_count()
         if not there:
             return None
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        known = named.split(",") if named else [str(k) for k in range(there)]
+        gpu_list = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = gpu_list.split(",") if gpu_list else [str(k) for k in range(there)]
         for gpu in self.vvgpu[0]:
-            if gpu >= len(known):
+            if gpu >= len(gpus):
                 raise ConfigError(
                     f"CreateSolver: vvgpu={self.vvgpu}: there is no GPU {gpu}: there are {there}"
                 )
-        return ",".join(known[gpu] for gpu in self.vvgpu[0])
+        return ",".join(gpus[gpu] for gpu in self.vvgpu[0])
 
     def metric_names(self) -> list[str]:
         """Return recapp's names of the metrics of an evaluation."""
@@ -347,18 +347,18 @@ class CreateSolver:
 
     def stops(self) -> dict[str, dict[str, Any]]:
         """Return the callbacks that end training when a metric reaches its goal."""
-        made = {}
+        callbacks = {}
         for metric, value in self.metrics_spec.items():
             grows = metric is MetricsType.AUC
             if (grows and value < 1) or (not grows and value > 0):
-                made[f"stop_{METRICS[metric]}"] = {
+                callbacks[f"stop_{METRICS[metric]}"] = {
                     "_target_": "lightning.pytorch.callbacks.EarlyStopping",
                     "monitor": f"val_{METRICS[metric]}",
                     "mode": "max" if grows else "min",
                     "stopping_threshold": float(value),
                     "patience": 2**31,  # never end a run because a metric stops improving
                 }
-        return made
+        return callbacks
 
     def optimizer(self, model: OptParams, tables: Mapping[str, OptParams]) -> dict[str, Any]:
         """Return the group `optimizer` of the settings.
@@ -391,14 +391,16 @@ class CreateSolver:
             },
         }
         rule = row_rule(model)
-        own = {name: {**row_rule(said), "lr": self.lr} for name, said in tables.items()}
+        table_rules = {
+            name: {**row_rule(opt_params), "lr": self.lr} for name, opt_params in tables.items()
+        }
         return {
             "dense": {"_target_": DENSE[kind], "lr": self.lr, **numbers[kind]},
             "sparse": {
                 "_target_": f"recapp.optim.rules.{rule.pop('rule')}",
                 "lr": self.lr,
                 **rule,
-                "tables": own or None,
+                "tables": table_rules or None,
             },
             "schedule": {"_target_": "recapp.optim.schedule.warmup_poly", **self.schedule},
         }
@@ -409,18 +411,18 @@ def _checked_metrics(spec: Mapping[NamedEnum, float] | None) -> dict[NamedEnum, 
         raise ConfigError(
             f"CreateSolver: metrics_spec={spec}: must be a dict of goals, {{MetricsType.AUC: 0.8}}"
         )
-    made = {MetricsType.AUC: 1.0} if spec is None else dict(spec)
-    for metric, goal in made.items():
+    goals = {MetricsType.AUC: 1.0} if spec is None else dict(spec)
+    for metric, goal in goals.items():
         if metric not in METRICS:
             name = getattr(metric, "name", metric)
             known = [known.name for known in METRICS]
             raise ConfigError(
                 f"CreateSolver: metrics_spec: unknown metric {name}; {suggest(str(name), known)}"
             )
-        made[metric] = checked("CreateSolver", f"metrics_spec: {metric.name}", goal, NotNegative)
-    if not made:
+        goals[metric] = checked("CreateSolver", f"metrics_spec: {metric.name}", goal, NotNegative)
+    if not goals:
         raise ConfigError("CreateSolver: metrics_spec={}: name AUC, AverageLoss or both")
-    return made
+    return goals
 
 
 METADATA = "_metadata.json"
@@ -603,25 +605,25 @@ def columns_of(reader: DataReaderParams, read: Input) -> Columns:
     Raises:
         DataError: A file is missing or differs from the program.
     """
-    made = [
+    columns_by_file = [
         _columns(path, argument)
         for path, argument in ((reader.source, "source"), (reader.eval_source, "eval_source"))
     ]
-    columns = made[0]
-    if made[1] != columns:
+    columns = columns_by_file[0]
+    if columns_by_file[1] != columns:
         raise DataError(
             f"DataReaderParams: source={reader.source} and eval_source={reader.eval_source}: their "
             f"{METADATA} name different columns"
         )
-    for said, count, found in (
+    for parameter, count, names in (
         ("label_dim", 1, [columns.label]),
         ("dense_dim", read.dense_dim, columns.dense),
         ("data_reader_sparse_param_array", len(read.sparse_names), columns.keys),
     ):
-        if count != len(found):
+        if count != len(names):
             raise DataError(
-                f"Input: {said} has {count}, and {METADATA} beside {reader.source} names "
-                f"{len(found)}: {', '.join(found) or 'none'}"
+                f"Input: {parameter} has {count}, and {METADATA} beside {reader.source} names "
+                f"{len(names)}: {', '.join(names) or 'none'}"
             )
     sizes = reader.slot_size_array
     if sizes and len(sizes) != len(columns.keys):
@@ -644,11 +646,11 @@ def _columns(path: str, argument: str) -> Columns:
             "names labels, conts and cats"
         )
     try:
-        said = read_json(file)
+        metadata = read_json(file)
         entries = [
             (part, entry["col_name"], entry.get("index"))
             for part in ("labels", "conts", "cats")
-            for entry in said.get(part, [])
+            for entry in metadata.get(part, [])
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
@@ -710,7 +712,7 @@ def first_key(
     grows = table.dynamic is not None  # such a table takes any key
     last = table.min_key + table.num_embeddings
     befores = list(accumulate(sizes, initial=0))
-    added = {}
+    offset_of_slot = {}
     for slot in slots:
         before = befores[slot]
         fitting = [
@@ -724,12 +726,12 @@ def first_key(
                 f", or {before}..{before + sizes[slot] - 1} with the slots before it; table "
                 f"{table.name} has the keys {table.min_key}..{last - 1}"
             )
-        added[names[slot]] = fitting[0]
-    if len(set(added.values())) > 1:
-        said = " and ".join(f"{name} {number}" for name, number in added.items())
+        offset_of_slot[names[slot]] = fitting[0]
+    if len(set(offset_of_slot.values())) > 1:
+        offsets = " and ".join(f"{name} {number}" for name, number in offset_of_slot.items())
         raise ConfigError(
             f"DataReaderParams: slot_size_array: adds different numbers to the keys that read "
-            f"table {table.name} ({said}): give each a table, or write keys into the files that "
+            f"table {table.name} ({offsets}): give each a table, or write keys into the files that "
             "differ and leave slot_size_array out"
         )
-    return table.min_key if grows else table.min_key - next(iter(added.values()))
+    return table.min_key if grows else table.min_key - next(iter(offset_of_slot.values()))

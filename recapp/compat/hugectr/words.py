@@ -81,9 +81,9 @@ def _named(kind: str, says: str, members: str) -> Any:
         members: The names of the members.
     """
     enumeration: Any = NamedEnum
-    made = enumeration(kind, [(name, name) for name in members.split()], module=__name__)
-    made.__doc__ = says
-    return made
+    enum_class = enumeration(kind, [(name, name) for name in members.split()], module=__name__)
+    enum_class.__doc__ = says
+    return enum_class
 
 
 Layer_t = _named(
@@ -259,18 +259,18 @@ def in_recapp_words(tables: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: A value in HugeCTR's words is not allowed, a setting is in neither vocabulary,
             or one value is given under two names.
     """
-    changed = dict(tables)
-    if _is_list_of_mappings(changed.get("tables")):
-        named: list[dict[str, Any]] = []
-        for k, values in enumerate(changed["tables"]):
-            taken = [entry["name"] for entry in named]
-            named.append(_table(values, f"tables.tables[{k}]", taken))
-        changed["tables"] = named
-    if _is_list_of_mappings(changed.get("lookups")):
-        changed["lookups"] = [
-            _lookup(values, f"tables.lookups[{k}]") for k, values in enumerate(changed["lookups"])
+    group = dict(tables)
+    if _is_list_of_mappings(group.get("tables")):
+        entries: list[dict[str, Any]] = []
+        for k, values in enumerate(group["tables"]):
+            names = [entry["name"] for entry in entries]
+            entries.append(_table(values, f"tables.tables[{k}]", names))
+        group["tables"] = entries
+    if _is_list_of_mappings(group.get("lookups")):
+        group["lookups"] = [
+            _lookup(values, f"tables.lookups[{k}]") for k, values in enumerate(group["lookups"])
         ]
-    return changed
+    return group
 
 
 def combiner_of(word: str, where: str) -> PoolingType:
@@ -299,7 +299,7 @@ def rows_of(rows: Any) -> Any:
 
 
 def table_name(
-    name: str | None, table_id: int | None, id_space: int | None, taken: Collection[str]
+    name: str | None, table_id: int | None, id_space: int | None, earlier_names: Collection[str]
 ) -> str:
     """Return the name of a table that HugeCTR's programs may know by a number alone.
 
@@ -307,15 +307,19 @@ def table_name(
         name: The name of the table.
         table_id: The table's number.
         id_space: The number of the set of keys that index the table; several tables may share one.
-        taken: The names of the earlier tables. Their count is the table's number if no other number
-            is given.
+        earlier_names: The names of the earlier tables. Their count is the table's number if no
+            other number is given.
     """
     if name is not None:
         return name
     if table_id is not None:
         return f"table_{table_id}"
-    base = f"table_{len(taken) if id_space is None else id_space}"
-    free = (n for n in (base, *(f"{base}_{k}" for k in range(1, len(taken) + 1))) if n not in taken)
+    base = f"table_{len(earlier_names) if id_space is None else id_space}"
+    free = (
+        n
+        for n in (base, *(f"{base}_{k}" for k in range(1, len(earlier_names) + 1)))
+        if n not in earlier_names
+    )
     return next(free)
 
 
@@ -332,32 +336,32 @@ def under_recapp_names(
     Raises:
         ConfigError: One value is given under two names.
     """
-    made: dict[str, Any] = {}
-    given: dict[str, str] = {}
+    recapp_values: dict[str, Any] = {}
+    source_keys: dict[str, str] = {}
     for key, value in values.items():
         ours = words.get(key, key)
-        if ours in made:
+        if ours in recapp_values:
             raise ConfigError(
-                f"{where}: {given[ours]} and {key} are two names of one value: "
+                f"{where}: {source_keys[ours]} and {key} are two names of one value: "
                 "give only one of them"
             )
-        made[ours] = value
-        given[ours] = key
-    return made
+        recapp_values[ours] = value
+        source_keys[ours] = key
+    return recapp_values
 
 
 def _is_list_of_mappings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
-def _table(values: Mapping[str, Any], where: str, taken: Collection[str]) -> dict[str, Any]:
+def _table(values: Mapping[str, Any], where: str, earlier_names: Collection[str]) -> dict[str, Any]:
     known = (*(each.name for each in fields(ListedTable)), *_TABLE_TYPES)
     entry = _entry(values, _TABLE_TYPES, TABLE_WORDS, known, where)
     table_id = entry.pop("table_id", None)
     id_space = entry.pop("id_space", None)
     if "max_vocabulary_size" in values:
         entry["num_embeddings"] = rows_of(entry["num_embeddings"])
-    entry.setdefault("name", table_name(None, table_id, id_space, taken))
+    entry.setdefault("name", table_name(None, table_id, id_space, earlier_names))
     return entry
 
 

@@ -143,10 +143,10 @@ class RandomRecDataset(IterableDataset[Batch]):
         if manual_seed is not None:
             self.generator = torch.Generator().manual_seed(manual_seed)
         self.repeats = num_generated_batches >= 0
-        self._made = [self._make() for _ in range(num_generated_batches)]
+        self._batches = [self._make() for _ in range(num_generated_batches)]
 
-    def _each(self, name: str, given: Sequence[int] | None, one: int) -> list[int]:
-        numbers = [one] * len(self.keys) if given is None else list(given)
+    def _each(self, name: str, values: Sequence[int] | None, one: int) -> list[int]:
+        numbers = [one] * len(self.keys) if values is None else list(values)
         if len(numbers) != len(self.keys):
             raise ConfigError(
                 f"{name} has {len(numbers)} numbers for {len(self.keys)} keys: give one for each"
@@ -173,7 +173,7 @@ class RandomRecDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches, beginning with the first."""
         for number in islice(count(), self.num_batches):
-            yield self._made[number % len(self._made)] if self.repeats else self._make()
+            yield self._batches[number % len(self._batches)] if self.repeats else self._make()
 
     def __len__(self) -> int:
         """Return the number of batches; `sys.maxsize` for an endless data set."""
@@ -330,11 +330,11 @@ def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
             kjt.stride_per_key_per_rank() if kjt.variable_stride_per_key() else None
         ),
     )
-    held = kjt.without_slack()
+    bags = kjt.without_slack()
     for name, tensor in (("values", kjt.values()), ("weights", weights)):
-        if tensor is not None and len(tensor) != len(held.values()):
+        if tensor is not None and len(tensor) != len(bags.values()):
             raise DataError(
-                f"there are {len(tensor)} {name}, but lengths sum to {len(held.values())}: the "
+                f"there are {len(tensor)} {name}, but lengths sum to {len(bags.values())}: the "
                 "last values belong to no bag: give one entry for each value of a bag"
             )
 

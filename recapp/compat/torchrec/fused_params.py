@@ -71,11 +71,11 @@ def rules_of_fused_params(fused_params: Mapping[str, Any]) -> Rules:
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{where} is a {type(tables).__name__}: give a dict by table or glob")
     rules = {"*": rule}
-    for table, given in tables.items():
+    for table, params in tables.items():
         entry = f"{where}[{table!r}]"
-        if not isinstance(given, Mapping):
-            raise ConfigError(f'{entry}={given}: give a dict such as {{"learning_rate": 0.1}}')
-        whole = dict(given) if "optimizer" in given else others | dict(given)
+        if not isinstance(params, Mapping):
+            raise ConfigError(f'{entry}={params}: give a dict such as {{"learning_rate": 0.1}}')
+        whole = dict(params) if "optimizer" in params else others | dict(params)
         rules[str(table)] = rule_of_fused_params(whole, entry)
     return rules
 
@@ -91,30 +91,30 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
     Raises:
         ConfigError: The optimiser is no row rule, or does not have a parameter.
     """
-    given: dict[str, Any] = dict(fused_params)
-    kind = _kind_of(given.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
+    params: dict[str, Any] = dict(fused_params)
+    kind = _kind_of(params.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
     rule = _RULE_NAMES.get(kind, kind.value)
     names = {field: name for name, field in _FIELDS.items()}
     allowed = [names.get(field, field) for field in signature(RULES[rule]).parameters]
-    mode = given.pop("weight_decay_mode", "none") if "weight_decay" in allowed else "none"
+    mode = params.pop("weight_decay_mode", "none") if "weight_decay" in allowed else "none"
     if str(mode).lower() not in _DECOUPLED:
         raise ConfigError(
             f"{setting}['weight_decay_mode']={mode}: weight decay is decoupled here "
             "(WeightDecayMode.DECOUPLE): leave it out, or set weight_decay to 0"
         )
-    for name in given:
+    for name in params:
         if name not in allowed:
             raise ConfigError(
                 f"{setting}[{name!r}]: {kind.name} reads optimizer, {', '.join(allowed)}; "
                 "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
-    fields = {_FIELDS.get(name, name): value for name, value in {**defaults, **given}.items()}
+    fields = {_FIELDS.get(name, name): value for name, value in {**defaults, **params}.items()}
     return make_rule({"rule": rule} | fields, setting)
 
 
-def _kind_of(given: Any, setting: str) -> EmbOptimType:
-    name = given.name if isinstance(given, Enum) else str(given)
+def _kind_of(optimizer: Any, setting: str) -> EmbOptimType:
+    name = optimizer.name if isinstance(optimizer, Enum) else str(optimizer)
     for kind in EmbOptimType:
         if name.lower() in (kind.name.lower(), kind.value):
             return kind

@@ -225,8 +225,10 @@ class KeyedOptimizer(Optimizer):
                 if key not in group:
                     raise ConfigError(f"the state's param group of {', '.join(names)} has no {key}")
             # a rule's group keeps the name and tables of this run
-            kept = ("params", "name", "tables")
-            target.update({key: deepcopy(value) for key, value in group.items() if key not in kept})
+            run_keys = ("params", "name", "tables")
+            target.update(
+                {key: deepcopy(value) for key, value in group.items() if key not in run_keys}
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.params)} parameters)"
@@ -250,11 +252,11 @@ def plain_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def load_values(held: dict[str, Any], stored: Mapping[str, Any], path: str) -> None:
+def load_values(state: dict[str, Any], stored: Mapping[str, Any], path: str) -> None:
     """Copy stored values into a parameter's state.
 
     Args:
-        held: The state, changed in place.
+        state: The state, changed in place.
         stored: The result of `plain_state` for an equal state.
         path: The parameter's name, for errors.
 
@@ -263,13 +265,13 @@ def load_values(held: dict[str, Any], stored: Mapping[str, Any], path: str) -> N
     """
     if not isinstance(stored, Mapping):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a dict")
-    if held.keys() != stored.keys():
+    if state.keys() != stored.keys():
         raise ConfigError(
             f"state of {path} has {', '.join(map(str, stored)) or 'nothing'}, this optimiser "
-            f"{', '.join(map(str, held)) or 'nothing'}: the two optimisers differ"
+            f"{', '.join(map(str, state)) or 'nothing'}: the two optimisers differ"
         )
-    for name, value in held.items():
-        held[name] = _loaded(value, stored[name], f"{path}, {name}")
+    for name, value in state.items():
+        state[name] = _loaded(value, stored[name], f"{path}, {name}")
 
 
 def copied(stored: Any, device: torch.device | None) -> Any:
@@ -287,28 +289,28 @@ def copied(stored: Any, device: torch.device | None) -> Any:
     return deepcopy(stored)
 
 
-def _loaded(held: Any, stored: Any, path: str) -> Any:
+def _loaded(target: Any, stored: Any, path: str) -> Any:
     """Return the loaded value: the held object with the stored content where possible, else a new
     one.
     """
-    if isinstance(held, dict):
-        load_values(held, stored, path)
-    elif _has(held, "load_state_dict"):
-        held.load_state_dict(stored)
-    elif _has(held, "local_shards"):
-        _load_shards(held, stored, path)
-    elif isinstance(held, Tensor):
-        _copy(held, stored, path)
+    if isinstance(target, dict):
+        load_values(target, stored, path)
+    elif _has(target, "load_state_dict"):
+        target.load_state_dict(stored)
+    elif _has(target, "local_shards"):
+        _load_shards(target, stored, path)
+    elif isinstance(target, Tensor):
+        _copy(target, stored, path)
     else:
         return deepcopy(stored)
-    return held
+    return target
 
 
-def _load_shards(held: Any, stored: Any, path: str) -> None:
+def _load_shards(target: Any, stored: Any, path: str) -> None:
     """Copy the shards of a sharded tensor that lie on this rank."""
     if not _has(stored, "local_shards"):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a sharded tensor")
-    shards = held.local_shards()
+    shards = target.local_shards()
     stored_shards = stored.local_shards()
     if len(shards) != len(stored_shards):
         raise ConfigError(
@@ -320,16 +322,16 @@ def _load_shards(held: Any, stored: Any, path: str) -> None:
         _copy(shard.tensor, other.tensor, f"{path}, shard {number}")
 
 
-def _copy(held: Tensor, stored: Any, path: str) -> None:
+def _copy(target: Tensor, stored: Any, path: str) -> None:
     if not isinstance(stored, Tensor):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a tensor")
-    if held.shape != stored.shape:
+    if target.shape != stored.shape:
         raise ConfigError(
-            f"state of {path} has shape {tuple(stored.shape)}, this optimiser {tuple(held.shape)}"
+            f"state of {path} has shape {tuple(stored.shape)}, this optimiser {tuple(target.shape)}"
         )
-    if held.layout != stored.layout:
-        raise ConfigError(f"state of {path} is {stored.layout}, this optimiser's {held.layout}")
-    held.detach().copy_(stored)
+    if target.layout != stored.layout:
+        raise ConfigError(f"state of {path} is {stored.layout}, this optimiser's {target.layout}")
+    target.detach().copy_(stored)
 
 
 def _has(value: Any, method: str) -> bool:
@@ -394,7 +396,7 @@ class FusedOptimizer(KeyedOptimizer):
             configs = {table.name: table for table in collection.tables()}
             for table, tensors in _state_blocks(collection).items():
                 shared = collection.shared
-                held: dict[str, Any] = {
+                table_state: dict[str, Any] = {
                     part: TableStrips.of(
                         blocks,
                         configs[table],
@@ -404,8 +406,8 @@ class FusedOptimizer(KeyedOptimizer):
                     )
                     for part, blocks in tensors.items()
                 }
-                held[_UPDATES] = torch.tensor(collection.shared.updates, device="cpu")
-                state[_name(path, collection, table)] = held
+                table_state[_UPDATES] = torch.tensor(collection.shared.updates, device="cpu")
+                state[_name(path, collection, table)] = table_state
         return {"state": state} | self._stored_groups()
 
     @override
@@ -413,7 +415,7 @@ class FusedOptimizer(KeyedOptimizer):
         return sorted(
             _name(path, collection, table)
             for path, collection in self.collections.items()
-            if any(group is own for own in collection.shared.param_groups)
+            if any(group is param_group for param_group in collection.shared.param_groups)
             for table in (t.name for t in collection.tables())
             if table in group["tables"]
         )
@@ -474,8 +476,8 @@ def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
                 f"table {table.name} is dynamic: the state of its rows is in checkpoints and not "
                 "in state dicts: save it with recapp.stored.checkpoint.write_checkpoint"
             )
-    held: dict[str, dict[str, list[Block]]] = {t.name: {} for t in _updated_here(collection)}
+    blocks: dict[str, dict[str, list[Block]]] = {t.name: {} for t in _updated_here(collection)}
     for block in collection.blocks():
         if block.tensor != "weight":
-            held[block.table].setdefault(block.tensor, []).append(block)
-    return held
+            blocks[block.table].setdefault(block.tensor, []).append(block)
+    return blocks

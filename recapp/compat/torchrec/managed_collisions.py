@@ -268,8 +268,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             "output_global_offset": (output_global_offset or None, "numbers begin at 0"),
             "output_segments": (output_segments, "a plan cuts the table"),
         }
-        for setting, (given, why) in refused.items():
-            if given is not None:
+        for setting, (value, why) in refused.items():
+            if value is not None:
                 raise ConfigError(f"{setting} would have no effect here: {why}; leave it out")
         self.policy = eviction_policy
         self.name = name
@@ -288,8 +288,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         none_Z = torch.zeros(self._zch_size, dtype=torch.int64, device=device)
         self.register_buffer("_mch_sorted_raw_ids", none_Z + NO_ID)
         self.register_buffer("_mch_remapped_ids_mapping", torch.arange(self._zch_size).to(none_Z))
-        for kept in self.policy.keeps:
-            self.register_buffer(f"_mch_{kept}", none_Z.clone())
+        for name in self.policy.keeps:
+            self.register_buffer(f"_mch_{name}", none_Z.clone())
         self.register_buffer("_current_iter_tensor", none_Z[:1].clone())
         ends = torch.full((1025,), -1, dtype=torch.int64, device=device)
         ends[:2] = torch.tensor([0, self._zch_size])
@@ -420,22 +420,22 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._replace(ids_U[chosen_N], counts_U[chosen_N], used_U[chosen_N], now)
 
     def _replace(self, ids_N: Tensor, counts_N: Tensor, used_N: Tensor, now: int) -> None:
-        held = self._buffer("_mch_sorted_raw_ids")
+        known_ids_Z = self._buffer("_mch_sorted_raw_ids")
         at_N, known_N = self._find(ids_N)
-        kept = {name: self._buffer(f"_mch_{name}") for name in self.policy.keeps}
+        buffers = {name: self._buffer(f"_mch_{name}") for name in self.policy.keeps}
         more = {COUNTS: counts_N, LAST_USED: used_N}
-        if COUNTS in kept:
-            kept[COUNTS][at_N[known_N]] += counts_N[known_N]
-        if LAST_USED in kept:
-            kept[LAST_USED][at_N[known_N]] = used_N[known_N]
+        if COUNTS in buffers:
+            buffers[COUNTS][at_N[known_N]] += counts_N[known_N]
+        if LAST_USED in buffers:
+            buffers[LAST_USED][at_N[known_N]] = used_N[known_N]
         new = {name: more[name][~known_N] for name in more}
         room = self._zch_size - 1
-        none = torch.zeros(room, dtype=torch.int64, device=held.device)
+        none = torch.zeros(room, dtype=torch.int64, device=known_ids_Z.device)
         scores = torch.cat(
             [
                 self.policy.scores(
-                    kept[COUNTS][:room] if COUNTS in kept else none,
-                    kept[LAST_USED][:room] if LAST_USED in kept else none,
+                    buffers[COUNTS][:room] if COUNTS in buffers else none,
+                    buffers[LAST_USED][:room] if LAST_USED in buffers else none,
                     now,
                 ),
                 self.policy.scores(new[COUNTS], new[LAST_USED], now),
@@ -444,23 +444,23 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         order = scores.argsort(descending=True, stable=True)
         come = order[:room][order[:room] >= room] - room
         gone = order[room:][order[room:] < room]
-        held[gone] = ids_N[~known_N][come]
-        for name, data in kept.items():
+        known_ids_Z[gone] = ids_N[~known_N][come]
+        for name, data in buffers.items():
             data[gone] = new[name][come]
             data[room:] = NO_ID if name == COUNTS else now
         numbers = self._buffer("_mch_remapped_ids_mapping")
-        freed = numbers[gone]
-        before = freed[:0] if self._evicted is None else self._evicted
-        self._evicted = torch.unique(torch.cat([before, freed]))
-        sorted_Z = held.argsort(stable=True)
-        for data in (held, numbers, *kept.values()):
+        evicted_numbers = numbers[gone]
+        before = evicted_numbers[:0] if self._evicted is None else self._evicted
+        self._evicted = torch.unique(torch.cat([before, evicted_numbers]))
+        sorted_Z = known_ids_Z.argsort(stable=True)
+        for data in (known_ids_Z, numbers, *buffers.values()):
             data.copy_(data[sorted_Z])
 
     def _find(self, ids_L: Tensor) -> tuple[Tensor, Tensor]:
         """Return the position of each id among those with numbers, and whether it has one."""
-        held = self._buffer("_mch_sorted_raw_ids")
-        at_L = torch.searchsorted(held[:-1], ids_L)
-        return at_L, (held[at_L] == ids_L) & (ids_L != NO_ID)
+        known_ids_Z = self._buffer("_mch_sorted_raw_ids")
+        at_L = torch.searchsorted(known_ids_Z[:-1], ids_L)
+        return at_L, (known_ids_Z[at_L] == ids_L) & (ids_L != NO_ID)
 
     @torch.no_grad()
     def remap(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
@@ -470,14 +470,14 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             ConfigError: The module is on the meta device, or its table is sharded.
         """
         numbers = self._buffer("_mch_remapped_ids_mapping")
-        made = {}
+        outputs = {}
         for name, feature in features.items():
             at_L, known_L = self._find(feature.values().long())
             number_L = torch.where(known_L, numbers[at_L], self._zch_size - 1)
-            made[name] = JaggedTensor.unchecked(
+            outputs[name] = JaggedTensor.unchecked(
                 number_L, feature.weights_or_none(), feature.lengths(), feature.offsets_or_none()
             )
-        return made
+        return outputs
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if self.numbers_ids:
@@ -539,9 +539,9 @@ class ManagedCollisionCollection(nn.Module):
         return list(self._embedding_configs)
 
     def _module(self, table: str) -> MCHManagedCollisionModule:
-        found = self._managed_collision_modules[table]
-        assert isinstance(found, MCHManagedCollisionModule)
-        return found
+        module = self._managed_collision_modules[table]
+        assert isinstance(module, MCHManagedCollisionModule)
+        return module
 
     def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
         """Return the dynamic tables that replace the tables when they are sharded, by name."""
@@ -580,15 +580,15 @@ class ManagedCollisionCollection(nn.Module):
         Args:
             comm: The communicator of the ranks; its device holds the numbers.
         """
-        made = copy.deepcopy(self)
+        twin = copy.deepcopy(self)
         for t in self._embedding_configs:
-            module = made._module(t.name)
+            module = twin._module(t.name)
             if not any(True for _ in module.buffers()):
                 module.begin(comm.device)
-        made.to(comm.device)
-        made.load_state_dict(comm.broadcast(made.state_dict()))
-        made.comm = comm
-        return made
+        twin.to(comm.device)
+        twin.load_state_dict(comm.broadcast(twin.state_dict()))
+        twin.comm = comm
+        return twin
 
     def open_slots(self) -> dict[str, Tensor]:
         """Return the count of numbers that no id has, by table."""
@@ -628,10 +628,10 @@ class ManagedCollisionCollection(nn.Module):
                         "which give its ids different rows: give each table a feature of its own"
                     )
                 table_of[key] = t.name
-        taken = features.permute([features.index_of(key) for key in table_of])
-        per_key = dict(zip(table_of, taken.length_per_key(), strict=True))
+        bags = features.permute([features.index_of(key) for key in table_of])
+        per_key = dict(zip(table_of, bags.length_per_key(), strict=True))
         counts = [sum(per_key[key] for key in t.feature_names) for t in self._embedding_configs]
-        ids_T = [ids.long() for ids in torch.split(taken.values(), counts)]
+        ids_T = [ids.long() for ids in torch.split(bags.values(), counts)]
         numbers = []
         for t, ids, of_all in zip(self._embedding_configs, ids_T, self._of_all(ids_T), strict=True):
             module = self._module(t.name)
@@ -639,21 +639,23 @@ class ManagedCollisionCollection(nn.Module):
                 module.profile({t.name: _one_bag(of_all)})
             numbers.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
         return KeyedJaggedTensor.unchecked(
-            taken.keys(),
+            bags.keys(),
             torch.cat(numbers),
-            taken.weights_or_none(),
-            taken.lengths(),
-            taken.stride(),
-            taken.length_per_key(),
-            strides=taken.stride_per_key_per_rank() if taken.variable_stride_per_key() else None,
+            bags.weights_or_none(),
+            bags.lengths(),
+            bags.stride(),
+            bags.length_per_key(),
+            strides=bags.stride_per_key_per_rank() if bags.variable_stride_per_key() else None,
             inverse_indices=features.inverse_indices_or_none(),
         )
 
     def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.comm is None or self.comm.world == 1 or not self.training:
             return ids_T
-        said = self.comm.all_gather([ids.cpu() for ids in ids_T])
-        return [torch.cat(of_ranks).to(self.comm.device) for of_ranks in zip(*said, strict=True)]
+        ids_of_ranks = self.comm.all_gather([ids.cpu() for ids in ids_T])
+        return [
+            torch.cat(of_ranks).to(self.comm.device) for of_ranks in zip(*ids_of_ranks, strict=True)
+        ]
 
 
 def _one_bag(ids: Tensor) -> JaggedTensor:
@@ -678,9 +680,9 @@ def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None
             f"num_embeddings={module.output_size()}, or use the table without managed collisions"
         )
     if table.id_rule is not IdRule.ERROR or table.min_key:
-        given = f"min_key={table.min_key}" if table.min_key else f"id_rule={table.id_rule}"
+        setting = f"min_key={table.min_key}" if table.min_key else f"id_rule={table.id_rule}"
         raise ConfigError(
-            f"table {table.name}: {given}: managed collisions take any id as it is: leave it out"
+            f"table {table.name}: {setting}: managed collisions take any id as it is: leave it out"
         )
     if module.output_size() != table.num_embeddings:
         raise ConfigError(

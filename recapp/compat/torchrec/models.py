@@ -247,10 +247,10 @@ class MLP(nn.Module):
         device: torch.device | None = None,
     ) -> None:
         super().__init__()
-        named = {"relu": torch.relu, "sigmoid": torch.sigmoid}
-        if isinstance(activation, str) and activation not in named:
+        functions = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+        if isinstance(activation, str) and activation not in functions:
             raise ConfigError(f"MLP: activation={activation}: name relu or sigmoid, or a function")
-        function = named[activation] if isinstance(activation, str) else activation
+        function = functions[activation] if isinstance(activation, str) else activation
         widths = [in_size, *check_widths("layer_sizes", layer_sizes)]
         layers = [Perceptron(*sizes, bias, function, device) for sizes in pairwise(widths)]
         self._mlp = nn.Sequential(*layers)

@@ -118,7 +118,10 @@ class TorchRecBenchmark:
                 raise ConfigError(f"model {name} is a {type(model).__name__}: give a torch module")
         _check_samples(batch, batch_size)
         tables = {name: sharded_tables(model) for name, model in models.items()}
-        messages = {name: held[0].comm if held else Comm() for name, held in tables.items()}
+        messages = {
+            name: collections[0].comm if collections else Comm()
+            for name, collections in tables.items()
+        }
         first = next(iter(messages.values()))
         ranks = Comm(first.group, first.device)
         contenders = {

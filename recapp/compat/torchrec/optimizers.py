@@ -90,15 +90,15 @@ class CombinedOptimizer(KeyedOptimizer):
             ("", one) if isinstance(one, KeyedOptimizer) else (one[0], one[1]) for one in optims
         ]
         self._begin()
-        found: set[str] = set()
+        names: set[str] = set()
         for prefix, one in self.optimizers:
             for name in one.params:
-                if (whole := self.prepend_opt_key(name, prefix)) in found:
+                if (whole := self.prepend_opt_key(name, prefix)) in names:
                     raise ConfigError(
                         f"two optimisers have a parameter {whole}: give the optimisers names, "
                         '[("dense", ...), ...]'
                     )
-                found.add(whole)
+                names.add(whole)
         saves = {one.saves_groups for _, one in self.optimizers}
         if len(saves) > 1:
             raise ConfigError(
@@ -160,10 +160,10 @@ class CombinedOptimizer(KeyedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         whole: dict[str, Any] = {"state": {}}
         for prefix, one in self.optimizers:
-            held = one.state_dict()
-            for name, values in held["state"].items():
+            part = one.state_dict()
+            for name, values in part["state"].items():
                 whole["state"][self.prepend_opt_key(name, prefix)] = values
-            for group in held.get("param_groups", ()):
+            for group in part.get("param_groups", ()):
                 names = [self.prepend_opt_key(name, prefix) for name in group["params"]]
                 whole.setdefault("param_groups", []).append({**group, "params": names})
         return whole
@@ -171,10 +171,10 @@ class CombinedOptimizer(KeyedOptimizer):
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.check_names(state_dict["state"])
-        stored = len(state_dict.get("param_groups", ()))
-        if self.saves_groups and stored != len(self.param_groups):
+        group_count = len(state_dict.get("param_groups", ()))
+        if self.saves_groups and group_count != len(self.param_groups):
             raise ConfigError(
-                f"the state has {stored} param groups, this optimiser {len(self.param_groups)}"
+                f"the state has {group_count} param groups, this optimiser {len(self.param_groups)}"
             )
         for prefix, one in self.optimizers:
             names = {self.prepend_opt_key(name, prefix): name for name in one.params}
@@ -509,8 +509,8 @@ class WarmupOptimizer(OptimizerWrapper):
     @property
     def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
         """Return the state of the wrapped optimiser, and `warmup`: step and stage, [2]."""
-        own = {self._key: self._count} if self._count else {}
-        return {**self.optimizer.state, **own}
+        entry = {self._key: self._count} if self._count else {}
+        return {**self.optimizer.state, **entry}
 
     @override
     def step(  # type: ignore[override]
@@ -528,18 +528,18 @@ class WarmupOptimizer(OptimizerWrapper):
     @override
     def state_dict(self) -> dict[str, Any]:
         whole = super().state_dict()
-        own = {self.param_name: dict(self._count)} if self._count else {}
-        return whole | {"state": whole["state"] | own}
+        entry = {self.param_name: dict(self._count)} if self._count else {}
+        return whole | {"state": whole["state"] | entry}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         state = dict(state_dict["state"])
-        own = state.pop(self.param_name, None)
-        if own is None and self._count:
+        entry = state.pop(self.param_name, None)
+        if entry is None and self._count:
             raise ConfigError(
                 f"the state has no entry for {self.param_name}, and this optimiser needs one"
             )
-        count = {} if own is None else {"warmup": torch.as_tensor(own["warmup"]).clone()}
+        count = {} if entry is None else {"warmup": torch.as_tensor(entry["warmup"]).clone()}
         if count and not 0 <= int(count["warmup"][1]) < len(self.stages):
             raise ConfigError(
                 f"the state of {self.param_name} is in stage {int(count['warmup'][1])}, and "
@@ -574,17 +574,19 @@ def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
     """
     whole: list[WarmupStage] = []
     first = 0
-    for number, given in enumerate(stages):
+    for number, user_stage in enumerate(stages):
         where = f"stages[{number}]"
-        if not isinstance(given, WarmupStage):
-            raise ConfigError(f"{where} is a {type(given).__name__}: give a WarmupStage")
-        if given.max_iters <= (before := whole[-1].max_iters if whole else 0):
+        if not isinstance(user_stage, WarmupStage):
+            raise ConfigError(f"{where} is a {type(user_stage).__name__}: give a WarmupStage")
+        if user_stage.max_iters <= (before := whole[-1].max_iters if whole else 0):
             raise ConfigError(
-                f"{where}.max_iters={given.max_iters}: must be above {before}, the end of the "
+                f"{where}.max_iters={user_stage.max_iters}: must be above {before}, the end of the "
                 "stage before it: max_iters counts from the beginning of training"
             )
-        length = 1 if given.policy is WarmupPolicy.STEP else given.max_iters
-        stage = replace(given, decay_iters=given.decay_iters if given.decay_iters > 0 else length)
+        length = 1 if user_stage.policy is WarmupPolicy.STEP else user_stage.max_iters
+        stage = replace(
+            user_stage, decay_iters=user_stage.decay_iters if user_stage.decay_iters > 0 else length
+        )
         _check_factor(where, stage, first)
         whole.append(stage)
         first = stage.max_iters + 1

@@ -49,36 +49,38 @@ def hardware_of_bandwidths(
     Raises:
         ConfigError: A bandwidth is no number above 0.
     """
-    given = {name: value for name, value in bandwidths.items() if value is not None}
-    for name, value in given.items():
+    numbers = {name: value for name, value in bandwidths.items() if value is not None}
+    for name, value in numbers.items():
         if not isinstance(value, int | float) or not value > 0:
             raise ConfigError(f"Topology: {name}={value}: must be bytes a millisecond, above 0")
-    if not given:
+    if not numbers:
         return None
-    made = default_hardware(compute_device)
-    memory = given.get("hbm_mem_bw" if compute_device == "cuda" else "ddr_mem_bw")
+    hardware = default_hardware(compute_device)
+    memory = numbers.get("hbm_mem_bw" if compute_device == "cuda" else "ddr_mem_bw")
     if memory is not None:
         gb_per_s = memory * BYTES_PER_MS
         kernels = {
             name: work if work.gb_per_s == float("inf") else replace(work, gb_per_s=gb_per_s)
-            for name, work in made.kernels.items()
+            for name, work in hardware.kernels.items()
         }
-        made = replace(made, kernels=kernels)
+        hardware = replace(hardware, kernels=kernels)
     for name, kind in BETWEEN.items():
-        if name in given:
-            gb_per_s = given[name] * BYTES_PER_MS
-            link = made.all_to_all[kind]  # its busiest rank sends at this rate
+        if name in numbers:
+            gb_per_s = numbers[name] * BYTES_PER_MS
+            link = hardware.all_to_all[kind]  # its busiest rank sends at this rate
             sent = replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
             # in a ring of n ranks each sends 2 (n - 1) / n times the reduced bytes
             ring = {n: gb_per_s * n / (2 * (n - 1)) for n in RANKS}
-            reduced = replace(made.all_reduce[kind], gb_per_s=ring)
-            made = replace(
-                made,
-                all_to_all={**made.all_to_all, kind: sent},
-                all_reduce={**made.all_reduce, kind: reduced},
+            reduced = replace(hardware.all_reduce[kind], gb_per_s=ring)
+            hardware = replace(
+                hardware,
+                all_to_all={**hardware.all_to_all, kind: sent},
+                all_reduce={**hardware.all_reduce, kind: reduced},
             )
-    said = ", ".join(f"{name}={value:g}" for name, value in given.items())
-    return replace(made, source=f"{made.source} Bandwidths as Topology was given them: {said}.")
+    text = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
+    return replace(
+        hardware, source=f"{hardware.source} Bandwidths as Topology was given them: {text}."
+    )
 
 
 TORCHRECS_BATCH = 512
@@ -194,13 +196,13 @@ def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> li
                 f"{' and '.join(known)}; rows are in the memory of their rank"
             )
     replicated = ShardingType.DATA_PARALLEL.value
-    found = [name for name in allowed if ("dense" if name == replicated else "fused") in kernels]
-    if not found:
+    names = [name for name in allowed if ("dense" if name == replicated else "fused") in kernels]
+    if not names:
         raise ConfigError(
             f"ParameterConstraints: no sharding type of {allowed} runs with compute_kernels="
             f"{list(kernels)}: dense is for data_parallel, fused for the others"
         )
-    return found
+    return names
 
 
 class FixedPercentageStorageReservation:
@@ -322,10 +324,10 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
             "performance_model": performance_model,
             "stats": stats,
         }
-        given = {name: value for name, value in parts.items() if value is not None}
-        given |= {n: v for n, v in others.items() if n not in ("rule", "statistics", "dense")}
+        extra_parts = {name: value for name, value in parts.items() if value is not None}
+        extra_parts |= {n: v for n, v in others.items() if n not in ("rule", "statistics", "dense")}
         why = "recapp has one search; say what a plan must respect in constraints"
-        _refuse_others("EmbeddingShardingPlanner", given, why)
+        _refuse_others("EmbeddingShardingPlanner", extra_parts, why)
         super().__init__(topology, batch_size or TORCHRECS_BATCH, constraints, **others)
         self.storage_reservation = storage_reservation
         self.debug = debug
@@ -340,11 +342,11 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         return super().collective_plan(module, sharders, pg)
 
     @override
-    def plan_problem(self, found: PlanningProblem) -> ShardingPlan:
-        made = super().plan_problem(found)
+    def plan_problem(self, problem: PlanningProblem) -> ShardingPlan:
+        plan = super().plan_problem(problem)
         if self.debug:
-            note(str(made))
-        return made
+            note(str(plan))
+        return plan
 
     @override
     def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
@@ -361,9 +363,9 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         return reservation.reserved(topology, problem.dense)
 
 
-def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:
-    if given:
-        raise ConfigError(f"{what}: {', '.join(given)} would have no effect here: {why}")
+def _refuse_others(what: str, others: Mapping[str, Any], why: str) -> None:
+    if others:
+        raise ConfigError(f"{what}: {', '.join(others)} would have no effect here: {why}")
 
 
 class CommType(Enum):
@@ -434,10 +436,10 @@ class QCommsConfig:
             raise ConfigError(
                 "QCommsConfig: recapp has no loss scale, and bf16 needs none: leave it out"
             )
-        given = [name for name in _OF_OTHER_TYPES if getattr(self, name)]
-        if given:
+        names = [name for name in _OF_OTHER_TYPES if getattr(self, name)]
+        if names:
             note_once(
-                f"QCommsConfig: {', '.join(given)} has no effect: it is for messages in FP8 or "
+                f"QCommsConfig: {', '.join(names)} has no effect: it is for messages in FP8 or "
                 "MX4, as in TorchRec"
             )
 

@@ -83,10 +83,10 @@ def ParameterSharding(
             shard names no rank, `ranks` differ from those of the shards, or another argument is
             given.
     """
-    given = [name for name, value in others.items() if value is not None]
-    if given:
+    names = [name for name, value in others.items() if value is not None]
+    if names:
         raise PlanError(
-            f"ParameterSharding: {', '.join(given)} would have no effect here: leave it out"
+            f"ParameterSharding: {', '.join(names)} would have no effect here: leave it out"
         )
     name = str(word(sharding_type))
     known = {record.name: record.replicated for record in BUILT_IN}
@@ -95,20 +95,20 @@ def ParameterSharding(
     check_kernel("ParameterSharding", compute_kernel, replicated=known[name])
     shards = getattr(sharding_spec, "shards", None)
     if shards is None:
-        wanted = "construct_module_sharding_plan with data_parallel()" if known[name] else ""
+        hint = "construct_module_sharding_plan with data_parallel()" if known[name] else ""
         raise PlanError(
             f"ParameterSharding: sharding_spec={sharding_spec}: a plan by hand must give the "
             "place of each shard, "
-            f"EnumerableShardingSpec([ShardMetadata(...)]){wanted and ', or use '}{wanted}"
+            f"EnumerableShardingSpec([ShardMetadata(...)]){hint and ', or use '}{hint}"
         )
-    made = tuple(_shard(shard) for shard in shards)
-    if ranks is not None and not set(ranks) <= {shard.rank for shard in made}:
+    rectangles = tuple(_shard(shard) for shard in shards)
+    if ranks is not None and not set(ranks) <= {shard.rank for shard in rectangles}:
         raise PlanError(
             f"ParameterSharding: ranks={list(ranks)}: must be the ranks of the shards, "
-            f"{sorted({shard.rank for shard in made})}"
+            f"{sorted({shard.rank for shard in rectangles})}"
         )
     mode: Mode = "replicated" if known[name] else "unique"
-    return TableSharding(made, mode, name, as_parameter=word(compute_kernel) == "dense")
+    return TableSharding(rectangles, mode, name, as_parameter=word(compute_kernel) == "dense")
 
 
 def placement(compute_device: str, rank: int, local_size: int) -> str:
@@ -128,19 +128,19 @@ def _shard(shard: Any) -> Shard:
     if isinstance(shard, Shard):
         return shard
     placement = str(shard.placement)
-    found = re.match(r"rank:(\d+)(?:/([a-z]+))?", placement)
-    if found is None:
+    match = re.match(r"rank:(\d+)(?:/([a-z]+))?", placement)
+    if match is None:
         raise PlanError(
             f"ShardMetadata: placement={placement}: must name a rank, such as rank:1/cuda:1"
         )
-    check_device("ShardMetadata: placement", found[2])
+    check_device("ShardMetadata: placement", match[2])
     ends = zip(shard.shard_offsets, shard.shard_sizes, strict=True)
     spans = [range(first, first + count) for first, count in ends]
     if len(spans) != 2:
         raise PlanError(
             f"ShardMetadata: shard_sizes={list(shard.shard_sizes)}: must be rows and columns"
         )
-    return Shard(int(found[1]), *spans)
+    return Shard(int(match[1]), *spans)
 
 
 def word(value: Any) -> Any:
@@ -159,11 +159,11 @@ def check_kernel(where: str, kernel: Any, *, replicated: bool) -> None:
     Raises:
         PlanError: The kernel does not fit.
     """
-    own = "dense" if replicated else "fused"
-    if word(kernel) not in (None, own):
+    kernel_of_type = "dense" if replicated else "fused"
+    if word(kernel) not in (None, kernel_of_type):
         raise PlanError(
-            f"{where}: compute_kernel={word(kernel)}: must be {own}; recapp has dense for "
-            "data_parallel and fused for every other sharding type, and rows are in the memory "
+            f"{where}: compute_kernel={word(kernel)}: must be {kernel_of_type}; recapp has dense "
+            "for data_parallel and fused for every other sharding type, and rows are in the memory "
             "of their rank"
         )
 
@@ -178,11 +178,11 @@ def check_device(where: str, *devices: str | None) -> None:
     Raises:
         PlanError: A type is unknown, or shards are on CPUs and on GPUs.
     """
-    named = sorted({device.partition(":")[0] for device in devices if device})
-    if len(named) > 1 or not set(named) <= set(DEVICES):
+    device_types = sorted({device.partition(":")[0] for device in devices if device})
+    if len(device_types) > 1 or not set(device_types) <= set(DEVICES):
         raise PlanError(
-            f"{where}={', '.join(named)}: must be {' or '.join(DEVICES)} alone: a rank keeps its "
-            "rows in the memory of its own device"
+            f"{where}={', '.join(device_types)}: must be {' or '.join(DEVICES)} alone: a rank "
+            "keeps its rows in the memory of its own device"
         )
 
 
@@ -247,8 +247,8 @@ def data_parallel(compute_kernel: str | None = None) -> Cut:
     check_kernel("data_parallel", compute_kernel, replicated=True)
 
     def cut(table: EmbeddingConfig, machine: Machine) -> TableSharding:
-        made = _tiled(table, "data_parallel", machine.hosts)
-        return replace(made, as_parameter=compute_kernel is not None)
+        sharding = _tiled(table, "data_parallel", machine.hosts)
+        return replace(sharding, as_parameter=compute_kernel is not None)
 
     return cut
 
@@ -434,12 +434,12 @@ def construct_module_sharding_plan(
     for name in tables:
         if name not in per_param_sharding:
             raise PlanError(f"per_param_sharding has no entry for table {name}")
-    made = {}
+    shardings = {}
     for name, table in tables.items():
         cut = per_param_sharding[name]
-        made[name] = cut if isinstance(cut, TableSharding) else cut(table, machine)
-    sharding_plan.ShardingPlan(made, world).check(list(tables.values()))
-    return EmbeddingModuleShardingPlan(made, world)
+        shardings[name] = cut if isinstance(cut, TableSharding) else cut(table, machine)
+    sharding_plan.ShardingPlan(shardings, world).check(list(tables.values()))
+    return EmbeddingModuleShardingPlan(shardings, world)
 
 
 def ShardingPlan(plan: Mapping[str, Mapping[str, TableSharding]]) -> sharding_plan.ShardingPlan:
@@ -551,8 +551,8 @@ def shard(
     world = 1 if group is None else dist.get_world_size(group)
     local = 1 if group is None else get_local_size(world)
     cuts = plan if isinstance(plan, Mapping) else apply_to_all(module, plan)
-    made = construct_module_sharding_plan(module, cuts, sharder, local, world)
-    return (sharder or EmbeddingBagCollectionSharder()).shard(module, made, env, device)
+    module_plan = construct_module_sharding_plan(module, cuts, sharder, local, world)
+    return (sharder or EmbeddingBagCollectionSharder()).shard(module, module_plan, env, device)
 
 
 def shard_modules(

@@ -147,14 +147,14 @@ class EmbeddingCollection(ShardedEmbeddingCollection, QuantisedCollection):
 
 
 def as_quantised(
-    collection: ShardedCollection, held: HeldTables | None, output_dtype: torch.dtype
+    collection: ShardedCollection, tables: HeldTables | None, output_dtype: torch.dtype
 ) -> EmbeddingBagCollection | EmbeddingCollection:
     """Return a quantised collection of the same tables, whose state dict saves and loads the stored
     rows if this process holds the tables whole.
 
     Args:
         collection: A sharded collection that is read-only.
-        held: The tables of the model, as in `QuantisedCollection`.
+        tables: The tables of the model, as in `QuantisedCollection`.
         output_dtype: The type of the vectors.
     """
     twin = (
@@ -162,10 +162,10 @@ def as_quantised(
         if isinstance(collection, ShardedEmbeddingCollection)
         else EmbeddingBagCollection(collection.shared, collection.member)
     )
-    twin.held = held
+    twin.held = tables
     twin.vector_dtype = output_dtype
     twin.tables_in_state = False
-    if held is not None:
+    if tables is not None:
         twin.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
         twin.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
     return twin
@@ -183,10 +183,10 @@ def _of_state(collection: Any, prefix: str) -> list[tuple[str, EmbeddingConfig, 
 
 
 def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    for name, table, held in _of_state(collection, prefix):
-        state[name] = _stored(held)
+    for name, table, held_table in _of_state(collection, prefix):
+        state[name] = _stored(held_table)
         if table.dynamic is not None:
-            state[f"{name.removesuffix('weight')}keys"] = held.positions
+            state[f"{name.removesuffix('weight')}keys"] = held_table.positions
 
 
 def _load(
@@ -200,25 +200,25 @@ def _load(
     errors: list[str],
 ) -> None:
     """Copy the stored rows of a state dict into the held tables, and remove them from it."""
-    loaded = []
-    for name, table, held in _of_state(holder, prefix):
+    loaded_tables = []
+    for name, table, held_table in _of_state(holder, prefix):
         if table.dynamic is not None:
             errors.append(f"table {table.name} ({name}): quantised rows of any keys do not load")
             continue
         value = state.pop(name, None)
-        own = _stored(held)
+        target = _stored(held_table)
         if value is None:
             missing.append(name)
-        elif value.shape != own.shape or value.dtype != own.dtype:
+        elif value.shape != target.shape or value.dtype != target.dtype:
             errors.append(
                 f"table {table.name} ({name}): {value.dtype} {list(value.shape)} where rows are "
-                f"stored as {own.dtype} {list(own.shape)}: quantise alike"
+                f"stored as {target.dtype} {list(target.shape)}: quantise alike"
             )
         else:
             with torch.no_grad():
-                own.copy_(value)
-            loaded.append(table.name)
-    if loaded:
+                target.copy_(value)
+            loaded_tables.append(table.name)
+    if loaded_tables:
         holder.shared.forget_vectors()
         for store in holder.shared.stores:  # read the rows of the held tables again
             again = holder.held.make_store(store.group)
@@ -266,14 +266,16 @@ def quantised_model(
     tables = {t.name: t for collection in collections for t in collection.tables()}
     types = _types(tables, dtype, per_table_weight_dtype)
     rows = _rows_of(collections)
-    held = HeldTables({name: _held(tables[name], types[name], *rows[name]) for name in tables})
+    held_tables = HeldTables(
+        {name: _held_table(tables[name], types[name], *rows[name]) for name in tables}
+    )
     twins = meta_twins(collections, {name: seed for name, (_, _, seed) in rows.items()})
     model = with_twins(module, twins) if inplace else copy.deepcopy(module, dict(twins))
     for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
         collection.store_as(types)
     device = next((p.device for p in model.parameters() if p.device.type != "meta"), None)
-    model = one_rank(model, device or torch.device("cpu"), held.make_store)
-    return _over_held(model, held, defaultdict(lambda: output_dtype))
+    model = one_rank(model, device or torch.device("cpu"), held_tables.make_store)
+    return _over_held(model, held_tables, defaultdict(lambda: output_dtype))
 
 
 def meta_twins(
@@ -294,8 +296,10 @@ def meta_twins(
         twin = twins[id(collection)] = twin_of(collection, tables, torch.device("meta"), seed)
         twin.dtype = collection.dtype  # even if all its tables have a narrower type by now
         for name in tables:
-            own = getattr(twin, twin.tables_of)[name]
-            own.weight = weights.setdefault((name, id(collection.holder_of(name))), own.weight)
+            module = getattr(twin, twin.tables_of)[name]
+            module.weight = weights.setdefault(
+                (name, id(collection.holder_of(name))), module.weight
+            )
     return twins
 
 
@@ -319,31 +323,31 @@ def _types(
 def _rows_of(collections: Sequence[Any]) -> dict[str, tuple[Tensor, Tensor | None, int]]:
     """Return the rows of each table, its keys if it is dynamic, and the seed of start values."""
     rows: dict[str, tuple[Tensor, Tensor | None, int]] = {}
-    for held in collections:
-        if isinstance(held, ShardedCollection):
-            if held.shared.comm.world > 1:
+    for collection in collections:
+        if isinstance(collection, ShardedCollection):
+            if collection.shared.comm.world > 1:
                 raise ConfigError(
                     "quantize_embeddings: the tables are on several ranks: save a checkpoint "
                     "and run python -m recapp.export, which makes a quantised model"
                 )
-            state = gathered_state_dict(held)
-            for t in held.tables():
-                name = held.weight_name(t.name)
+            state = gathered_state_dict(collection)
+            for t in collection.tables():
+                name = collection.weight_name(t.name)
                 keys = state.get(f"{name.removesuffix('weight')}keys")
-                rows[t.name] = (state[name], keys, held.shared.seeds[t.name])
+                rows[t.name] = (state[name], keys, collection.shared.seeds[t.name])
             continue
-        for t in held.tables():
-            weight = held.weight(t.name).detach()
+        for t in collection.tables():
+            weight = collection.weight(t.name).detach()
             if weight.device.type == "meta" or t.dynamic is not None:
                 raise ConfigError(
                     f"quantize_embeddings: table {t.name} has no rows yet: train it first, or load "
                     "a checkpoint"
                 )
-            rows[t.name] = (weight, None, held.seed)
+            rows[t.name] = (weight, None, collection.seed)
     return rows
 
 
-def _held(
+def _held_table(
     table: EmbeddingConfig,
     data_type: DataType,
     rows: Tensor,
@@ -547,17 +551,17 @@ def shard_quant_model(
 
 
 def _over_held(
-    module: nn.Module, held: HeldTables | None, output_dtypes: Mapping[str, torch.dtype]
+    module: nn.Module, tables: HeldTables | None, output_dtypes: Mapping[str, torch.dtype]
 ) -> nn.Module:
     """Replace the sharded collections of a model by quantised ones of the same tables, in place.
 
     Args:
         module: The model, or a collection.
-        held: The tables of the model if this process holds them whole, else None.
+        tables: The tables of the model if this process holds them whole, else None.
         output_dtypes: The type of each collection's vectors, by its path.
     """
     twins: dict[int, nn.Module] = {
-        id(part): as_quantised(part, held, output_dtypes[path])
+        id(part): as_quantised(part, tables, output_dtypes[path])
         for path, part in module.named_modules()
         if isinstance(part, ShardedCollection)
     }

@@ -84,8 +84,8 @@ class TrainPipelineBase(Generic[In, Out]):
             self._batches = self._read(dataloader_iter)
         batch = next(self._batches)
         if not self.model.training:
-            seen: Out = self._forward(batch)[1]
-            return seen
+            eval_output: Out = self._forward(batch)[1]
+            return eval_output
         self.optimizer.zero_grad()
         output: Out
         losses, output = self._forward(batch)
@@ -197,8 +197,8 @@ class LazyAwaitable(Awaitable[W], metaclass=_TracedAndAbstract):
     ) -> Any:
         """Call a function of torch with the values of all awaitables among its arguments."""
         values = torch.fx.node.map_aggregate(tuple(args), _value)
-        named = torch.fx.node.map_aggregate(dict(kwargs or {}), _value)
-        return func(*values, **named)
+        keywords = torch.fx.node.map_aggregate(dict(kwargs or {}), _value)
+        return func(*values, **keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_waited", "_result", "callbacks"):
@@ -247,8 +247,8 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, P, K]):
         return self._parent.wait()[self._key]  # type: ignore[index, no-any-return]
 
 
-def _value(given: Any) -> Any:
-    return given.wait() if isinstance(given, LazyAwaitable) else given
+def _value(value: Any) -> Any:
+    return value.wait() if isinstance(value, LazyAwaitable) else value
 
 
 def _of_values(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:

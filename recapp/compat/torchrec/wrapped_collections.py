@@ -80,10 +80,10 @@ class CollectionWrapper(nn.Module):
 
     def over(self, collection: nn.Module) -> Self:
         """Return a shallow copy of this module around another collection, as the sharded one."""
-        made = copy.copy(self)
-        made._modules = dict(self._modules)
-        setattr(made, self.holds, collection)
-        return made
+        twin = copy.copy(self)
+        twin._modules = dict(self._modules)
+        setattr(twin, self.holds, collection)
+        return twin
 
 
 class WrappedSharder(CollectionSharder):
@@ -154,11 +154,13 @@ def twin_of(
         device: The device of the tables.
         seed: The seed of the start values.
     """
-    made = list(tables.values())
+    twin_tables = list(tables.values())
     if isinstance(collection, EmbeddingCollection | ShardedEmbeddingCollection):
-        return EmbeddingCollection(made, device, collection.need_indices(), seed)
+        return EmbeddingCollection(twin_tables, device, collection.need_indices(), seed)
     lookups = [replace(x, table=tables[x.table.name]) for x in collection.lookups]
-    twin = EmbeddingBagCollection(made, collection.is_weighted(), device, seed, lookups=lookups)
+    twin = EmbeddingBagCollection(
+        twin_tables, collection.is_weighted(), device, seed, lookups=lookups
+    )
     twin.leave_room(collection.room)
     return twin
 
@@ -277,20 +279,20 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
 
     @override
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        made = {}
+        weighted_bags = {}
         for key, bags in features.to_dict().items():
             if key not in self._feature_processors:
                 ones = torch.ones(len(bags.values()), device=bags.values().device)
-                made[key] = JaggedTensor.unchecked(bags.values(), ones, bags.lengths())
+                weighted_bags[key] = JaggedTensor.unchecked(bags.values(), ones, bags.lengths())
                 continue
             processor = self._feature_processors[key]
-            made[key] = processor(bags)
-            if made[key].weights_or_none() is None:
+            weighted_bags[key] = processor(bags)
+            if weighted_bags[key].weights_or_none() is None:
                 raise ConfigError(
                     f"feature_processors[{key}]: {type(processor).__name__} returned a "
                     "JaggedTensor without weights: give it weights, one for each value"
                 )
-        return KeyedJaggedTensor.from_jt_dict(made)
+        return KeyedJaggedTensor.from_jt_dict(weighted_bags)
 
 
 class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
@@ -338,8 +340,8 @@ class FeatureProcessedEmbeddingBagCollection(CollectionWrapper):
 
     def is_weighted(self) -> bool | None:
         """Return whether the collection takes sample weights."""
-        found: bool | None = self.collection.is_weighted()
-        return found
+        takes_weights: bool | None = self.collection.is_weighted()
+        return takes_weights
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Weigh and pool every bag.
@@ -479,13 +481,13 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
                 f"{who}: managed_collision_collection is a "
                 f"{type(managed_collision_collection).__name__}: give a ManagedCollisionCollection"
             )
-        given = embedding_module.tables()
-        named = managed_collision_collection.embedding_configs()
+        tables = embedding_module.tables()
+        mc_tables = managed_collision_collection.embedding_configs()
         if self.kind is EmbeddingCollection:  # it accepts tables of bags and ignores their pooling
-            named = [sequence_table(t) for t in named]
-        if given != named:
+            mc_tables = [sequence_table(t) for t in mc_tables]
+        if tables != mc_tables:
             raise ConfigError(
-                f"{who}: the collection has the tables {', '.join(t.name for t in given)}, which "
+                f"{who}: the collection has the tables {', '.join(t.name for t in tables)}, which "
                 "are not the embedding_configs of the ManagedCollisionCollection: give both the "
                 "same list"
             )
@@ -504,20 +506,20 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
         # looks up numbers in the same rows until they are sharded; not a submodule
         object.__setattr__(self, "_numbered", embedding_module)
 
-    def _over_rows_of(self, given: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
+    def _over_rows_of(self, source: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
         """Return a collection of dynamic tables with the settings of the given one. It shares the
         rows of the given one until it is sharded, and has its in-backward optimisers.
         """
-        device = given.weight(next(iter(tables))).device
-        made = twin_of(given, tables, device, given.seed)
+        device = source.weight(next(iter(tables))).device
+        twin = twin_of(source, tables, device, source.seed)
         for name in tables:
-            weight = given.weight(name)
+            weight = source.weight(name)
             if not weight.is_meta:
-                getattr(made, made.tables_of)[name].weight = weight
+                getattr(twin, twin.tables_of)[name].weight = weight
             elif hasattr(weight, "_in_backward_optimizers"):
-                own: Any = made.weight(name)
-                own._in_backward_optimizers = weight._in_backward_optimizers
-        return made
+                twin_weight: Any = twin.weight(name)
+                twin_weight._in_backward_optimizers = weight._in_backward_optimizers
+        return twin
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. When the sharded twin replaces the collection, number the ids of all

@@ -37,7 +37,13 @@ from recapp.inference.compiled import (
 )
 from recapp.inference.export_settings import AUTO, Export
 from recapp.inference.placed_model import mapped_tables, one_rank
-from recapp.inference.probe import Measured, Probe, least_storage, measurements, storage_by_hand
+from recapp.inference.probe import (
+    MeasuredChoice,
+    Probe,
+    least_storage,
+    measurements,
+    storage_by_hand,
+)
 from recapp.inference.storage import QUANTIZE, row_bytes, storage_of
 from recapp.inference.table_files import RowWriter, TrainedTables
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
@@ -415,7 +421,7 @@ def _width_rows(
     return records
 
 
-def _changes(after: Measured, before: Measured, task: Task) -> dict[str, Any]:
+def _changes(after: MeasuredChoice, before: MeasuredChoice, task: Task) -> dict[str, Any]:
     """Return metrics and changes; numbers that JSON cannot hold become None."""
     last = task.storage_measures[-1].name
     numbers = {

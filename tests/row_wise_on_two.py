@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from recapp.sharding.sharding_types import Block, ShardingTypeRecord, row_strips
+from recapp.sharding.sharding_types import RectangleGroup, ShardingTypeRecord, row_strips
 
 NAME = "row_wise_on_two"
 PLAN = f"""\
@@ -20,7 +20,7 @@ sharding_types:
 def cut(table):
     pairs = np.array(list(combinations(table.ranks.each_rank[:, 0], 2)), np.int64)
     rows = row_strips(table.rows, 2)
-    return [Block(rows, range(table.columns), pairs[:, : len(rows)])] if len(pairs) else []
+    return [RectangleGroup(rows, range(table.columns), pairs[:, : len(rows)])] if len(pairs) else []
 
 
 def row_wise_on_two():

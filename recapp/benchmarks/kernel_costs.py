@@ -172,7 +172,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Sample:
+class KernelTime:
     """The work of one kernel in one step, and its time.
 
     Args:
@@ -283,10 +283,10 @@ class KernelSteps:
         for kernel, marks in PARTS.items():
             self.seconds.setdefault(kernel, []).append(sum(parts.get(m, 0.0) for m in marks) / 1e3)
 
-    def samples(self) -> dict[str, Sample]:
+    def samples(self) -> dict[str, KernelTime]:
         """Return a sample of each kernel, with its typical seconds over all turns."""
         return {
-            k: Sample(
+            k: KernelTime(
                 self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], typical(times)
             )
             for k, times in self.seconds.items()
@@ -357,7 +357,7 @@ def measure_kernels(
     cases: Sequence[Case] = CASES,
     rounds: int = 5,
     steps: int = STEPS,
-) -> dict[str, list[Sample]]:
+) -> dict[str, list[KernelTime]]:
     """Return samples of every kernel. Every rank calls this function.
 
     The seconds of a sample are the median over the steps of a turn, then `typical` over the rounds,
@@ -387,7 +387,7 @@ def measure_kernels(
     }
 
 
-def _median(ranks: Sequence[Sample]) -> Sample:
+def _median(ranks: Sequence[KernelTime]) -> KernelTime:
     items, sizes, seconds = (
         statistics.median(getattr(s, part) for s in ranks) for part in ("items", "bytes", "seconds")
     )
@@ -406,7 +406,7 @@ def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[Ke
 
 
 def fit_kernels(
-    samples: Mapping[str, Sequence[Sample]],
+    samples: Mapping[str, Sequence[KernelTime]],
 ) -> tuple[dict[str, Work], dict[str, float]]:
     """Return the `Work` of each kernel, and the median relative error of the line fitted to it."""
     works = {}

@@ -24,7 +24,7 @@ import torch
 
 from recapp.dataset.arrow_types import has_views, is_list, without_views
 from recapp.dataset.decode import (
-    Bags,
+    FeatureBags,
     Float32Array,
     Int64Array,
     Rows,
@@ -38,7 +38,7 @@ from recapp.dataset.decode import (
     join,
     padding_id,
 )
-from recapp.dataset.derive import Columns
+from recapp.dataset.derive import DecodedColumns
 from recapp.dataset.schema import Schema
 from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, suggest
@@ -218,7 +218,7 @@ class Collate:
         )
         ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(
-            Bags.of(
+            FeatureBags.of(
                 *chunk.decoded_column(
                     name,
                     partial(
@@ -266,12 +266,12 @@ class Collate:
         numbers_NI: Float32Array,
         targets_NT: Float32Array,
         ids_NS: Int64Array,
-        bags: tuple[Bags, ...],
+        bags: tuple[FeatureBags, ...],
         times: dict[str, Int64Array],
         vectors: Sequence[Float32Array],
     ) -> Rows:
         schema = self.schema
-        columns = Columns(
+        columns = DecodedColumns(
             dict(zip(schema.dense, numbers_NI.T, strict=True)),
             dict(zip(self.singles, ids_NS.T, strict=True)),
             dict(zip((name for name in schema.sparse if name in self.bags), bags, strict=True)),
@@ -307,7 +307,7 @@ class Collate:
             np.zeros((0, len(self.schema.numbers)), dtype=np.float32),
             np.zeros((0, len(self.schema.targets)), dtype=np.float32),
             np.zeros((0, len(self.single_features)), dtype=np.int64),
-            tuple(Bags.of(empty, empty) for _ in self.bags),
+            tuple(FeatureBags.of(empty, empty) for _ in self.bags),
             empty if self.numbered else None,
         )
 

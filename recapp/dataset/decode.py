@@ -72,7 +72,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Bags:
+class FeatureBags:
     """The bags of one feature.
 
     Args:
@@ -86,14 +86,14 @@ class Bags:
     @staticmethod
     def of(values_L: Int64Array, lengths_N: Int64Array) -> "Bags":
         """Make bags from the number of ids of each row, [N]."""
-        return Bags(
+        return FeatureBags(
             values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
         )
 
     def slice(self, first: int, last: int) -> "Bags":
         """Return rows [first, last), without a copy of the ids."""
         offsets = self.offsets_N1[first : last + 1]
-        return Bags(self.values_L[offsets[0] : offsets[-1]], offsets - offsets[0])
+        return FeatureBags(self.values_L[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def take(self, rows_M: Int64Array) -> "Bags":
         """Return the given rows, in the given order."""
@@ -101,7 +101,7 @@ class Bags:
         lengths = np.diff(self.offsets_N1)[rows_M]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         position_L = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return Bags(self.values_L[position_L], offsets)
+        return FeatureBags(self.values_L[position_L], offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Rows:
     dense_NI: Float32Array
     targets_NT: Float32Array
     ids_NS: Int64Array
-    bags: tuple[Bags, ...]
+    bags: tuple[FeatureBags, ...]
     row_numbers_N: Int64Array | None = None
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ def join(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     bags = tuple(
-        Bags.of(
+        FeatureBags.of(
             np.concatenate([bag.values_L for bag in same]),
             np.concatenate([np.diff(bag.offsets_N1) for bag in same]),
         )

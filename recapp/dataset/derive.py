@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 from numpy.polynomial.polynomial import polyval
 
-from recapp.dataset.decode import Bags, Float32Array, Int64Array
+from recapp.dataset.decode import FeatureBags, Float32Array, Int64Array
 from recapp.dataset.derived_columns import (
     DAY_SECONDS,
     LARGEST_LEVEL,
     LEAST_WHOLE,
     DerivedColumn,
-    Kind,
+    Derivation,
 )
 from recapp.sparse.batch import MISSING
 
@@ -54,7 +54,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 
 
 @dataclass(slots=True)
-class Columns:
+class DecodedColumns:
     """Decoded columns by name, to which derived ones are added.
 
     Args:
@@ -66,31 +66,33 @@ class Columns:
 
     numbers: dict[str, Float32Array]
     ids: dict[str, Int64Array]
-    bags: dict[str, Bags]
+    bags: dict[str, FeatureBags]
     times: dict[str, Int64Array] = field(default_factory=dict)
 
     def derive(self, columns: Sequence[DerivedColumn]) -> None:
         """Compute columns, in their order. All must be fitted, but for those without values."""
         for column in columns:
-            if column.kind is Kind.BUCKETS:
+            if column.kind is Derivation.BUCKETS:
                 self.ids[column.name] = bucket_ids(self.numbers[column.reads[0]], _edges(column))
-            elif column.kind is Kind.MISSING:
+            elif column.kind is Derivation.MISSING:
                 missing_N = np.isnan(self.numbers[column.reads[0]])
                 self.numbers[column.name] = missing_N.astype(np.float32)
-            elif column.kind is Kind.PIECEWISE:
+            elif column.kind is Derivation.PIECEWISE:
                 way_N = way_gone(self.numbers[column.reads[0]], _edges(column))
                 self.numbers[column.name] = way_N
-            elif column.kind is Kind.CROSS:
+            elif column.kind is Derivation.CROSS:
                 self.ids[column.name] = crossed([self.ids[name] for name in column.reads])
-            elif column.kind in (Kind.HOUR, Kind.WEEKDAY):
+            elif column.kind in (Derivation.HOUR, Derivation.WEEKDAY):
                 self.ids[column.name] = date_ids(self.times[column.reads[0]], column.kind)
-            elif column.kind in (Kind.SINE, Kind.COSINE):
+            elif column.kind in (Derivation.SINE, Derivation.COSINE):
                 self.numbers[column.name] = self._on_circle(column)
             else:
                 known = column.values
                 assert known is not None, f"{column.in_words()} is not fitted"
                 if (bag := self.bags.get(column.name)) is not None:
-                    self.bags[column.name] = Bags(places(bag.values_L, known), bag.offsets_N1)
+                    self.bags[column.name] = FeatureBags(
+                        places(bag.values_L, known), bag.offsets_N1
+                    )
                 else:
                     self.ids[column.name] = places(self.ids[column.name], known)
 
@@ -104,7 +106,7 @@ class Columns:
         else:
             missing_N = times_N == MISSING
             turns_N = np.remainder(times_N, np.int64(period)) / np.float64(period)
-        values_N = circle(turns_N)[column.kind is Kind.COSINE]
+        values_N = circle(turns_N)[column.kind is Derivation.COSINE]
         return np.where(missing_N, np.float32(0), values_N)
 
 
@@ -164,7 +166,7 @@ def way_gone(numbers_N: Float32Array, ends: Float32Array) -> Float32Array:
     return way_N
 
 
-def date_ids(times_N: Int64Array, kind: Kind) -> Int64Array:
+def date_ids(times_N: Int64Array, kind: Derivation) -> Int64Array:
     """Return the ids of the hours of the day, 1 to 24, or of the weekdays, 1 (Monday) to 7, [N];
     MISSING for a missing time.
 
@@ -173,7 +175,7 @@ def date_ids(times_N: Int64Array, kind: Kind) -> Int64Array:
         kind: `Kind.HOUR` or `Kind.WEEKDAY`.
     """
     days_N = (times_N // DAY_SECONDS + 3) % 7
-    parts_N = times_N % DAY_SECONDS // 3600 if kind is Kind.HOUR else days_N
+    parts_N = times_N % DAY_SECONDS // 3600 if kind is Derivation.HOUR else days_N
     return np.where(times_N == MISSING, MISSING, parts_N + 1)
 
 

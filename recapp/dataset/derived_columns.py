@@ -46,7 +46,7 @@ SETTINGS = (
 """The settings that make derived columns, in words."""
 
 
-class Kind(StrEnum):
+class Derivation(StrEnum):
     """The kinds of derived columns.
 
     buckets     a number -> an id, the number of edges at or below it
@@ -71,7 +71,7 @@ class Kind(StrEnum):
     COSINE = "cosine"
 
 
-CIRCLE = (("sin", Kind.SINE), ("cos", Kind.COSINE))
+CIRCLE = (("sin", Derivation.SINE), ("cos", Derivation.COSINE))
 """The suffixes and kinds of the numbers that say where in a period a value is."""
 
 
@@ -92,7 +92,7 @@ class DerivedColumn:
     """
 
     name: str
-    kind: Kind
+    kind: Derivation
     reads: tuple[str, ...]
     setting: str | int = ""
     values: "npt.NDArray[np.generic] | None" = field(default=None, compare=False, repr=False)
@@ -105,29 +105,44 @@ class DerivedColumn:
     @property
     def is_new_id(self) -> bool:
         """Return whether it is a feature of its own, with ids."""
-        return self.kind in (Kind.BUCKETS, Kind.CROSS, Kind.HOUR, Kind.WEEKDAY)
+        return self.kind in (
+            Derivation.BUCKETS,
+            Derivation.CROSS,
+            Derivation.HOUR,
+            Derivation.WEEKDAY,
+        )
 
     @property
     def is_new_number(self) -> bool:
         """Return whether it is a dense column of its own."""
-        return self.kind in (Kind.MISSING, Kind.PIECEWISE, Kind.SINE, Kind.COSINE)
+        return self.kind in (
+            Derivation.MISSING,
+            Derivation.PIECEWISE,
+            Derivation.SINE,
+            Derivation.COSINE,
+        )
 
     @property
     def has_floats(self) -> bool:
         """Return whether its values are float32, else int64."""
-        return self.kind in (Kind.BUCKETS, Kind.PIECEWISE, Kind.SINE, Kind.COSINE)
+        return self.kind in (
+            Derivation.BUCKETS,
+            Derivation.PIECEWISE,
+            Derivation.SINE,
+            Derivation.COSINE,
+        )
 
     @property
     def rows(self) -> int | None:
         """Return the rows of a table for its ids, row 0 being that of missing ones; None if any
         integer may be an id, or if the ids are not fitted yet.
         """
-        if self.kind is Kind.BUCKETS:
+        if self.kind is Derivation.BUCKETS:
             edges = LOG_EDGES if self.setting == LOG else int(self.setting)
             return (edges if self.values is None else len(self.values)) + 2
-        if self.kind is Kind.VOCABULARY and self.values is not None:
+        if self.kind is Derivation.VOCABULARY and self.values is not None:
             return max(len(self.values), 1) + 1
-        return {Kind.HOUR: 25, Kind.WEEKDAY: 8}.get(self.kind)
+        return {Derivation.HOUR: 25, Derivation.WEEKDAY: 8}.get(self.kind)
 
     @property
     def period(self) -> float:
@@ -173,10 +188,13 @@ def columns_of(
     periods = _by_column("dataset.periodic", dataset.periodic or {}, dense)
     flags = _by_column("dataset.missing_flags", dataset.missing_flags or {}, dense)
     columns = [
-        *(DerivedColumn(f"{n}_bucket", Kind.BUCKETS, (n,), rule) for n, rule in buckets.items()),
-        *(DerivedColumn(f"{n}_missing", Kind.MISSING, (n,)) for n in flags),
         *(
-            DerivedColumn(f"{n}_piece{i}", Kind.PIECEWISE, (n,), f"{i} of {count}")
+            DerivedColumn(f"{n}_bucket", Derivation.BUCKETS, (n,), rule)
+            for n, rule in buckets.items()
+        ),
+        *(DerivedColumn(f"{n}_missing", Derivation.MISSING, (n,)) for n in flags),
+        *(
+            DerivedColumn(f"{n}_piece{i}", Derivation.PIECEWISE, (n,), f"{i} of {count}")
             for n, count in pieces.items()
             for i in range(1, count + 1)
         ),
@@ -203,7 +221,7 @@ def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
         TypeError, KeyError, ValueError: They are no column.
     """
     reads = tuple(str(name) for name in plain["reads"])
-    return DerivedColumn(str(plain["name"]), Kind(plain["kind"]), reads, plain["setting"])
+    return DerivedColumn(str(plain["name"]), Derivation(plain["kind"]), reads, plain["setting"])
 
 
 def _by_column(setting: str, value: Any, dense: Sequence[str]) -> dict[str, Any]:
@@ -249,7 +267,9 @@ def _times(dataset: DataSettings) -> list[DerivedColumn]:
     for name, unit in dataset.times.items():
         for feature in features:
             if feature in ("hour", "weekday"):
-                columns.append(DerivedColumn(f"{name}_{feature}", Kind(feature), (name,), unit))
+                columns.append(
+                    DerivedColumn(f"{name}_{feature}", Derivation(feature), (name,), unit)
+                )
                 continue
             for suffix, kind in CIRCLE:
                 of = f"{feature} of {unit}"
@@ -266,7 +286,7 @@ def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
                 "such as [C1, C2]"
             )
         _check_known("dataset.crosses", names, ids, "column of ids")
-        columns.append(DerivedColumn("_x_".join(names), Kind.CROSS, tuple(names)))
+        columns.append(DerivedColumn("_x_".join(names), Derivation.CROSS, tuple(names)))
     return columns
 
 
@@ -294,7 +314,7 @@ def _vocabularies(
             least[name] = min(numbers)
             groups[name] = group
     return [
-        DerivedColumn(name, Kind.VOCABULARY, groups[name], least[name])
+        DerivedColumn(name, Derivation.VOCABULARY, groups[name], least[name])
         for name in ids
         if name in least
     ]
@@ -318,7 +338,7 @@ def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what:
 
 def _check_names(columns: Sequence[DerivedColumn], of_logs: Sequence[str]) -> None:
     names = [column.name for column in columns]
-    crosses = [column.name for column in columns if column.kind is Kind.CROSS]
+    crosses = [column.name for column in columns if column.kind is Derivation.CROSS]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(

@@ -377,7 +377,7 @@ _NO_FORMAT = re.compile(r"(\.[^a-z]*|\.c[0-9]+|\.(snappy|gz|gzip|zstd?|lz4|lzo|b
 _LIBSVM = re.compile(r"\S+( \d+:\S+)+ *")
 
 
-class Kind(NamedTuple):
+class OtherFormat(NamedTuple):
     """What a file is that no format reads.
 
     Args:
@@ -456,7 +456,7 @@ def _by_bytes(path: str) -> Format | None:
     return next((format for format in FORMATS if format.knows(begin)), None)
 
 
-def kind_of(path: str, format: Format | None = None) -> Kind | None:
+def kind_of(path: str, format: Format | None = None) -> OtherFormat | None:
     """Return what a file is that no format reads; None for unknown bytes.
 
     Args:
@@ -472,29 +472,31 @@ def kind_of(path: str, format: Format | None = None) -> Kind | None:
         return None
     if codec and not text:
         inside = f" ({kind.name})" if kind else ""
-        return Kind(f"compressed by {codec}{inside}", "decompress it")
+        return OtherFormat(f"compressed by {codec}{inside}", "decompress it")
     return kind
 
 
-def _of_bytes(begin: bytes) -> Kind | None:
+def _of_bytes(begin: bytes) -> OtherFormat | None:
     for offset, magic, name, fix in _KINDS:
         if begin[offset : offset + len(magic)] == magic:
-            return Kind(name, fix)
+            return OtherFormat(name, fix)
     return _of_text(begin.decode(errors="replace")) if is_printed(begin) else None
 
 
-def _of_text(text: str) -> Kind:
+def _of_text(text: str) -> OtherFormat:
     text = text.lstrip("\ufeff \t\r\n")
     line = text.partition("\n")[0]
     if re.match(r"\{|\[\s*{", text):
-        return Kind(
+        return OtherFormat(
             "JSON",
             _by("polars.read_ndjson(FILE).write_parquet('x.parquet')")
             + " where each line is a row, "
             "else pandas.read_json(FILE, dtype=False).to_parquet(PATH)",
         )
     if _LIBSVM.fullmatch(line):
-        return Kind("libsvm", "write a column of lists of the ids, and one of the label")
+        return OtherFormat("libsvm", "write a column of lists of the ids, and one of the label")
     if DelimitedText().knows(text.encode()):
-        return Kind("text with a delimiter between columns", "give it the suffix .csv")
-    return Kind("text without a delimiter of one sign", "put tabs or commas between its columns")
+        return OtherFormat("text with a delimiter between columns", "give it the suffix .csv")
+    return OtherFormat(
+        "text without a delimiter of one sign", "put tabs or commas between its columns"
+    )

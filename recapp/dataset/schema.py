@@ -22,7 +22,7 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.derived_columns import (
     SETTINGS,
     DerivedColumn,
-    Kind,
+    Derivation,
     columns_of,
     derived_from,
 )
@@ -206,7 +206,7 @@ class Schema:
     @property
     def vocabularies(self) -> "Mapping[str, npt.NDArray[np.generic] | None]":
         """The ids of each feature that has a vocabulary, ascending; None before the fit."""
-        return {one.name: one.values for one in self.derived if one.kind is Kind.VOCABULARY}
+        return {one.name: one.values for one in self.derived if one.kind is Derivation.VOCABULARY}
 
     def id_column(self, feature: str) -> DerivedColumn | None:
         """Return the derived column that gives a feature its ids; None for the ids of the logs."""
@@ -245,7 +245,7 @@ class Schema:
                     "up to a length; leave it out"
                 )
         for column in self.derived:
-            for name in column.reads if column.kind is Kind.CROSS else ():
+            for name in column.reads if column.kind is Derivation.CROSS else ():
                 if name in bags:
                     raise DataError(
                         f"dataset.crosses: column {name} holds a list a row, and a cross takes one "

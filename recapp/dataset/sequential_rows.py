@@ -28,7 +28,7 @@ from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.decode import TICKS, Int64Array, Rows, decode_ids, decode_times
 from recapp.dataset.derive import log_edges, places
-from recapp.dataset.derived_columns import LOG, DerivedColumn, Kind
+from recapp.dataset.derived_columns import LOG, DerivedColumn, Derivation
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
 from recapp.dataset.text import as_text, shown
@@ -254,7 +254,7 @@ def remarks(source: Source, schema: Schema) -> Iterator[str]:
             column.name
             for column in schema.derived
             if column.reads == (name,)
-            and (column.kind is Kind.HOUR or str(column.setting).startswith("day"))
+            and (column.kind is Derivation.HOUR or str(column.setting).startswith("day"))
         ]
         if pa.types.is_date(kinds[name]) and of_day:
             yield (
@@ -350,7 +350,7 @@ AT_ONCE = 1 << 20  # values that wait until they are added to the counts
 Values = npt.NDArray[np.generic]
 
 
-class Counts:
+class ValueCounts:
     """The number of occurrences of each value of a column."""
 
     def __init__(self) -> None:
@@ -390,8 +390,8 @@ def fitted(schema: Schema, source: Source) -> Schema:
         source: The training rows, in the order of the files.
     """
     columns = list(schema.derived)
-    of_numbers = (Kind.BUCKETS, Kind.PIECEWISE)
-    for kinds, fit in ((of_numbers, _fit_edges), ((Kind.VOCABULARY,), _fit_vocabularies)):
+    of_numbers = (Derivation.BUCKETS, Derivation.PIECEWISE)
+    for kinds, fit in ((of_numbers, _fit_edges), ((Derivation.VOCABULARY,), _fit_vocabularies)):
         some = [c for c in columns if c.kind in kinds and c.values is None]
         before = [c for c in columns if c.values is not None]
         fitted_columns = {
@@ -407,9 +407,9 @@ def _without_rows(column: DerivedColumn) -> DerivedColumn:
     """Return a column whose values do not depend on rows as fitted."""
     if column.values is not None:
         return column
-    if column.kind in (Kind.SINE, Kind.COSINE):
+    if column.kind in (Derivation.SINE, Derivation.COSINE):
         return replace(column, values=np.array([column.period], dtype=np.float32))
-    if column.kind in (Kind.MISSING, Kind.CROSS, Kind.HOUR, Kind.WEEKDAY):
+    if column.kind in (Derivation.MISSING, Derivation.CROSS, Derivation.HOUR, Derivation.WEEKDAY):
         return replace(column, values=np.zeros(0, dtype=np.int64))
     return column
 
@@ -418,7 +418,7 @@ def _fit_edges(
     columns: Sequence[DerivedColumn], schema: Schema, source: Source
 ) -> list[DerivedColumn]:
     dense = tuple(dict.fromkeys(c.reads[0] for c in columns if c.setting != LOG))
-    counts = {name: Counts() for name in dense}
+    counts = {name: ValueCounts() for name in dense}
     if dense:
         collate = Collate(schema.unlabelled().only_raw(dense, schema.sparse), source.bags, "none")
         for file, first, chunk in arrow_chunks(source.only(dense)):
@@ -429,12 +429,12 @@ def _fit_edges(
     return [replace(c, values=_edges_of(c, counts.get(c.reads[0]))) for c in columns]
 
 
-def _edges_of(column: DerivedColumn, counts: Counts | None) -> npt.NDArray[np.float32]:
+def _edges_of(column: DerivedColumn, counts: ValueCounts | None) -> npt.NDArray[np.float32]:
     if column.setting == LOG:
         return log_edges()
     assert counts is not None
     values, number = counts.result()
-    if column.kind is Kind.BUCKETS:
+    if column.kind is Derivation.BUCKETS:
         return quantile_edges(values, number, int(column.setting))
     piece, _, pieces = str(column.setting).partition(" of ")
     ends = ends_of_pieces(values, number, int(pieces))[int(piece) - 1 :][:2]
@@ -486,7 +486,7 @@ def quantile_edges(
 def _fit_vocabularies(
     columns: Sequence[DerivedColumn], schema: Schema, source: Source
 ) -> list[DerivedColumn]:
-    counts = {c.reads: Counts() for c in columns}
+    counts = {c.reads: ValueCounts() for c in columns}
     if columns:
         for rows in decoded_chunks(source, schema.unlabelled()):
             ids = ids_by_feature(rows, schema, source.bags)

@@ -82,7 +82,7 @@ It has the first 5 million rows of a day, without the ids that occur fewer than 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class GeneratedColumn:
     """The facts that ids and numbers share.
 
     Args:
@@ -99,7 +99,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdColumn(Column):
+class IdColumn(GeneratedColumn):
     """The distribution of the ids of a feature.
 
     Args:
@@ -117,7 +117,7 @@ class IdColumn(Column):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberColumn(Column):
+class NumberColumn(GeneratedColumn):
     """The distribution of an integer column: exp(centre + spread * normal) - 1, rounded down.
 
     The effect is that of one standard deviation of log1p(max(x, 0)).

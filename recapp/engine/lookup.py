@@ -40,7 +40,7 @@ from recapp.kernels.links import Bags, Counts, Links
 from recapp.kernels.ragged import gather, runs, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
-from recapp.tables.ids import OutsideTable, Rows
+from recapp.tables.ids import OutsideTable, LookupRows
 
 SAMPLES_KEPT = 256  # of batches whose form is cached: for larger batches a form costs little
 FORMS_KEPT = 64
@@ -298,7 +298,7 @@ class LocalLookup:
 
     def read(
         self, features: KeyedJaggedTensor, taken: Sequence[bool]
-    ) -> tuple[Rows, BatchOutput, list[Tensor]]:
+    ) -> tuple[LookupRows, BatchOutput, list[Tensor]]:
         """Return the rows of a batch, the form of its output, and the vectors of all collections
         (`Outputs.parts`).
 
@@ -326,7 +326,7 @@ class LocalLookup:
         state.observer.ends("combine")
         return rows, output, state.outputs.parts(flat, output)
 
-    def _form(self, rows: Rows, taken: Sequence[bool]) -> BatchForm:
+    def _form(self, rows: LookupRows, taken: Sequence[bool]) -> BatchForm:
         """Return the form of a batch. Where every feature of every sample has one id, reuse the
         form of an earlier batch with the same number of samples. For a small batch the form costs
         more time than the rows (measured).
@@ -347,7 +347,7 @@ class LocalLookup:
             self._forms[key] = self._new_form(rows, taken)
         return self._forms[key]
 
-    def _new_form(self, rows: Rows, taken: Sequence[bool]) -> BatchForm:
+    def _new_form(self, rows: LookupRows, taken: Sequence[bool]) -> BatchForm:
         state = self._state
         output = state.outputs.of(rows, taken)
         bags_G = state.bags(rows, output)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recapp.kernels.links import Counts
 from recapp.tables.config import PoolingType, TableLookup
-from recapp.tables.ids import Rows
+from recapp.tables.ids import LookupRows
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Outputs:
         places = [*self.column_F, *(x.dim for x in self.lookups if not x.columns)]
         return not any(n % elements for n in [*rows, *places])
 
-    def of(self, rows: Rows, taken: Sequence[bool]) -> BatchOutput:
+    def of(self, rows: LookupRows, taken: Sequence[bool]) -> BatchOutput:
         """Return the layout of a batch's output.
 
         Args:

@@ -31,7 +31,7 @@ from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype, one_by_one
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
-from recapp.tables.ids import IdRules, OutsideTable, Rows
+from recapp.tables.ids import IdRules, OutsideTable, LookupRows
 from recapp.transport.communicator import Sent
 from recapp.transport.message_layout import MessageLayout, swap_counts
 
@@ -135,7 +135,7 @@ class Requests:
                         "lower dataset.batch_size"
                     )
 
-    def _route_rows(self, rows: Rows) -> None:
+    def _route_rows(self, rows: LookupRows) -> None:
         state = self.state
         world = state.comm.world
         self.rows = rows
@@ -327,13 +327,15 @@ def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequ
     return PooledRequests if mode == "pooled" else UniqueRequests
 
 
-def _no_rows(state: EngineState) -> Rows:
+def _no_rows(state: EngineState) -> LookupRows:
     device = state.comm.device
     lengths = torch.zeros(len(state.layout.lookups), 0, dtype=torch.int64, device=device)
-    return Rows(torch.zeros(0, dtype=torch.int64, device=device), lengths, None, [0] * len(lengths))
+    return LookupRows(
+        torch.zeros(0, dtype=torch.int64, device=device), lengths, None, [0] * len(lengths)
+    )
 
 
-def _weighting(rows: Rows) -> int:
+def _weighting(rows: LookupRows) -> int:
     if not len(rows.rows_L):
         return NO_IDS
     if rows.weights_L is None:

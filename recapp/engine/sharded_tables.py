@@ -53,7 +53,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, lookups_of
-from recapp.tables.ids import Rows
+from recapp.tables.ids import LookupRows
 from recapp.transport.communicator import Comm
 
 
@@ -67,7 +67,7 @@ class _Share(NamedTuple):
     """
 
     vectors: list[Tensor]
-    rows: Rows
+    rows: LookupRows
     called_by: set[int]
 
 
@@ -463,7 +463,9 @@ class ShardedTables(nn.Module):
                 return requests
         return self.input_dist(features, member)
 
-    def forward(self, features: KeyedJaggedTensor, member: int = 0) -> tuple[list[Tensor], Rows]:
+    def forward(
+        self, features: KeyedJaggedTensor, member: int = 0
+    ) -> tuple[list[Tensor], LookupRows]:
         """Return the vectors of one collection. Every rank calls it with its own batch, which may
         be empty.
 
@@ -559,7 +561,7 @@ class ShardedTables(nn.Module):
 
 
 def _shares(
-    parts: Mapping[int, list[Tensor]], rows: Rows, called_by: set[int]
+    parts: Mapping[int, list[Tensor]], rows: LookupRows, called_by: set[int]
 ) -> dict[int, _Share]:
     return {member: _Share(vectors, rows, called_by) for member, vectors in parts.items()}
 

@@ -25,7 +25,7 @@ from recapp.sharding.layout import Layout
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType
-from recapp.tables.ids import IdRules, PendingCheck, Rows, check_have_values
+from recapp.tables.ids import IdRules, PendingCheck, LookupRows, check_have_values
 from recapp.tables.row_order import affine
 from recapp.transport.communicator import Comm, Sent, Waits
 from recapp.transport.message_layout import Buffers, Header
@@ -76,7 +76,7 @@ class MixedLookups:
         )
         self._kernel = kernel
 
-    def positions_of(self, rows: Rows) -> Tensor:
+    def positions_of(self, rows: LookupRows) -> Tensor:
         """Return the positions of a batch's rows. Rows of tables that are not mixed stay as they
         are.
         """
@@ -196,7 +196,7 @@ class EngineState:
 
     def rows_of(
         self, features: KeyedJaggedTensor, taken: Sequence[bool]
-    ) -> tuple[Rows, PendingCheck]:
+    ) -> tuple[LookupRows, PendingCheck]:
         """Return the rows of a batch, and the check of its ids, which runs when it is called.
 
         Args:
@@ -234,7 +234,7 @@ class EngineState:
             for scratch in lease:
                 yield from scratch.tensors()
 
-    def bags(self, rows: Rows, output: BatchOutput) -> list[Bags]:
+    def bags(self, rows: LookupRows, output: BatchOutput) -> list[Bags]:
         """Return the bags of a batch for each group, with rows by their positions. Every strip of a
         table repeats the rows of the table's lookups.
         """
@@ -259,7 +259,7 @@ class EngineState:
             bags_G.append(bags)
         return bags_G
 
-    def _scales(self, rows: Rows, output: BatchOutput) -> Tensor | None:
+    def _scales(self, rows: LookupRows, output: BatchOutput) -> Tensor | None:
         """Return the factor of each bag of the batch; None where all factors are 1 and ids have no
         weights.
         """

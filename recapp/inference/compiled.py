@@ -52,7 +52,7 @@ class NotCompiled(Exception):
     """The reason why a dense part is not compiled, or why its code is not loaded."""
 
 
-class Input(NamedTuple):
+class DenseInput(NamedTuple):
     """The inputs of the dense part from one collection.
 
     Args:
@@ -75,7 +75,7 @@ class Input(NamedTuple):
 class _Given(nn.Module):
     """Stand in for a collection, and return the vectors that were assigned before."""
 
-    def __init__(self, spec: Input, lookups: Sequence[TableLookup]) -> None:
+    def __init__(self, spec: DenseInput, lookups: Sequence[TableLookup]) -> None:
         super().__init__()
         self.spec = spec
         self.lookups = tuple(lookups)
@@ -115,7 +115,7 @@ class DenseOnly(nn.Module):
         self._sources = [memo[id(c)] for c in collections]
 
     @property
-    def inputs(self) -> list[Input]:
+    def inputs(self) -> list[DenseInput]:
         """Return the inputs from each collection, in order."""
         return [source.spec for source in self._sources]
 
@@ -143,11 +143,11 @@ def collections_of(model: nn.Module) -> list[ShardedCollection]:
     return [m for m in model.modules() if isinstance(m, ShardedCollection)]
 
 
-def input_of(collection: ShardedCollection) -> Input:
+def input_of(collection: ShardedCollection) -> DenseInput:
     """Return the inputs of the dense part from a collection."""
     pooled = isinstance(collection, ShardedEmbeddingBagCollection)
     columns = tuple(x.columns or x.dim for x in collection.lookups)
-    return Input(tuple(x.output for x in collection.lookups), columns, pooled)
+    return DenseInput(tuple(x.output for x in collection.lookups), columns, pooled)
 
 
 def looked_up(collections: Sequence[ShardedCollection], batch: Batch) -> list[Tensor]:
@@ -306,7 +306,7 @@ def check_compiled(compiled: CompiledModel, outputs: Mapping[str, Tensor], batch
 
 
 def _example_inputs(
-    inputs: Sequence[Input], dense: int, dtype: torch.dtype
+    inputs: Sequence[DenseInput], dense: int, dtype: torch.dtype
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
     """Return example tensors of a batch of four samples, with a few ids for each sequence, and
     their dynamic dimensions as `torch.export` takes them.

@@ -66,7 +66,7 @@ class _RecordingStore(ReadOnlyStore):
         return _distinct(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
 
 
-class Measured(NamedTuple):
+class MeasuredChoice(NamedTuple):
     """The metrics and scores under one choice of stored data types.
 
     Args:
@@ -131,7 +131,7 @@ class Probe:
         load_dense(self.model)
 
     @torch.no_grad()
-    def measure(self, data_types: Mapping[str, DataType]) -> Measured:
+    def measure(self, data_types: Mapping[str, DataType]) -> MeasuredChoice:
         """Score the samples with some tables in the given data types and the others as trained.
 
         Raises:
@@ -156,7 +156,7 @@ class Probe:
             output.score(torch.cat([of_batch[output.name] for of_batch in outputs]).double())
             for output in self.task.outputs
         ]
-        return Measured(results, cost, torch.stack(scores))
+        return MeasuredChoice(results, cost, torch.stack(scores))
 
     def _outputs(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs of a batch by name, each float32 [B]."""

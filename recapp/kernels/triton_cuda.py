@@ -44,7 +44,7 @@ class TritonBackend(TorchBackend):
         in_lines: bool = False,
     ) -> None:
         form = vectors.form(width, TYPES[dtype], stride)
-        _pool(vectors.Source(source, None), form, links, target, dtype, scale, in_lines)
+        _pool(vectors.VectorSource(source, None), form, links, target, dtype, scale, in_lines)
 
     @override
     def pool_quantised(
@@ -57,7 +57,7 @@ class TritonBackend(TorchBackend):
         in_lines: bool = False,
     ) -> None:
         form = vectors.form(rows.width, TYPES[dtype], rows.records_RK.shape[1], rows.bits)
-        source = vectors.Source(rows.records_RK, rows.numbers_RN)
+        source = vectors.VectorSource(rows.records_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
     @override
@@ -67,7 +67,7 @@ class TritonBackend(TorchBackend):
         total_U = torch.empty(links.bags, dtype=torch.float64, device=gradients.device)
         if links.bags:
             form = vectors.form(width, TYPES[dtype])
-            source = vectors.Source(gradients, None)
+            source = vectors.VectorSource(gradients, None)
             matrix = _matrix(source, form, links, dtype)
             with _current(gradients.device):
                 vectors.square_sums[triton.cdiv(links.bags, form.BAGS),](
@@ -98,7 +98,7 @@ class TritonBackend(TorchBackend):
             return
         rates = lr if isinstance(lr, tuple) else (lr,)
         form = vectors.form(weights_RD.shape[1], TYPES[dtype])
-        source = vectors.Source(gradients, None)
+        source = vectors.VectorSource(gradients, None)
         row0, row1, *_ = [*(kind == "row" for _, kind in rule.state), False, False]
         state0, state1, *_ = [*state, None, None]
         constants = tuple(tl.constexpr(c) for c in rule.constants)
@@ -107,7 +107,7 @@ class TritonBackend(TorchBackend):
             vectors.update[triton.cdiv(links.bags, form.BAGS),](
                 source,
                 matrix,
-                vectors.Touched(row_U, mean_U, weights_RD, state0, state1),
+                vectors.DeviceRows(row_U, mean_U, weights_RD, state0, state1),
                 constants,
                 links.bags,
                 *(*rates, 0.0, 0.0)[:3],
@@ -142,7 +142,7 @@ class TritonBackend(TorchBackend):
         state0, state1, *_ = [*state, None, None]
         with _current(weights_RD.device):
             vectors.catch_up[triton.cdiv(rows, form.BAGS),](
-                vectors.Touched(row_S, None, weights_RD, state0, state1),
+                vectors.DeviceRows(row_S, None, weights_RD, state0, state1),
                 steps_R,
                 rates_TK,
                 tuple(tl.constexpr(c) for c in rule.constants),
@@ -165,7 +165,7 @@ def _each_once(row_N: Tensor) -> Tensor:
 
 
 def _pool(
-    source: vectors.Source,
+    source: vectors.VectorSource,
     form: vectors.Form,
     links: Links,
     target: Tensor,
@@ -192,12 +192,12 @@ def _pool(
 
 
 def _matrix(
-    source: vectors.Source, form: vectors.Form, links: Links, dtype: torch.dtype
-) -> vectors.Matrix:
+    source: vectors.VectorSource, form: vectors.Form, links: Links, dtype: torch.dtype
+) -> vectors.DeviceMatrix:
     """Return a sparse matrix in the form for kernels. If some bag can be long, it has the sums of
     the runs of long bags (see `triton_vectors.py`).
     """
-    matrix = vectors.Matrix(links.index_N, links.offsets_M1, links.weights_N, None)
+    matrix = vectors.DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None)
     entries = len(links.index_N)
     if links.offsets_M1 is None or entries <= form.RUN:
         return matrix

@@ -43,7 +43,7 @@ TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
 AT_ONCE = 4  # entries whose loads do not wait for each other
 
 
-class Source(NamedTuple):
+class VectorSource(NamedTuple):
     """Vectors as kernels read them.
 
     Args:
@@ -55,7 +55,7 @@ class Source(NamedTuple):
     numbers: Any
 
 
-class Matrix(NamedTuple):
+class DeviceMatrix(NamedTuple):
     """A sparse matrix (`recapp/kernels/links.py`: `Links`).
 
     Args:
@@ -71,7 +71,7 @@ class Matrix(NamedTuple):
     partial: Any
 
 
-class Touched(NamedTuple):
+class DeviceRows(NamedTuple):
     """The rows of a store that a batch updates.
 
     Args:

@@ -37,7 +37,7 @@ from recapp.sharding.sharding_types import (
     BUILT_IN,
     COLUMN_WIDTH,
     SHARDING_TYPES,
-    Block,
+    RectangleGroup,
     CandidateRanks,
     Ints,
     ShardingTypeRecord,
@@ -304,7 +304,7 @@ def _cuts_and_modes(
     c: ParameterConstraints,
     ranks: CandidateRanks,
     problem: PlanningProblem,
-) -> Iterator[tuple[ShardingTypeRecord, Mode, RowOrderName, list[Block]]]:
+) -> Iterator[tuple[ShardingTypeRecord, Mode, RowOrderName, list[RectangleGroup]]]:
     """Yield the allowed sharding types, modes, row orders and cuts."""
     # one rank keeps tables whole, and on one host a type for several makes a simpler type's cuts
     hosts = problem.topology.hosts
@@ -342,7 +342,7 @@ def _cuts(
     c: ParameterConstraints,
     ranks: CandidateRanks,
     problem: PlanningProblem,
-) -> list[list[Block]]:
+) -> list[list[RectangleGroup]]:
     """Return the cuts of a table that a sharding type allows, each a list of blocks.
 
     Columns are cut into strips of the default width, and into one strip for each set of candidate
@@ -372,7 +372,7 @@ def _row_orders(
     known: TableStatistics,
     c: ParameterConstraints,
     record: ShardingTypeRecord,
-    blocks: Sequence[Block],
+    blocks: Sequence[RectangleGroup],
 ) -> list[RowOrderName]:
     """Return the row orders worth pricing: mixed if known ids concentrate in some strips of a cut,
     or if constraints allow only mixed. Keys of dynamic tables are always mixed.

@@ -139,7 +139,7 @@ class Prices:
         )
 
 
-class _Counts:
+class _CutCounts:
     """The expected counts of a batch, by cut (J), by strip (S) and by rectangle (M)."""
 
     def __init__(self, cuts: Sequence[Cut], problem: PlanningProblem) -> None:
@@ -213,7 +213,7 @@ class _Counts:
 
 def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
     """Return the prices of all cuts."""
-    c = _Counts(cuts, problem)
+    c = _CutCounts(cuts, problem)
     world = problem.topology.world_size
     seconds_PM, asked_3M = _owners(c)
     everywhere_J3 = np.stack(
@@ -237,7 +237,7 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
     )
 
 
-def _home(c: _Counts) -> Floats:
+def _home(c: _CutCounts) -> Floats:
     """Return the seconds of the kernels at home, summed over each cut's strips, [J, P]. The kernels
     read a vector for each id; in mode `pooled`, a vector for each bag and owner.
     """
@@ -264,7 +264,7 @@ def _home(c: _Counts) -> Floats:
     return np.stack([by_phase[p] for p in PHASES], 1)
 
 
-def _owners(c: _Counts) -> tuple[Floats, Floats]:
+def _owners(c: _CutCounts) -> tuple[Floats, Floats]:
     """Return the seconds of the owners' kernels, [P, M], and the bytes that one home exchanges with
     the owners, [3, M]. An owner serves all ranks, including itself; a single rank exchanges
     nothing.

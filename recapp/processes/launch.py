@@ -43,7 +43,7 @@ from recapp.processes.launched_ranks import (
     remove_silent,
 )
 from recapp.processes.rank_environment import PARENT_PID
-from recapp.processes.rank_process import Work
+from recapp.processes.rank_process import RankWork
 from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped, redirected
 from recapp.settings.values import Timeout, Within
 
@@ -160,7 +160,7 @@ def launch(
     forwarding = Forwarding(grace, reloads)
     with meeting_point(port) as port:
         works = [
-            Work(module, config_path, environment)
+            RankWork(module, config_path, environment)
             for environment in environments_of_ranks(ranks, port, run)
         ]
         if sys.stdout is not None:  # a shell may have closed it

@@ -37,7 +37,7 @@ from recapp.processes.fork_server import (
     signals_blocked,
     without_main_module,
 )
-from recapp.processes.rank_process import ERROR_FILE, InheritedStream, Work, be_rank
+from recapp.processes.rank_process import ERROR_FILE, InheritedStream, RankWork, be_rank
 from recapp.processes.stopping import SIGNALS, Stopped, raise_if_stopped
 
 # time after launch.grace, or after the end of the first rank, until the launcher kills the others
@@ -172,7 +172,7 @@ class LaunchedRanks:
 
     def __init__(
         self,
-        works: Sequence[Work],
+        works: Sequence[RankWork],
         logs: Path,
         *,
         preload: str,

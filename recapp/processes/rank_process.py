@@ -59,7 +59,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
-class Work:
+class RankWork:
     """The work of a launched rank.
 
     Args:
@@ -100,7 +100,7 @@ def be_rank(orders: Connection, *streams: Any) -> NoReturn:
     """
     _leave_with_launcher()
     try:
-        work: Work = orders.recv()
+        work: RankWork = orders.recv()
     except EOFError:  # no work: the launcher was stopped while it started ranks
         os._exit(TERMINATED)
     for number, descriptor in enumerate(streams, 1):
@@ -129,7 +129,7 @@ def _leave_with_launcher() -> None:
         os._exit(TERMINATED)
 
 
-def _become(work: Work) -> None:
+def _become(work: RankWork) -> None:
     """Replace the fork server's environment, threads and title by those of the rank."""
     multiprocessing.set_start_method(None, force=True)  # data workers start by Python's default
     rank, world = (work.environment[name] for name in ("RANK", "WORLD_SIZE"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derived_columns import Kind
+from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
@@ -266,7 +266,7 @@ class _TablesOfColumns:
         """
         derived = self.schema.id_column(column)
         rows = derived.rows if derived else None
-        if derived and derived.kind is Kind.VOCABULARY and rows is not None:
+        if derived and derived.kind is Derivation.VOCABULARY and rows is not None:
             return rows
         place = self.schema.features.index(column)
         if self.dataset.table_rows and place < len(self.dataset.table_rows):
@@ -281,7 +281,7 @@ class _TablesOfColumns:
         """Return the id rule of a table that some columns read."""
         settings = self.settings
         derived = [self.schema.id_column(reader) for reader in readers]
-        if not settings.grow and any(one and one.kind is Kind.CROSS for one in derived):
+        if not settings.grow and any(one and one.kind is Derivation.CROSS for one in derived):
             return "hash"
         return settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
 

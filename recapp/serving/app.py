@@ -32,10 +32,10 @@ from starlette.routing import Route
 from recapp.console import readable
 from recapp.errors import suggest
 from recapp.inference.led_ranks import Leader
-from recapp.serving.batching import Batcher, Work
+from recapp.serving.batching import Batcher, QueuedRequest
 from recapp.serving.counts import Counts
 from recapp.serving.json_rows import read_rows
-from recapp.serving.limits import Admission, Limits, Refused, bad, busy, read_body
+from recapp.serving.limits import OpenRequests, Limits, Refused, bad, busy, read_body
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
 from recapp.serving.question import Question, json_answer, read_object
@@ -78,7 +78,7 @@ class Server:
         self.counts = counts
         self.version = version
         self.leader = leader
-        self.admission = Admission(limits)
+        self.admission = OpenRequests(limits)
         counts.gauge("requests_in_progress", "Requests inside.", lambda: self.admission.requests)
         counts.gauge("queue_requests", "Requests that wait.", lambda: self.batcher.waiting)
         counts.gauge("pending_bytes", "Bytes of bodies.", lambda: self.admission.pending_bytes)
@@ -246,7 +246,7 @@ class Server:
         with self.admission.request():
             body = await self._body(request)
             try:
-                work = Work(read, start, asyncio.get_running_loop().create_future())
+                work = QueuedRequest(read, start, asyncio.get_running_loop().create_future())
                 self.batcher.submit(work)
                 response = await self._answer(work, request, start)
             finally:
@@ -275,7 +275,7 @@ class Server:
                 {"connection": "close"},
             ) from None
 
-    async def _answer(self, work: Work, request: Request, start: float) -> Response:
+    async def _answer(self, work: QueuedRequest, request: Request, start: float) -> Response:
         """Wait for the answer, until it comes, the client disconnects or the time is over.
 
         Raises:

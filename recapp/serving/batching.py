@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
+class QueuedRequest:
     """A request in the worker's queue or batch.
 
     Args:
@@ -109,10 +109,10 @@ class Batcher:
         self._max_batch = max_batch
         self._max_wait = max_wait_ms / 1e3
         self._observe = observe
-        self._queue: deque[Work] = deque()
+        self._queue: deque[QueuedRequest] = deque()
         self._changed = threading.Condition()
         self._ends = False
-        self._carried: Work | None = None  # read already, for the next batch
+        self._carried: QueuedRequest | None = None  # read already, for the next batch
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> None:
@@ -131,7 +131,7 @@ class Batcher:
         """Return the number of requests in the queue."""
         return len(self._queue)
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: QueuedRequest) -> None:
         """Put a request into the queue."""
         with self._changed:
             self._queue.append(work)
@@ -142,7 +142,7 @@ class Batcher:
             if works:
                 self._compute(works)
 
-    def _gather(self) -> list[Work] | None:
+    def _gather(self) -> list[QueuedRequest] | None:
         """Read and return the requests of the next batch; return None after `stop`."""
         first = self._carried or self._next(None)
         self._carried = None
@@ -163,7 +163,7 @@ class Batcher:
             rows += work.rows
         return works
 
-    def _next(self, until: float | None) -> Work | None:
+    def _next(self, until: float | None) -> QueuedRequest | None:
         """Return the next request; return None when the time is over, or after `stop`.
 
         Args:
@@ -177,7 +177,7 @@ class Batcher:
                 self._changed.wait(left)
             return self._queue.popleft()
 
-    def _read(self, work: Work) -> bool:
+    def _read(self, work: QueuedRequest) -> bool:
         """Read a request; return whether its rows must be computed."""
         if work.dropped:
             return False
@@ -191,7 +191,7 @@ class Batcher:
         work.read_s = time.perf_counter() - start
         return work.question is not None
 
-    def _compute(self, works: Sequence[Work]) -> None:
+    def _compute(self, works: Sequence[QueuedRequest]) -> None:
         works = [work for work in works if not work.dropped]
         if not works:
             return
@@ -249,7 +249,7 @@ def _refusal(error: Exception) -> Refused:
     return Refused(500, FAULT)
 
 
-def _answer(work: Work, outputs: Mapping[str, Tensor]) -> None:
+def _answer(work: QueuedRequest, outputs: Mapping[str, Tensor]) -> None:
     assert work.question is not None
     try:
         if fault := not_finite(outputs):

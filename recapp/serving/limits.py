@@ -100,7 +100,7 @@ def check_rows(count: int, limits: Limits) -> None:
     check_most(count, "max_rows", f"the request has {count:,} rows", limits)
 
 
-class Admission:
+class OpenRequests:
     """Count the requests in the server, and the bytes of their bodies.
 
     Args:
@@ -148,7 +148,7 @@ class Admission:
         self.pending_bytes -= count
 
 
-async def read_body(request: "Request", limits: Limits, admission: Admission) -> memoryview:
+async def read_body(request: "Request", limits: Limits, admission: OpenRequests) -> memoryview:
     """Read the body of a request. The caller releases its bytes from `admission`.
 
     Args:

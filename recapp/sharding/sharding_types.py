@@ -88,7 +88,7 @@ class TableToCut(NamedTuple):
     column_width: int = COLUMN_WIDTH
 
 
-class Block(NamedTuple):
+class RectangleGroup(NamedTuple):
     """Rectangles of a table; the planner chooses their ranks together.
 
     Args:
@@ -129,7 +129,7 @@ class ShardingTypeRecord:
     best_for: str
     pros: str
     cons: str
-    cut: Callable[[TableToCut], list[Block]]
+    cut: Callable[[TableToCut], list[RectangleGroup]]
     cuts: Literal["nothing", "rows", "columns", "rows and columns"] = "nothing"
     chooses_ranks: bool = True
     replicated: bool = False
@@ -167,37 +167,37 @@ def row_strips(rows: int, parts: int) -> Ints:
     return np.array([(part.start, part.stop) for part in equal_ranges(rows, parts)], np.int64)
 
 
-def _strips(table: TableToCut, ranks: Ints, columns: Sequence[range]) -> list[Block]:
+def _strips(table: TableToCut, ranks: Ints, columns: Sequence[range]) -> list[RectangleGroup]:
     """Return a block for each range of columns, cut by rows over as many ranks as a candidate
     has.
     """
     rows = row_strips(table.rows, ranks.shape[1])
-    return [Block(rows, part, ranks[:, : len(rows)]) for part in columns]
+    return [RectangleGroup(rows, part, ranks[:, : len(rows)]) for part in columns]
 
 
-def _table_wise(table: TableToCut) -> list[Block]:
+def _table_wise(table: TableToCut) -> list[RectangleGroup]:
     return _strips(table, table.ranks.each_rank, [range(table.columns)])
 
 
-def _row_wise(table: TableToCut) -> list[Block]:
+def _row_wise(table: TableToCut) -> list[RectangleGroup]:
     return _strips(table, table.ranks.all_ranks, [range(table.columns)])
 
 
-def _data_parallel(table: TableToCut) -> list[Block]:
+def _data_parallel(table: TableToCut) -> list[RectangleGroup]:
     ranks = table.ranks.all_ranks
     rows = np.repeat(row_strips(table.rows, 1), ranks.shape[1], 0)
-    return [Block(rows, range(table.columns), ranks)]
+    return [RectangleGroup(rows, range(table.columns), ranks)]
 
 
-def _column_wise(table: TableToCut) -> list[Block]:
+def _column_wise(table: TableToCut) -> list[RectangleGroup]:
     return _strips(table, table.ranks.each_rank, column_strips(table.columns, table.column_width))
 
 
-def _table_row_wise(table: TableToCut) -> list[Block]:
+def _table_row_wise(table: TableToCut) -> list[RectangleGroup]:
     return _strips(table, table.ranks.each_host, [range(table.columns)])
 
 
-def _grid_shard(table: TableToCut) -> list[Block]:
+def _grid_shard(table: TableToCut) -> list[RectangleGroup]:
     return _strips(table, table.ranks.each_host, column_strips(table.columns, table.column_width))
 
 

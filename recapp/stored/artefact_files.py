@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, DerivedColumn, Kind
+from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, DerivedColumn, Derivation
 from recapp.errors import ArtefactError, CheckpointError, ConfigError
 from recapp.stored.model_store import entry_of, files_at, is_artefact
 from recapp.stored.store import beside
@@ -122,14 +122,14 @@ def _fault(column: DerivedColumn, values: npt.NDArray[Any]) -> str:
     if values.dtype != dtype or values.ndim != 1:
         return f"are {values.dtype} of {values.ndim} dimensions, must be a vector of {dtype}"
     counts: Sequence[int] = (0,)
-    if column.kind is Kind.VOCABULARY:
+    if column.kind is Derivation.VOCABULARY:
         counts = range(2**48)
-    elif column.kind is Kind.BUCKETS:
+    elif column.kind is Derivation.BUCKETS:
         log = column.setting == LOG
         counts = (LOG_EDGES,) if log else range(int(column.setting))
-    elif column.kind is Kind.PIECEWISE:
+    elif column.kind is Derivation.PIECEWISE:
         counts = (0, 2)
-    elif column.kind in (Kind.SINE, Kind.COSINE):
+    elif column.kind in (Derivation.SINE, Derivation.COSINE):
         counts = (1,)
         if len(values) == 1 and values[0] != np.float32(column.period):
             return f"are {values[0]}, not its period"

@@ -326,7 +326,7 @@ def _bytes(data: Tensor) -> memoryview:
 # ---- reading
 
 
-class Source(NamedTuple):
+class StoredSource(NamedTuple):
     """A stored rectangle, and the rectangles of a rank that it fills.
 
     Args:
@@ -340,7 +340,7 @@ class Source(NamedTuple):
     blocks: list[Block]
 
 
-Sources = list[Source]
+Sources = list[StoredSource]
 
 
 def sources_of(
@@ -363,7 +363,7 @@ def sources_of(
         CheckpointError: A table or tensor is not stored, has another shape, or has a hole.
     """
     checked = set[tuple[str, str]]()
-    sources = dict[tuple[str, str], Source]()
+    sources = dict[tuple[str, str], StoredSource]()
     for b in blocks:
         if not b.data.numel():
             continue
@@ -374,7 +374,7 @@ def sources_of(
         order = orders.get(b.table)
         for s in stored:
             if overlap(s.cols, b.cols) and (order != b.order or overlap(s.rows, b.rows)):
-                sources.setdefault((s.file, s.key), Source(s, order, [])).blocks.append(b)
+                sources.setdefault((s.file, s.key), StoredSource(s, order, [])).blocks.append(b)
     return list(sources.values())
 
 

@@ -77,7 +77,7 @@ OF_CLICKS = tuple(
 )
 
 
-class Slot(NamedTuple):
+class TrustedPlace(NamedTuple):
     """The names that a file may use in one place of the settings.
 
     Args:
@@ -97,7 +97,7 @@ def _ours(room: str) -> tuple[str, ...]:
 
 
 @cache
-def slots() -> tuple[Mapping[str, Slot], Slot]:
+def slots() -> tuple[Mapping[str, TrustedPlace], TrustedPlace]:
     """Return what a file may name in each place, and in all others."""
     rules = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
     schedules = _ours("optim.schedule")
@@ -105,18 +105,18 @@ def slots() -> tuple[Mapping[str, Slot], Slot]:
     callbacks = ("recapp.compat.hugectr.iteration_lines.IterationLines",)
     loggers = (*_ours("trainer.curves"), *LOGGERS)
     places = {
-        "optimizer.sparse": Slot(rules),
-        "optimizer.sparse.tables.*": Slot(rules),
-        "optimizer.dense": Slot(homes=[OPTIMIZERS]),
-        "optimizer.schedule": Slot(schedules, [SCHEDULERS]),
-        "callbacks.*": Slot(callbacks, [CALLBACKS]),
-        "logger.*": Slot(loggers, bases=[LOGGER]),
-        "model": Slot(models, bases=[MODULES.base]),
-        "metrics.extra.*": Slot(homes=[METRICS, *OF_CLICKS]),
-        "task": Slot(_ours("tasks"), bases=["recapp.tasks.task.Task"]),
+        "optimizer.sparse": TrustedPlace(rules),
+        "optimizer.sparse.tables.*": TrustedPlace(rules),
+        "optimizer.dense": TrustedPlace(homes=[OPTIMIZERS]),
+        "optimizer.schedule": TrustedPlace(schedules, [SCHEDULERS]),
+        "callbacks.*": TrustedPlace(callbacks, [CALLBACKS]),
+        "logger.*": TrustedPlace(loggers, bases=[LOGGER]),
+        "model": TrustedPlace(models, bases=[MODULES.base]),
+        "metrics.extra.*": TrustedPlace(homes=[METRICS, *OF_CLICKS]),
+        "task": TrustedPlace(_ours("tasks"), bases=["recapp.tasks.task.Task"]),
     }
     names = (*rules, *schedules, *models, *callbacks, *loggers)
-    return places, Slot(names, [OPTIMIZERS, SCHEDULERS, CALLBACKS, MODULES, METRICS])
+    return places, TrustedPlace(names, [OPTIMIZERS, SCHEDULERS, CALLBACKS, MODULES, METRICS])
 
 
 def marked(stored: Mapping[str, Any]) -> dict[str, Any]:

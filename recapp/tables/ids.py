@@ -57,7 +57,7 @@ from recapp.tables.dynamic import DYNAMIC, positions_of
 
 
 @dataclass(slots=True)
-class Rows:
+class LookupRows:
     """The rows that a batch looks up, lookup by lookup.
 
     Args:
@@ -79,7 +79,7 @@ class Rows:
         here = slice(first, first + sum(per_F))
         weights_L = None if self.weights_L is None else self.weights_L[here]
         lengths_FB = self.lengths_FB[lookups.start : lookups.stop]
-        return Rows(self.rows_L[here], lengths_FB, weights_L, per_F)
+        return LookupRows(self.rows_L[here], lengths_FB, weights_L, per_F)
 
 
 class OutsideTable(IdError):
@@ -238,7 +238,7 @@ class IdRules:
             for rule, run in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
         ]
 
-    def __call__(self, features: KeyedJaggedTensor) -> Rows:
+    def __call__(self, features: KeyedJaggedTensor) -> LookupRows:
         """Return the rows of every lookup.
 
         Args:
@@ -254,7 +254,7 @@ class IdRules:
 
     def begin(
         self, features: KeyedJaggedTensor, taken_F: Sequence[bool] | None = None
-    ) -> tuple[Rows, PendingCheck]:
+    ) -> tuple[LookupRows, PendingCheck]:
         """Return the rows of every lookup, and a check that must be called before the rows are used
         for good.
 
@@ -291,7 +291,7 @@ class IdRules:
             features.lengths().view(len(lookups), -1) if per_F else features.lengths().view(0, 0)
         )
         weights_L = self._weights(features, number)
-        ids = _at_most_hot(Rows(ids_L, lengths_FB, weights_L, per_F), lookups)
+        ids = _at_most_hot(LookupRows(ids_L, lengths_FB, weights_L, per_F), lookups)
         if len(number) < len(self.lookups):
             ids = _with_none_for_others(ids, number, len(self.lookups))
         ids_L = ids.rows_L
@@ -319,7 +319,9 @@ class IdRules:
         from_0_L = ids_L.maximum(low_L).minimum(high_L) - first_L
         return torch.where(ids_L == MISSING, MISSING, from_0_L)
 
-    def _rule_by_rule(self, ids: Rows, edge: list[int], raw_L: Tensor) -> tuple[Rows, PendingCheck]:
+    def _rule_by_rule(
+        self, ids: LookupRows, edge: list[int], raw_L: Tensor
+    ) -> tuple[LookupRows, PendingCheck]:
         """Apply the rules by torch operations, one run of lookups with equal rules at a time."""
         ids_L = ids.rows_L
         parts = list[Tensor]()
@@ -359,7 +361,7 @@ class IdRules:
         )
         return _drop(rows, keep_L), nothing_pending
 
-    def _exported(self, ids: Rows) -> Rows:
+    def _exported(self, ids: LookupRows) -> LookupRows:
         """Apply the rules in a program that is being exported."""
         rows_L, keep_L = exported_rows(ids.rows_L, ids.lengths_FB.sum(1), self.lookups)
         rows = replace(ids, rows_L=rows_L)
@@ -372,7 +374,9 @@ class IdRules:
         named = "" if record.output == f"{record.feature}@{record.table.name}" else record.output
         return OutsideTable(record.table, record.feature, lookup, number, where, named)
 
-    def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int], raw_L: Tensor) -> Rows:
+    def _in_one_pass(
+        self, kernel: Kernel, ids: LookupRows, edge: list[int], raw_L: Tensor
+    ) -> LookupRows:
         """Apply the rules by the kernel, on the CPU."""
         changed_F = torch.zeros(len(self.lookups), dtype=torch.int64, device="cpu")
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
@@ -445,7 +449,7 @@ def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> Keye
     return features.permute([features.index_of(f) for f in keys])
 
 
-def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
+def _at_most_hot(ids: LookupRows, lookups: Sequence[TableLookup]) -> LookupRows:
     """Return ids without those that exceed the vectors of a concatenation.
 
     Raises:
@@ -476,7 +480,7 @@ def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
     return _drop(ids, keep_L)
 
 
-def _with_none_for_others(ids: Rows, number: Sequence[int], lookups: int) -> Rows:
+def _with_none_for_others(ids: LookupRows, number: Sequence[int], lookups: int) -> LookupRows:
     """Return the ids of the numbered lookups as ids of all lookups; the others have none."""
     lengths_FB = ids.lengths_FB.new_zeros(lookups, ids.lengths_FB.shape[1])
     lengths_FB[list(number)] = ids.lengths_FB
@@ -490,12 +494,12 @@ def nothing_pending() -> None:
     """Do nothing: the check of ids that are checked already."""
 
 
-def _drop(ids: Rows, keep_L: Tensor) -> Rows:
+def _drop(ids: LookupRows, keep_L: Tensor) -> LookupRows:
     """Return the ids that stay, in shorter bags."""
     kept_K = true_indices(keep_L)
     lengths = offsets_of(keep_L)[offsets_of(ids.lengths_FB.flatten())].diff()
     lengths_FB = lengths.view_as(ids.lengths_FB)
-    return Rows(
+    return LookupRows(
         ids.rows_L[kept_K],
         lengths_FB,
         None if ids.weights_L is None else ids.weights_L[kept_K],

@@ -51,7 +51,7 @@ from recapp.tables.config import (
     sequence_table,
 )
 from recapp.tables.dynamic import keys_of
-from recapp.tables.ids import IdRules, Rows
+from recapp.tables.ids import IdRules, LookupRows
 from recapp.tables.initial import fill_initial
 
 
@@ -473,7 +473,7 @@ class EmbeddingCollection(SequenceTables, UnshardedCollection):
 def sequences(
     lookups: Sequence[TableLookup],
     vectors_F: Sequence[Tensor],
-    rows: Rows,
+    rows: LookupRows,
     need_indices: bool,
     features: KeyedJaggedTensor,
 ) -> dict[str, JaggedTensor]:

@@ -25,7 +25,7 @@ from recapp.benchmarks.kernel_costs import (
     Case,
     KernelSteps,
     Mirror,
-    Sample,
+    KernelTime,
     fit,
     fit_kernels,
     measure_kernels,
@@ -98,7 +98,7 @@ def test_kernels_of_known_cost_are_read_off():
     rng = np.random.default_rng(1)
 
     def sample(calls, items, size, whole):
-        return Sample(
+        return KernelTime(
             (4,),
             calls,
             items,

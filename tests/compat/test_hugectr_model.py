@@ -12,7 +12,7 @@ from jobs import environment_of_rank
 
 from recapp import hugectr
 from recapp.cli import compose
-from recapp.compat.hugectr.program import NOT_THERE, Fit, Model, Program, settings_of
+from recapp.compat.hugectr.program import NOT_THERE, FitCall, Model, Program, settings_of
 from recapp.compat.hugectr.program_settings import Columns
 from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import named_folders
@@ -419,7 +419,7 @@ def tables_of(program_tables, sizes):
         [],
     )
     files = Columns("click", ["I1", "I2", "I3", "I4"], ["C1", "C2", "C3"])
-    made = settings_of(program, Fit(0, 1, 1, 1, 0, ""), files)["tables"]
+    made = settings_of(program, FitCall(0, 1, 1, 1, 0, ""), files)["tables"]
     return {table["name"]: table for table in made["tables"]}
 
 
@@ -486,7 +486,7 @@ def test_a_program_becomes_the_settings_of_the_notebooks_experiment():
         [],
     )
     files = Columns("click", ["I1", "I2", "I3", "I4"], ["C1", "C2", "C3"])
-    made = settings_of(program, Fit(0, 1000, 100, 100, 10_000_000, "dlrm"), files)
+    made = settings_of(program, FitCall(0, 1000, 100, 100, 10_000_000, "dlrm"), files)
     experiment = made["experiment"]
     assert experiment["dataset"]["batch_size"] == 65536 and experiment["dataset"]["lanes"] == 16
     assert experiment["trainer"] == {

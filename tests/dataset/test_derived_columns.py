@@ -20,7 +20,7 @@ from recapp.dataset.derive import bucket_ids, crossed, log_edges, places, way_go
 from recapp.dataset.derived_columns import LOG_EDGES, columns_of, derived_from
 from recapp.dataset.schema import Schema, TextIds, check_sizes, schema_of
 from recapp.dataset.sequential_rows import (
-    Counts,
+    ValueCounts,
     ends_of_pieces,
     fitted,
     frequent_values,
@@ -147,7 +147,7 @@ def test_ids_that_are_not_in_a_vocabulary_are_missing():
 def test_counts_do_not_depend_on_how_values_arrive(monkeypatch):
     monkeypatch.setattr("recapp.dataset.sequential_rows.AT_ONCE", 4)
     values = np.random.default_rng(0).integers(0, 9, 100)
-    counts = Counts()
+    counts = ValueCounts()
     for part in np.split(values, 10):
         counts.add(part)
     wanted = np.unique(values, return_counts=True)

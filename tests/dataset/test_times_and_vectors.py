@@ -14,7 +14,7 @@ from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import decode_times, decode_vectors
 from recapp.dataset.derive import circle, date_ids, turns_of_numbers
-from recapp.dataset.derived_columns import Kind
+from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.footers import time_range
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import example_rows, fitted, plain_rows, table_of, table_rows
@@ -58,10 +58,14 @@ def test_hours_and_weekdays_are_those_of_the_calendar():
     times = random.integers(-(10**10), 10**10, 500)
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     dates = [epoch + timedelta(seconds=int(time)) for time in times]
-    assert date_ids(times, Kind.HOUR).tolist() == [date.hour + 1 for date in dates]
-    assert date_ids(times, Kind.WEEKDAY).tolist() == [date.isoweekday() for date in dates]
+    assert date_ids(times, Derivation.HOUR).tolist() == [date.hour + 1 for date in dates]
+    assert date_ids(times, Derivation.WEEKDAY).tolist() == [date.isoweekday() for date in dates]
     none = np.array([MISSING])
-    assert date_ids(none, Kind.HOUR).tolist() == date_ids(none, Kind.WEEKDAY).tolist() == [MISSING]
+    assert (
+        date_ids(none, Derivation.HOUR).tolist()
+        == date_ids(none, Derivation.WEEKDAY).tolist()
+        == [MISSING]
+    )
 
 
 def test_a_number_is_in_a_part_of_its_period():

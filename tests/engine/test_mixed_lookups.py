@@ -8,7 +8,7 @@ from recapp.kernels.backend import backend
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.ids import Rows
+from recapp.tables.ids import LookupRows
 from recapp.tables.row_order import mixed_order
 
 
@@ -53,7 +53,7 @@ def test_each_lookup_gets_the_positions_of_its_table(kernel, sizes, dtype):
     for (rows, _), n in zip(sizes, counts, strict=True):
         low, high = (-(2**63), 2**63 - 1) if rows == "dynamic" else (0, rows)
         parts.append(torch.randint(low, high, (n,), generator=generator))
-    rows = Rows(torch.cat(parts).to(dtype), torch.zeros(len(tables), 0), None, counts)
+    rows = LookupRows(torch.cat(parts).to(dtype), torch.zeros(len(tables), 0), None, counts)
     before_L = rows.rows_L.clone()
     found_L = MixedLookups(layout, kernel).positions_of(rows)
     assert found_L.dtype == dtype and torch.equal(rows.rows_L, before_L)
@@ -66,5 +66,5 @@ def test_each_lookup_gets_the_positions_of_its_table(kernel, sizes, dtype):
 
 def test_a_batch_of_no_mixed_table_is_left_as_it_is(kernel):
     _, layout = layout_of([(9, "natural")])
-    rows = Rows(torch.arange(9), torch.full((1, 1), 9), None, [9])
+    rows = LookupRows(torch.arange(9), torch.full((1, 1), 9), None, [9])
     assert MixedLookups(layout, kernel).positions_of(rows) is rows.rows_L

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from recapp.cli.recipe_of_job import recipe_under
 from recapp.dataset.decode import Float32Array, Int64Array
-from recapp.dataset.derived_columns import Kind
+from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.sequential_rows import decoded_chunks
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
@@ -91,7 +91,7 @@ def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, in
     given = len(schema.dense)
     made = [column for column in schema.derived if column.is_new_number]
     for place, column in enumerate(made):
-        if column.kind is Kind.MISSING:
+        if column.kind is Derivation.MISSING:
             missing = numbers_NI[:, given + place] > 0
             numbers_NI[missing, schema.dense.index(column.reads[0])] = np.nan
     label = schema.targets.index(other_python.label_of(recipe))

@@ -11,7 +11,7 @@ import torch
 from engine.engine_cases import make_plan, same_bits, whole_tensors
 
 from recapp.dataset.decode import decode_ids
-from recapp.dataset.derived_columns import DerivedColumn, Kind
+from recapp.dataset.derived_columns import DerivedColumn, Derivation
 from recapp.dataset.schema import criteo_schema
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, DataError, RecappError
@@ -100,7 +100,7 @@ def test_every_file_fills_every_plan_with_the_same_bits(ranks, files, world):
 
 def test_ids_go_through_the_vocabulary_of_their_feature(tmp_path):
     known = np.array([5, 70, 900])
-    column = DerivedColumn("C1", Kind.VOCABULARY, ("C1",), 2, known)
+    column = DerivedColumn("C1", Derivation.VOCABULARY, ("C1",), 2, known)
     schema = replace(SCHEMA, derived=(column,))
     table = replace(TABLE, num_embeddings=4, id_rule="error")
     pq.write_table(

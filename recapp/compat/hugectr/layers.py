@@ -257,7 +257,7 @@ Made = tuple[list[Shape], Callable[[], nn.Module]]
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerKind:
     """A type of layer.
 
     Args:
@@ -507,9 +507,9 @@ def _dropout(layer: Layer) -> nn.Module:
     return nn.Dropout(rate)
 
 
-KINDS: Mapping[str, Kind] = {
-    "Add": Kind(partial(_elementwise, operator.add), least=2, most=None),
-    "BatchNorm": Kind(
+KINDS: Mapping[str, LayerKind] = {
+    "Add": LayerKind(partial(_elementwise, operator.add), least=2, most=None),
+    "BatchNorm": LayerKind(
         _batch_norm,
         parameters={
             "factor": 1.0,
@@ -518,21 +518,23 @@ KINDS: Mapping[str, Kind] = {
             "beta_init_type": "Default",
         },
     ),
-    LOSS: Kind(_loss, least=2, most=2),
-    "Concat": Kind(_concat, most=None, parameters={"axis": 1}),
-    "Dropout": Kind(_same(_dropout), parameters={"dropout_rate": 0.5}),
-    "ELU": Kind(_same(lambda layer: nn.ELU(layer["elu_alpha"])), parameters={"elu_alpha": 1.0}),
-    "ElementwiseMultiply": Kind(partial(_elementwise, operator.mul), least=2, most=None),
-    "FmOrder2": Kind(_fm_order2, parameters={"out_dim": 0}),
-    "InnerProduct": Kind(_inner_product, parameters={"num_output": 1, **INITIALISERS}),
-    "Interaction": Kind(_interaction, least=2, most=2),
-    "MultiCross": Kind(
+    LOSS: LayerKind(_loss, least=2, most=2),
+    "Concat": LayerKind(_concat, most=None, parameters={"axis": 1}),
+    "Dropout": LayerKind(_same(_dropout), parameters={"dropout_rate": 0.5}),
+    "ELU": LayerKind(
+        _same(lambda layer: nn.ELU(layer["elu_alpha"])), parameters={"elu_alpha": 1.0}
+    ),
+    "ElementwiseMultiply": LayerKind(partial(_elementwise, operator.mul), least=2, most=None),
+    "FmOrder2": LayerKind(_fm_order2, parameters={"out_dim": 0}),
+    "InnerProduct": LayerKind(_inner_product, parameters={"num_output": 1, **INITIALISERS}),
+    "Interaction": LayerKind(_interaction, least=2, most=2),
+    "MultiCross": LayerKind(
         _multi_cross, parameters={"num_layers": 0, "projection_dim": 0, **INITIALISERS}
     ),
-    "ReLU": Kind(_same(lambda _: nn.ReLU())),
-    "ReduceMean": Kind(partial(_reduction, torch.mean), parameters={"axis": 1}),
-    "ReduceSum": Kind(partial(_reduction, torch.sum), parameters={"axis": 1}),
-    "Reshape": Kind(
+    "ReLU": LayerKind(_same(lambda _: nn.ReLU())),
+    "ReduceMean": LayerKind(partial(_reduction, torch.mean), parameters={"axis": 1}),
+    "ReduceSum": LayerKind(partial(_reduction, torch.sum), parameters={"axis": 1}),
+    "Reshape": LayerKind(
         _reshape,
         parameters={
             "leading_dim": 0,
@@ -542,10 +544,10 @@ KINDS: Mapping[str, Kind] = {
             "selected_slots": (),
         },
     ),
-    "Sigmoid": Kind(_same(lambda _: nn.Sigmoid())),
-    "Slice": Kind(_slice, parameters={"ranges": ()}, outputs=None),
-    "Sub": Kind(partial(_elementwise, operator.sub), least=2, most=2),
-    "WeightMultiply": Kind(
+    "Sigmoid": LayerKind(_same(lambda _: nn.Sigmoid())),
+    "Slice": LayerKind(_slice, parameters={"ranges": ()}, outputs=None),
+    "Sub": LayerKind(partial(_elementwise, operator.sub), least=2, most=2),
+    "WeightMultiply": LayerKind(
         _weight_multiply, parameters={"weight_dims": (), "weight_init_type": "Default"}
     ),
 }

@@ -285,7 +285,7 @@ MODULO = (
 
 
 @dataclass(frozen=True)
-class _Group:
+class _PlanGroup:
     """A group in the list of one GPU.
 
     Args:
@@ -395,7 +395,7 @@ class _Lists:
     def _lookup(self, i: int) -> str:
         return f"lookup {i} ({self.table_of[i]})"
 
-    def _group(self, g: int, k: int, values: Any) -> _Group:
+    def _group(self, g: int, k: int, values: Any) -> _PlanGroup:
         """Return a group after checking rules 2 to 5."""
         if not isinstance(values, Mapping):
             self._fail(
@@ -427,7 +427,7 @@ class _Lists:
                 f"{count} shards of a dp group, which is whole on every GPU: leave {COUNT[0]} out",
                 5,
             )
-        return _Group(WORDS[word], local, every, count, shard)
+        return _PlanGroup(WORDS[word], local, every, count, shard)
 
     def _numbers(self, g: int, k: int, key: str, values: Any) -> tuple[int, ...]:
         if not isinstance(values, list) or set(map(type, values)) - {int}:

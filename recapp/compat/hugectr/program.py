@@ -73,7 +73,7 @@ ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitCall:
     """The arguments of `Model.fit`: the length of training, and the files to write."""
 
     num_epochs: Natural
@@ -125,7 +125,7 @@ class Program:
     layers: Sequence[Layer]
 
 
-def train(program: Program, fit_arguments: Fit) -> None:
+def train(program: Program, fit_arguments: FitCall) -> None:
     """Train in another process, and return after its end.
 
     Args:
@@ -165,7 +165,7 @@ def train(program: Program, fit_arguments: Fit) -> None:
 
 
 def settings_of(
-    program: Program, fit_arguments: Fit, columns: Columns
+    program: Program, fit_arguments: FitCall, columns: Columns
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of a program by group, as plain values.
 
@@ -279,7 +279,7 @@ def _lookup(lookup: TableLookup) -> dict[str, Any]:
     return values
 
 
-def _callbacks(solver: CreateSolver, fit_arguments: Fit) -> dict[str, Any]:
+def _callbacks(solver: CreateSolver, fit_arguments: FitCall) -> dict[str, Any]:
     callbacks: dict[str, Any] = {
         "lines": {
             "_target_": "recapp.compat.hugectr.iteration_lines.IterationLines",
@@ -575,7 +575,9 @@ class Model:
         """
         self._compiled("fit")
         read, tables = self._parts()
-        fit_arguments = Fit(num_epochs, max_iter, display, eval_interval, snapshot, snapshot_prefix)
+        fit_arguments = FitCall(
+            num_epochs, max_iter, display, eval_interval, snapshot, snapshot_prefix
+        )
         fit_arguments.check(repeats=self._solver.repeat_dataset)
         if self._trained:
             raise ConfigError(

@@ -30,8 +30,8 @@ from recapp.dataset.derived_columns import (
     DAY_SECONDS,
     LARGEST_LEVEL,
     LEAST_WHOLE,
-    DerivedColumn,
     Derivation,
+    DerivedColumn,
 )
 from recapp.sparse.batch import MISSING
 

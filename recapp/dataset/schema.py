@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.derived_columns import (
     SETTINGS,
-    DerivedColumn,
     Derivation,
+    DerivedColumn,
     columns_of,
     derived_from,
 )

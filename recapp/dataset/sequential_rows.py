@@ -28,7 +28,7 @@ from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.decode import TICKS, Int64Array, Rows, decode_ids, decode_times
 from recapp.dataset.derive import log_edges, places
-from recapp.dataset.derived_columns import LOG, DerivedColumn, Derivation
+from recapp.dataset.derived_columns import LOG, Derivation, DerivedColumn
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
 from recapp.dataset.text import as_text, shown

@@ -40,7 +40,7 @@ from recapp.kernels.links import Bags, Counts, Links
 from recapp.kernels.ragged import gather, runs, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
-from recapp.tables.ids import OutsideTable, LookupRows
+from recapp.tables.ids import LookupRows, OutsideTable
 
 SAMPLES_KEPT = 256  # of batches whose form is cached: for larger batches a form costs little
 FORMS_KEPT = 64

@@ -31,7 +31,7 @@ from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype, one_by_one
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
-from recapp.tables.ids import IdRules, OutsideTable, LookupRows
+from recapp.tables.ids import IdRules, LookupRows, OutsideTable
 from recapp.transport.communicator import Sent
 from recapp.transport.message_layout import MessageLayout, swap_counts
 

@@ -25,7 +25,7 @@ from recapp.sharding.layout import Layout
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType
-from recapp.tables.ids import IdRules, PendingCheck, LookupRows, check_have_values
+from recapp.tables.ids import IdRules, LookupRows, PendingCheck, check_have_values
 from recapp.tables.row_order import affine
 from recapp.transport.communicator import Comm, Sent, Waits
 from recapp.transport.message_layout import Buffers, Header

@@ -35,7 +35,7 @@ from recapp.inference.led_ranks import Leader
 from recapp.serving.batching import Batcher, QueuedRequest
 from recapp.serving.counts import Counts
 from recapp.serving.json_rows import read_rows
-from recapp.serving.limits import OpenRequests, Limits, Refused, bad, busy, read_body
+from recapp.serving.limits import Limits, OpenRequests, Refused, bad, busy, read_body
 from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
 from recapp.serving.question import Question, json_answer, read_object

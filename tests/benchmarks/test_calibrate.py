@@ -24,8 +24,8 @@ from recapp.benchmarks.calibrate import (
 from recapp.benchmarks.kernel_costs import (
     Case,
     KernelSteps,
-    Mirror,
     KernelTime,
+    Mirror,
     fit,
     fit_kernels,
     measure_kernels,

@@ -84,18 +84,18 @@ class FeatureBags:
     offsets_N1: Int64Array
 
     @staticmethod
-    def of(values_L: Int64Array, lengths_N: Int64Array) -> "Bags":
+    def of(values_L: Int64Array, lengths_N: Int64Array) -> "FeatureBags":
         """Make bags from the number of ids of each row, [N]."""
         return FeatureBags(
             values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
         )
 
-    def slice(self, first: int, last: int) -> "Bags":
+    def slice(self, first: int, last: int) -> "FeatureBags":
         """Return rows [first, last), without a copy of the ids."""
         offsets = self.offsets_N1[first : last + 1]
         return FeatureBags(self.values_L[offsets[0] : offsets[-1]], offsets - offsets[0])
 
-    def take(self, rows_M: Int64Array) -> "Bags":
+    def take(self, rows_M: Int64Array) -> "FeatureBags":
         """Return the given rows, in the given order."""
         starts = self.offsets_N1[rows_M]
         lengths = np.diff(self.offsets_N1)[rows_M]

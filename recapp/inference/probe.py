@@ -80,7 +80,7 @@ class MeasuredChoice(NamedTuple):
     cost: float
     scores: Tensor
 
-    def largest_change(self, other: "Measured") -> float:
+    def largest_change(self, other: "MeasuredChoice") -> float:
         """Return the largest difference between two scores of the same sample."""
         if not self.scores.numel():
             return 0.0

@@ -72,7 +72,7 @@ class LookupRows:
     weights_L: Tensor | None
     per_F: list[int]
 
-    def of(self, lookups: range) -> "Rows":
+    def of(self, lookups: range) -> "LookupRows":
         """Return the rows of a range of lookups."""
         first = sum(self.per_F[: lookups.start])
         per_F = self.per_F[lookups.start : lookups.stop]

@@ -190,7 +190,7 @@ def test_a_loss_that_is_no_log_loss_is_not_drawn_with_it():
 )
 def test_a_number_out_of_its_range_is_refused(given, says):
     with pytest.raises(ConfigError, match=rf"^{says}"):
-        build_task(Constructor("recapp.tasks.click.ClickTask", given))
+        ClickTask(**given)
 
 
 def test_a_rating_has_the_mean_squared_error_and_its_metrics():

@@ -382,15 +382,15 @@ def quality_by_size(log: str, lines: Sequence[Line]) -> Picture | None:
         texts = []
         for (model, of_one), color in zip(sorted(points.items()), SERIES_COLORS, strict=False):
             x, y, low, high = zip(*sorted(of_one), strict=True)
-            drawn.chart.plot(x, y, "o-", color=color, label=model, linewidth=1.4, markersize=4)
-            drawn.chart.vlines(x, low, high, color=color, linewidth=1.1)
+            drawn.axes[0].plot(x, y, "o-", color=color, label=model, linewidth=1.4, markersize=4)
+            drawn.axes[0].vlines(x, low, high, color=color, linewidth=1.1)
             texts.append(
                 f"{model} {y[0]:.4f} with {x[0]:,.0f} parameters to {y[-1]:.4f} with {x[-1]:,.0f}"
             )
-        _set_scale(drawn.chart)
-        drawn.chart.grid(True, axis="y")
-        drawn.chart.set(xlabel="parameters of the dense part", ylabel="AUC")
-        legend_below(drawn.figure, drawn.chart)
+        _set_scale(drawn.axes[0])
+        drawn.axes[0].grid(True, axis="y")
+        drawn.axes[0].set(xlabel="parameters of the dense part", ylabel="AUC")
+        legend_below(drawn.figure, drawn.axes[0])
         return drawn.finish(
             f"quality_by_size_{log}",
             f"Quality by size, {log}",

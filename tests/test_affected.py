@@ -218,6 +218,7 @@ def test_known_tests_are_reached_here_too(reached, changed):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changed", SHARE)
 def test_few_many_and_nearly_all_are_reached_here(reached, changed):
     low, high = SHARE[changed]

@@ -52,6 +52,7 @@ def in_server_environment(*arguments, **variables):
     )
 
 
+@pytest.mark.full
 def test_what_a_server_imports_makes_no_thread_and_no_cuda_context():
     ran = in_server_environment("-c", WATCHED, MODULES_OF_TRAINING, OMP_NUM_THREADS="4")
     assert ran.stdout == "[] True\n", ran.stdout + ran.stderr

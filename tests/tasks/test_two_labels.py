@@ -216,6 +216,7 @@ def test_an_artefact_scores_as_its_checkpoint_does(trained, shop, artefacts):
         assert 0 < (narrow[column] - wanted[column]).abs().max() < 0.05
 
 
+@pytest.mark.full
 def test_an_export_measures_the_metrics_of_its_task(trained, shop, artefacts):
     _, job = trained
     report, _ = artefacts["int8"]
@@ -259,6 +260,7 @@ def test_an_artefact_stores_the_task_that_its_export_names(trained, shop):
     assert stored["config"]["task"]["order_weight"] == 0.5
 
 
+@pytest.mark.full
 def test_an_artefact_with_other_outputs_of_its_example_is_refused(shop, artefacts):
     model = copy(artefacts["none"][1], shop / "wrong")
     manifest = model / "manifest.json"
@@ -271,6 +273,7 @@ def test_an_artefact_with_other_outputs_of_its_example_is_refused(shop, artefact
         loaded(model)
 
 
+@pytest.mark.full
 def test_a_server_answers_every_column_in_every_protocol(shop, artefacts):
     path = artefacts["int8"][1]
     table = logs_of(shop, 30)
@@ -296,6 +299,7 @@ def test_a_server_answers_every_column_in_every_protocol(shop, artefacts):
     assert refused.status == 400 and "output 'score': the model has none" in refused.error
 
 
+@pytest.mark.full
 def test_a_server_says_which_outputs_it_has_and_keeps_them(shop, artefacts):
     model = loaded(artefacts["int8"][1])
     names = [each["name"] for each in Served("clicks", model).metadata()["outputs"]]

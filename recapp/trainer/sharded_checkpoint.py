@@ -101,7 +101,7 @@ def manifest_of(
         "step": trainer.global_step,
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
-        "example": data.example() if hasattr(data, "example") else [],
+        "example": (data.example() or []) if hasattr(data, "example") else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),

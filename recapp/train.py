@@ -260,16 +260,17 @@ def fit(
     module = training.build_module(recipe, lambda: build_model(sized()))
     strategy = build_strategy(recipe, training=True, resumed=manifest, sized=sized)
 
-    loggers = training.build_loggers(recipe, job_dir, manifest)
     callbacks = RunCallbacks(
         recipe,
         job_dir,
         resumed,
         data.schema,
         bar=wants_bar(recipe),
-        logging=bool(loggers),
+        logging=bool(recipe.logger),
         settings=lambda: to_plain(sized()),
     )
+    # a logger may begin a run of a service: last, after all that can be refused
+    loggers = training.build_loggers(recipe, job_dir, manifest)
     trainer = training.build_trainer(recipe, strategy, callbacks.in_order, loggers)
 
     if resumed:

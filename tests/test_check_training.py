@@ -4,7 +4,9 @@ import pytest
 from jobs import recipe, small
 from tiers import one_of
 
-from recapp.errors import RecappError
+from recapp import train
+from recapp.errors import ConfigError, RecappError
+from recapp.run import training
 from recapp.run.run_checks import check_training
 from recapp.run.training import average_of, build_callbacks
 
@@ -57,3 +59,41 @@ def test_what_cannot_train_is_refused_before_the_ranks_meet(tmp_path, arguments,
         average_of(wanted)
     assert says in str(error.value) and len(str(error.value).splitlines()) == 1
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        (
+            "optimizer.schedule={_target_: torch.optim.Adam}",
+            "optimizer.schedule._target_=torch.optim.Adam: makes a Adam, and must make a "
+            "LRScheduler of torch",
+        ),
+        (
+            "+logger.x={_target_: torch.nn.ReLU}",
+            "logger.x._target_=torch.nn.ReLU: makes a ReLU, and must make a Logger of lightning",
+        ),
+        (
+            "model={_target_: collections.OrderedDict}",
+            "model._target_=collections.OrderedDict: makes a OrderedDict, and must make a Module "
+            "of torch",
+        ),
+        (
+            "model={_target_: torch.optim.Adam}",
+            "model._target_=torch.optim.Adam: makes a Adam, and must make a Module of torch",
+        ),
+    ],
+)
+def test_a_class_that_makes_something_else_is_refused_before_the_ranks_meet(argument, says):
+    wanted = recipe("train", [*small("logs"), argument])
+    with pytest.raises(ConfigError) as error:
+        check_training(wanted)
+    assert str(error.value) == says
+
+
+def test_a_wrong_callback_is_refused_before_a_logger_begins_a_run(tmp_path, monkeypatch):
+    stopping = "{_target_: lightning.pytorch.callbacks.EarlyStopping, monitr: val_auc}"
+    wanted = recipe("train", [*small(tmp_path), f"+callbacks.x={stopping}", "logger=csv"])
+    monkeypatch.setattr(training, "build_loggers", pytest.fail)
+    with pytest.raises(ConfigError, match=r"unknown setting callbacks\.x\.monitr"):
+        train.fit(wanted, tmp_path, None)

@@ -39,7 +39,7 @@ from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.batch import Batch
 
 SETTING = "input"
-ROWS_PER_GROUP = 65_536  # the least in the output, except in the last: readers prefer large groups
+ROWS_PER_GROUP = 262_144  # the least in the output, except in the last: readers prefer large groups
 SUFFIXES = (".parquet", ".parq", ".pq")
 Scores = npt.NDArray[np.float32]
 Measured = dict[str, float | None]
@@ -319,7 +319,10 @@ class ScoreFile:
         """
         with self.writing(), ExitStack() as opening:
             file = opening.enter_context(pa.OSFile(str(self._path(rank)), "wb"))
-            self._part = opening.enter_context(pa.ipc.new_stream(file, self.schema))
+            options = pa.ipc.IpcWriteOptions(compression="zstd")  # the disk holds parts and output
+            self._part = opening.enter_context(
+                pa.ipc.new_stream(file, self.schema, options=options)
+            )
             self._opened = opening.pop_all()
 
     def write(self, kept_columns: pa.Table, scores: Mapping[str, Scores]) -> None:
@@ -344,6 +347,11 @@ class ScoreFile:
             DataError: The part cannot be written.
         """
         with self.writing():
+            self._opened.close()
+
+    def abandon(self) -> None:
+        """Close the part, if it is open, whether or not it can be written whole."""
+        with suppress(OSError, pa.ArrowException):
             self._opened.close()
 
     def join(self, world: int) -> Measured:

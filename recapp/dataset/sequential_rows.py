@@ -123,7 +123,10 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
 
 def plain_rows(table: RawTable) -> list[dict[str, Any]]:
     """Return rows as values for JSON: bytes as text, NaN and infinities as None."""
-    return [{name: plain_value(value) for name, value in row.items()} for row in table.to_pylist()]
+    in_bytes = table.cast(pa.schema([one.with_type(_bytes_type(one.type)) for one in table.schema]))
+    return [
+        {name: plain_value(value) for name, value in row.items()} for row in in_bytes.to_pylist()
+    ]
 
 
 def table_of(rows: Sequence[PlainRow], schema: Schema) -> RawTable:
@@ -160,6 +163,14 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _bytes_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type of a column with bytes in place of text, which may be other than UTF-8."""
+    plain = value_type(arrow_type)
+    if is_list(plain):
+        return pa.large_list(_bytes_type(plain.value_type))
+    return pa.large_binary() if is_text(plain) else plain
 
 
 def _decoded(column: pa.Array) -> pa.Array:
@@ -316,7 +327,7 @@ def frequent_values(
         for one, first, count in zip(*(part.tolist() for part in id_counts), strict=True):
             counts[one] += count
             if one not in texts:
-                texts[one] = str(plain_value(values[first].as_py()))
+                texts[one] = str(plain_value(values[first].cast(_bytes_type(values.type)).as_py()))
         if len(counts) > COUNTED_VALUES:
             counts = Counter(dict(counts.most_common(COUNTED_VALUES // 2)))
             texts = {one: texts[one] for one in counts}

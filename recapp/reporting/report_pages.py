@@ -467,7 +467,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str | None:
 
 def _foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     """Return the facts about some runs as pairs of a name and a text. If the runs differ in a fact,
-    the text lists all values.
+    the text lists all values, but of dates the first and the last.
 
     Args:
         runs: The results of the runs; those of a run that ended early have no facts.
@@ -485,6 +485,7 @@ def _foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
     names = dict.fromkeys(name for read in reads for name, text in read.items() if text)
     plans = dict.fromkeys(run.plan for run in runs if run.plan)
     ranks = dict.fromkeys(str(run.ranks) for run in runs if run.ranks)
+    dates = sorted(str(run.date).replace("T", " ") for run in known)
     return [
         ("Data", each(lambda r: r.dataset if isinstance(r.dataset, str) else ", ".join(r.dataset))),
         ("Rows", each(lambda r: f"{r.rows_train:,} to train on, {r.rows_val:,} to validate on")),
@@ -497,5 +498,5 @@ def _foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
         ("Seed", each(lambda run: run.seed)),
         ("Versions", each(versions)),
         ("Host", each(lambda run: f"{', '.join(run.hosts)} ({run.device})")),
-        ("Date", each(lambda run: str(run.date).replace("T", " "))),
+        ("Date", " to ".join(dict.fromkeys(dates[:1] + dates[-1:])) or "not recorded"),
     ]

@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 
 def constructor_of(
-    settings: Constructor, setting: str, extra: Iterable[str] = (), positional: int = 0
+    settings: Constructor,
+    setting: str,
+    extra: Iterable[str] = (),
+    positional: int = 0,
+    kind: type = object,
 ) -> Any:
     """Return the constructor that settings name, after a check of their arguments.
 
@@ -36,16 +40,44 @@ def constructor_of(
         setting: The dotted name of `settings`, for errors.
         extra: The names of the arguments that recapp adds.
         positional: The number of positional arguments that recapp adds.
+        kind: The class of what it must make.
 
     Raises:
-        ConfigError: The constructor does not exist, or does not take an argument or its type.
+        ConfigError: The constructor does not exist, is another class, or does not take an argument
+            or its type.
     """
-    target = find_constructor(settings.target, setting)
+    target = derived_constructor(kind, settings, setting)
     meanings = {
         name: GIVEN.get(name, "the tables of this collection, tables=...") for name in extra
     }
     check_arguments(target, settings.arguments, setting, extra=meanings, positional=positional)
     return target
+
+
+def derived_constructor(kind: type, settings: Constructor, setting: str) -> Any:
+    """Return the constructor that settings name: a class that is derived from another, or anything
+    else that can be called, such as a function.
+
+    Args:
+        kind: The class from which it must be derived.
+        settings: The constructor and its arguments.
+        setting: The dotted name of `settings`, for errors.
+
+    Raises:
+        ConfigError: The constructor does not exist, or is another class.
+    """
+    target = find_constructor(settings.target, setting)
+    if isinstance(target, type) and not issubclass(target, kind):
+        raise _of_another_class(kind, settings, setting, target)
+    return target
+
+
+def _of_another_class(kind: type, settings: Constructor, setting: str, actual: type) -> ConfigError:
+    package = kind.__module__.partition(".")[0]
+    return ConfigError(
+        f"{setting}.{TARGET}={settings.target}: makes a {actual.__name__}, and must make a "
+        f"{kind.__name__} of {package}"
+    )
 
 
 def make(settings: Constructor, setting: str, /, *args: Any, **extra: Any) -> Any:
@@ -81,17 +113,11 @@ def make_a(kind: type[T], settings: Constructor, setting: str, /, *args: Any, **
     Raises:
         ConfigError: As `make`, or the constructor makes something else.
     """
-    target = find_constructor(settings.target, setting)
-    is_other = isinstance(target, type) and not issubclass(target, kind)
-    instance = None if is_other else make(settings, setting, *args, **extra)
+    derived_constructor(kind, settings, setting)
+    instance = make(settings, setting, *args, **extra)
     if isinstance(instance, kind):
         return instance
-    name = (target if is_other else type(instance)).__name__
-    package = kind.__module__.partition(".")[0]
-    raise ConfigError(
-        f"{setting}.{TARGET}={settings.target}: makes a {name}, and must make a {kind.__name__} of "
-        f"{package}"
-    )
+    raise _of_another_class(kind, settings, setting, type(instance))
 
 
 def construct(target: Any, setting: str, /, *args: Any, **extra: Any) -> Any:

@@ -22,7 +22,7 @@ from recapp.models.catalogue import MODELS
 from recapp.models.ensemble import Ensemble
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.processes.rank_environment import rank_info
-from recapp.run.constructors import constructor_of, make_a
+from recapp.run.constructors import constructor_of, derived_constructor, make_a
 from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.records import Constructor
@@ -55,6 +55,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
             take the collections of the tables, the dense part is larger than this rank's memory, or
             `model._target_` makes no module.
     """
+    derived_constructor(nn.Module, recipe.model, "model")
     tables = recipe.model_tables
     if not on_paper:
         check_features(tables.tables, recipe.schema)
@@ -156,6 +157,7 @@ def check_model(recipe: Recipe) -> None:
     if recipe.model.target in MODELS and not is_open:
         build_model(recipe, on_paper=True)
         return
+    derived_constructor(nn.Module, recipe.model, "model")
     collections = recipe.model_tables.collections
     check_collections(recipe.model, collections)
     constructor_of(recipe.model, "model", [*collections, "dense_in_features"])

@@ -228,7 +228,6 @@ class RunCallbacks:
 
     Attributes:
         clock: Measures the steps.
-        performance: Records the costs of a step.
         end: Ends training on all ranks after a signal.
         early_stop: Records why training stopped early.
         last: Keeps the checkpoints.

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.loggers import Logger
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
 from recapp.dataset.files import file_names
@@ -263,9 +265,10 @@ def check_training(recipe: Train) -> None:
     """
     dense_optimizer(recipe.optimizer.dense, [nn.Parameter(torch.zeros(1))])
     if schedule := recipe.optimizer.schedule:  # made for param groups that ranks make
-        constructor_of(without_monitor(schedule), "optimizer.schedule", positional=1)
+        plain = without_monitor(schedule)
+        constructor_of(plain, "optimizer.schedule", positional=1, kind=LRScheduler)
     for name, logger in recipe.logger.items():  # only rank 0 makes them
-        constructor_of(logger, f"logger.{name}", ["save_dir"])
+        constructor_of(logger, f"logger.{name}", ["save_dir"], kind=Logger)
     check_model(recipe)
     outputs = [output.name for output in recipe.built_task.outputs]
     known = MODELS.get(recipe.model.target)

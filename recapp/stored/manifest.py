@@ -203,12 +203,12 @@ class Manifest(ABC):
         Args:
             name: Its name.
             kind: Its type, of which `is_a` knows.
-            default: The value of a missing entry.
+            default: The value of an entry that is missing or null.
 
         Raises:
             RecappError: The entry is of another type, or is missing and has no default.
         """
-        value = self.info.get(name, default)
+        value = default if (stored := self.info.get(name)) is None else stored
         if not is_a(value, kind):
             raise self.wrong(name)
         return cast(T, value)

@@ -64,7 +64,7 @@ class AverageWeights(BatchCallback):
         self.restarts = restarts
         self.average = WeightAverage(settings.every or math.inf)
         self._epoch = 0  # of the last update
-        self._speaks = True  # whether this rank prints notes
+        self._speaks = True  # whether this rank prints notes: rank 0 of a training
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Let the strategy store the average, and plan for it, also where a validation comes before
@@ -72,7 +72,7 @@ class AverageWeights(BatchCallback):
         """
         strategy: Any = trainer.strategy  # recapp's, which imports this file
         strategy.weight_average = self.average
-        self._speaks = trainer.is_global_zero
+        self._speaks = trainer.is_global_zero and stage == "fit"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the average, before a checkpoint is loaded."""

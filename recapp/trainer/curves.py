@@ -75,6 +75,11 @@ class CSVCurves(Logger):
         self._columns: list[str] = []  # empty before the first write
         self._unsaved: list[dict[str, Any]] = []
 
+    @property
+    @override
+    def log_dir(self) -> str:
+        return str(self.file.parent)
+
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -156,8 +156,6 @@ class ClickData(LightningDataModule):
         self._resumed_epoch = -1
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
-        """Returns the score parts that are finished already; every rank calls it, after the model
-        is loaded."""
 
     def prepare_data(self) -> None:
         """Generate the data, if the settings ask for it; Lightning calls it on one rank per host.

@@ -53,6 +53,8 @@ SETTING_OF = {
     "lr_schedulers": "optimizer.schedule",
 }
 """The group of settings that each part of Lightning's restoration must fit."""
+KNOWN_SCHEDULES = ("torch.optim.", "recapp.", "lightning.")
+"""The homes of schedules that begin with all that they keep; others may begin with less."""
 
 
 def restore_in_one_line(trainer: Trainer) -> None:
@@ -71,6 +73,8 @@ def _restore(trainer: Trainer, restore: Callable[[], None], part: str) -> None:
         checkpoint = trainer._checkpoint_connector._loaded_checkpoint
         if checkpoint and part == "optimizers":
             _complete_groups(trainer, checkpoint["optimizer_states"])
+        if checkpoint and part == "lr_schedulers":
+            _check_schedules(trainer, checkpoint["lr_schedulers"])
         restore()
     except WRONG_STATE as error:
         if isinstance(error, RecappError):
@@ -101,7 +105,26 @@ def _complete_groups(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None
         for group, new in zip(
             groups, [*fresh["dense"]["param_groups"], *fresh["sparse"]], strict=True
         ):
+            for key, value in new.items():
+                stored = group.get(key, value)
+                if isinstance(value, list | tuple) != isinstance(stored, list | tuple):
+                    raise ValueError(f"{key}={stored} is of another class of optimizer")
             group.update({**new, **group})
+
+
+def _check_schedules(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None:
+    """Check that there is a state for each schedule, or none if they begin anew, and that it is of
+    its class: a schedule takes every state, and goes on by the settings in it.
+    """
+    configs = trainer.lr_scheduler_configs
+    if states and len(states) != len(configs):
+        raise ValueError(f"there are {len(states)} states and {len(configs)} schedules")
+    for config, state in zip(configs, states, strict=False):
+        kind = type(config.scheduler)
+        known = kind.__module__.startswith(KNOWN_SCHEDULES)
+        for key in config.scheduler.state_dict() if known else ():
+            if key not in state and not key.startswith("_"):  # some are of one version of torch
+                raise ValueError(f"{kind.__name__} has no {key}")
 
 
 class ChangedOptimizer(Callback):

@@ -91,6 +91,7 @@ class ScoreWriter(Callback):
                 self._open.callback(scores.delete_parts)
 
         from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
+        self._open.callback(scores.abandon)  # before the deletion: open files take room
         scores.open_part(trainer.global_rank)
         self._since = time.perf_counter()
         if self._progress and trainer.is_global_zero and input.rows:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from recapp import console
+from recapp.dataset.schema import Schema
 from recapp.engine.dynamic_keys import (
     ALWAYS_LOADED,
     OF_ADMISSION,
@@ -100,7 +101,7 @@ def manifest_of(
         "step": trainer.global_step,
         "position": data.state_dict() if continues else None,
         "ids": data.id_encoding() if continues else None,
-        "example": data.example() if hasattr(data, "example") else [],
+        "example": (data.example() or []) if hasattr(data, "example") else [],
         "updates": [shared.updates for shared in tables],
         "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         "weights": weight_names(module),
@@ -121,8 +122,8 @@ def plain_part_of(trainer: "Trainer", state: dict[str, Any], folder: Path) -> di
     if "callbacks" in state:  # not where only weights are saved
         to = partial(os.path.relpath, start=folder.absolute())
         state = {**state, "callbacks": with_paths(state["callbacks"], to)}
-    data = datamodule_of(trainer)
-    values = getattr(getattr(data, "schema", None), "values", {})
+    schema = getattr(datamodule_of(trainer), "schema", None)  # of a user's own, it may be anything
+    values = schema.values if isinstance(schema, Schema) else {}
     return {**state, DERIVED_VALUES: plain_values(values)} if values else state
 
 

@@ -85,6 +85,16 @@ def test_fused_params_are_a_rule(given, rule):
         ),
         ({"eps": 1e-3}, "EXACT_SGD reads optimizer, learning_rate, weight_decay, l2_all_rows;"),
         ({"stochastic_rounding": True}, r"fused_params\['stochastic_rounding'\]"),
+        ({"learning_rate": True}, r"^fused_params\['learning_rate'\]=True: must be a number"),
+        ({"learning_rate": -1}, r"^fused_params\['learning_rate'\]=-1.0: must be a number of at"),
+        (
+            {"optimizer": "exact_adagrad", "initial_accumulator_value": -1},
+            r"^fused_params\['initial_accumulator_value'\]=-1.0: must be a number of at least 0",
+        ),
+        (
+            {"optimizer": "adam", "beta1": 2},
+            r"^fused_params\['beta1'\]=2.0: must be from 0 to less than 1",
+        ),
     ],
 )
 def test_what_no_rule_has_is_refused(given, message):
@@ -108,6 +118,10 @@ def test_fused_params_of_single_tables_count_over_the_others():
         ([], r"fused_params\['tables'\] is a list: give a dict by table or glob"),
         ({"t0": 0.1}, r"fused_params\['tables'\]\['t0'\]=0.1: give a dict such as"),
         ({"t0": {"eps": 1}}, r"fused_params\['tables'\]\['t0'\]\['eps'\]: EXACT_SGD reads"),
+        (
+            {"t.0=": {"learning_rate": "a=b"}},
+            r"^fused_params\['tables'\]\['t.0='\]\['learning_rate'\]=a=b: must be a number",
+        ),
     ],
 )
 def test_fused_params_of_single_tables_that_make_no_rule_are_refused(tables, message):

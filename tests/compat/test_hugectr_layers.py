@@ -1,6 +1,7 @@
 """HugeCTR's dense layers: what each computes, by hand, and the shapes that each refuses."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -222,8 +223,12 @@ def test_unknown_types_and_parameters_are_one_line_with_close_matches():
         hugectr.DenseLayer(L.InnerProduct, ["x"], ["fc"], num_outptu=3)
     with pytest.raises(ConfigError, match="use_regularizer=True: recapp has no regularisers"):
         hugectr.DenseLayer(L.InnerProduct, ["x"], ["fc"], use_regularizer=True)
-    with pytest.raises(ConfigError, match="bottom_names=x: must be a list"):
-        hugectr.DenseLayer(L.ReLU, "x", ["y"])
+    for names in ("x", [], [1], None):
+        text = re.escape(f"_names={names}: must be a list of names of tensors")
+        with pytest.raises(ConfigError, match=f"^DenseLayer: bottom{text}"):
+            hugectr.DenseLayer(L.ReLU, names, ["y"])
+        with pytest.raises(ConfigError, match=f"^DenseLayer: top{text}"):
+            hugectr.DenseLayer(L.ReLU, ["x"], names)
     with pytest.raises(ConfigError, match="layer_type=ReLU: must be a Layer_t"):
         hugectr.DenseLayer("ReLU", ["x"], ["y"])
 

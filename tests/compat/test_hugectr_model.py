@@ -536,7 +536,7 @@ def test_metrics_that_have_a_goal_stop_training():
         (solver, "i64_input_key", (None, "yes")),
         (reader, "source", (None, 1, [None], "")),
         (reader, "eval_source", (None, 1, ["a"], "")),
-        (reader, "slot_size_array", (None, 1, "abc", ["a"], [-1], [1.5])),
+        (reader, "slot_size_array", (None, 1, "34", b"34", ["a"], [-1], range(2), [1.5])),
         (columns, "label_name", (None, 1, ["label"], "")),
         (columns, "dense_name", (None, "")),
         (columns, "dense_dim", (None, -1, 1.5, "4", True)),
@@ -569,6 +569,11 @@ def test_numbers_of_numpy_are_written_as_pythons_own():
     assert [type(x) for x in (made.batchsize, made.lr, made.seed)] == [int, float, int]
     layer = hugectr.DenseLayer(L.InnerProduct, ["x"], ["y"], num_output=np.int64(3)).layer
     assert type(layer.parameters["num_output"]) is int
+
+
+def test_sizes_of_slots_may_be_any_iterable_of_numbers():
+    for sizes in (range(1, 4), (k for k in (1, 2, 3)), np.array([1, 2, 3])):
+        assert reader(slot_size_array=sizes).slot_size_array == [1, 2, 3]
 
 
 def test_unknown_optimisers_are_one_line_with_what_there_is():

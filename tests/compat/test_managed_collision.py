@@ -39,6 +39,7 @@ from recapp.console import note_once
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
+from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recapp.trainer.callbacks import counted_rows
 
@@ -383,9 +384,13 @@ REFUSED = {
             EmbeddingBagCollectionSharder(), fused_params={"optimizer": "sgd"}
         )
     ),
-    "Sharder.shard: the module is a ManagedCollisionCollection; use": lambda: (
+    "CollectionSharder.shard: managed collisions are sharded with their tables only": lambda: (
         ManagedCollisionCollectionSharder().shard(managed(tables()), {})
     ),
+    "tables only: shard the ManagedCollisionEmbeddingBagCollection with its own": lambda: (
+        ManagedCollisionCollectionSharder().shard(module=wrapped(), params={})
+    ),
+    "qcomm_codecs_registry is a str: make it": lambda: ManagedCollisionCollectionSharder("fp16"),
     "Sharder.shard: the module is a EmbeddingBagCollection": lambda: (
         ManagedCollisionEmbeddingBagCollectionSharder().shard(
             EmbeddingBagCollection(tables=tables(), device="meta"), {}
@@ -407,3 +412,13 @@ def test_what_cannot_be_is_refused_in_one_line(message):
     with pytest.raises(ConfigError) as refused:
         REFUSED[message]()
     assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_sharders_of_bags_and_of_sequences_name_their_first_argument_as_torchrec_does():
+    bags = ManagedCollisionEmbeddingBagCollectionSharder
+    sequences = ManagedCollisionEmbeddingCollectionSharder
+    inner = EmbeddingBagCollectionSharder(rule=sgd(0.25))
+    assert bags(ebc_sharder=inner).rule == sequences(ec_sharder=inner).rule == sgd(0.25)
+    for kind, name in ((bags, "ec_sharder"), (sequences, "ebc_sharder")):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            kind(**{name: inner})

@@ -9,7 +9,7 @@ import pytest
 
 from recapp.dataset.collate import RawRows
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import example_rows, plain_rows, table_of
+from recapp.dataset.sequential_rows import example_rows, frequent_values, plain_rows, table_of
 from recapp.dataset.source import open_source
 
 SCHEMA = Schema(label="y", dense=("I1", "I2"), sparse=("one", "bag", "text", "none"))
@@ -62,6 +62,29 @@ def test_what_json_has_no_word_for_is_missing():
     found = plain_rows(numbers)
     assert [row["I1"] for row in found] == [None, None, 1.0]
     assert [row["bag"] for row in found] == [[None], [], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "raw"), [(pa.string(), pa.binary()), (pa.large_string(), pa.large_binary())]
+)
+def test_bytes_of_text_other_than_utf_8_are_replaced_as_those_of_binary(tmp_path, text, raw):
+    latin = pa.Array.from_buffers(text, 2, pa.array([b"caf\xe9", b"tea"], raw).buffers())
+    table = pa.table(
+        {
+            "text": latin,
+            "lists": pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), latin),
+            "places": pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), latin),
+            "label": [0, 1],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    of = Schema(label="label", dense=(), sparse=("text", "lists", "places"))
+    source = open_source(str(tmp_path), of)
+    assert plain_rows(example_rows(source, of, 2)) == [
+        {"text": "caf\ufffd", "lists": ["caf\ufffd"], "places": "caf\ufffd"},
+        {"text": "tea", "lists": ["tea"], "places": "tea"},
+    ]
+    assert {value for value, _ in frequent_values(source, of, "text", 2)} == {"caf\ufffd", "tea"}
 
 
 @pytest.mark.parametrize("rows", [[{}], [{**plain_rows(TABLE)[0], "one": [1, "x"]}]])

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 
 import numpy as np
 import pyarrow as pa
@@ -129,6 +130,31 @@ def test_a_full_disk_is_one_line_and_leaves_no_output(tmp_path, input, monkeypat
     file.folder.rmdir()
     assert "cannot be written (" in line(DataError, file.open_part, 0)
     assert not (tmp_path / "scores.parquet").exists()
+
+
+def test_an_abandoned_part_is_closed_even_if_the_disk_is_full(tmp_path, input):
+    file = ScoreFile(tmp_path / "scores.parquet", input, ["score"])
+    file.folder.mkdir()
+    before = os.listdir("/proc/self/fd")
+    file.open_part(0)
+    now, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))  # it has an end still to write
+    try:
+        file.abandon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (now, most))
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def test_a_part_is_not_much_larger_than_the_output(tmp_path):
+    rows = 8192
+    columns = {"row": range(rows), "one": [f"category/{n % 50}/shoes" for n in range(rows)]}
+    pq.write_table(
+        pa.table({**columns, "many": [1] * rows, "other": [1] * rows}), tmp_path / "logs"
+    )
+    file = write(tmp_path, opened(tmp_path, rows_per_batch=4096), 1)
+    file.join(1)
+    assert (file.folder / "rank-0.arrow").stat().st_size < 1.5 * file.output.stat().st_size
 
 
 def test_parts_that_lack_rows_do_not_become_an_output(tmp_path, input):

@@ -326,6 +326,14 @@ def test_the_foot_says_what_the_runs_were_made_with(rates):
     }
 
 
+def test_the_foot_names_the_first_and_the_last_date(unpainted, tmp_path):
+    dates = [f"2026-11-{day}T10:06:00+00:00" for day in (23, 22, 24)]
+    make_sweep(tmp_path, None, [{"seed": k, "more": {"date": d}} for k, d in enumerate(dates)])
+    write_report(tmp_path)
+    said = parts(tmp_path / "report.html").said
+    assert "2026-11-22 10:06:00+00:00 to 2026-11-24 10:06:00+00:00" in said
+
+
 @pytest.mark.parametrize(
     ("path", "error"),
     [

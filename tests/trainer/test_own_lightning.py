@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -44,7 +45,7 @@ from recapp.stored.manifest import sealed
 from recapp.tasks.task import Output
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.known_to_lightning import make_known
-from recapp.trainer.sharded_checkpoint import whole_checkpoint
+from recapp.trainer.sharded_checkpoint import plain_part_of, whole_checkpoint
 from recapp.trainer.trainer_settings import AverageSettings
 
 IDS = BATCHES[3][0]
@@ -273,6 +274,17 @@ def test_load_from_checkpoint_fills_a_collection_that_two_parts_share(tmp_path):
     again = Shared.load_from_checkpoint(tmp_path / "end.ckpt")
     assert again.towers[0] is again.bags
     torch.testing.assert_close(again(IDS).detach(), expected)
+
+
+class WithSchema(lightning.LightningDataModule):
+    """Data of one's own, with an attribute of a name that recapp's data have, too."""
+
+    schema = {"user": "int"}  # noqa: RUF012
+
+
+def test_data_of_ones_own_may_have_another_schema(tmp_path):
+    state = {"epoch": 1}
+    assert plain_part_of(SimpleNamespace(datamodule=WithSchema()), state, tmp_path) == state
 
 
 def test_load_from_checkpoint_says_what_it_cannot_load(tmp_path):

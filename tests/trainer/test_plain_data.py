@@ -4,11 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jobs import TIMEOUT_S, environment, environment_of_rank, free_port
+from torch import nn
 
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint import read_manifest
+from recapp.trainer.sharded_checkpoint import manifest_of
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("plain_data_script.py")
@@ -35,3 +39,9 @@ def test_a_data_module_of_ones_own_without_statistics_or_position_trains_on_two_
     manifest = read_manifest(tmp_path / "mine.ckpt")
     assert manifest.step == 5
     assert manifest.info["position"] is None and manifest.info["ids"] is None
+
+
+def test_an_example_that_is_none_is_stored_as_no_rows():
+    data = SimpleNamespace(example=lambda: None)
+    trainer = SimpleNamespace(datamodule=data, callback_metrics={}, global_step=0)
+    assert manifest_of(trainer, nn.Module(), ShardingPlan({}, 1))["example"] == []

@@ -1,6 +1,8 @@
 """Lightning's own `Trainer.predict` with recapp's parts: scores of rows, returned or written."""
 
+import os
 from functools import partial
+from pathlib import Path
 
 import lightning
 import pyarrow as pa
@@ -96,6 +98,8 @@ def test_a_module_of_anothers_that_was_ended_leaves_nothing_and_starts_again(bas
     with pytest.raises(RuntimeError, match="ended"):
         predict(base, ScoreWriter(output), module=Interrupted(5), ckpt_path=None)
     assert not list(tmp_path.iterdir())
+    still_open = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    assert not [name for name in still_open if name.startswith(str(tmp_path))]
     module = Interrupted(99)
     predict(base, ScoreWriter(output), module=module, ckpt_path=None)
     assert module.scored == ROWS

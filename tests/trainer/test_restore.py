@@ -2,16 +2,21 @@
 
 import math
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from torch.optim import SGD, Adafactor, Adam, lr_scheduler
 from trainer.runs import compose, fit
 
 from recapp.errors import CheckpointError
+from recapp.optim.optimizer import HybridOptimizer
 from recapp.stored.checkpoint import read_meta
 from recapp.stored.meta_file import check_state
 from recapp.trainer.keep_checkpoints import KeepSnapshots
+from recapp.trainer.restore import restore_in_one_line
 
 SETTINGS = (
     "callbacks=early_stopping",
@@ -126,3 +131,57 @@ def test_a_state_that_cannot_be_read_is_one_line_and_the_right_one_loads(logs, f
     assert all(len(line.splitlines()) == 1 for line in judged.lines.values())
     assert "Counts" in judged.lines["callbacks", "Counts", "{'steps': 'x'}"]
     assert len(runs[0]) > 10 and runs[0] == runs[1]
+
+
+def restore_of(part, stored, schedules=(), optimizers=()):
+    """What restores a part of a checkpoint into schedules and optimisers of one's own."""
+    trainer = SimpleNamespace(
+        lr_scheduler_configs=[SimpleNamespace(scheduler=schedule) for schedule in schedules],
+        optimizers=optimizers,
+        callbacks=[],
+        ckpt_path="last.ckpt",
+    )
+    trainer._checkpoint_connector = _CheckpointConnector(trainer)
+    trainer._checkpoint_connector._loaded_checkpoint = stored
+    restore_in_one_line(trainer)
+    return getattr(trainer._checkpoint_connector, f"restore_{part}")
+
+
+def steps(size=10):
+    return lr_scheduler.StepLR(SGD([torch.zeros(1)], 0.1), size)
+
+
+def cosine():
+    return lr_scheduler.CosineAnnealingLR(SGD([torch.zeros(1)], 0.1), 100)
+
+
+@pytest.mark.parametrize(
+    ("stored", "now", "says"),
+    [
+        ([steps()], [cosine()], "CosineAnnealingLR has no T_max"),
+        ([steps()], [steps(), steps(5)], "there are 1 states and 2 schedules"),
+        ([steps(), steps(5)], [steps()], "there are 2 states and 1 schedules"),
+        ([steps()], [], "there are 1 states and 0 schedules"),
+    ],
+)
+def test_schedules_take_states_of_their_own_classes_alone(stored, now, says):
+    states = [schedule.state_dict() for schedule in stored]
+    with pytest.raises(CheckpointError, match=f"set optimizer.schedule as it was .*{says}"):
+        restore_of("lr_schedulers", {"lr_schedulers": states}, now)()
+
+
+def test_a_schedule_goes_on_or_begins_anew():
+    last, now = steps(), steps()
+    last.optimizer.step()
+    last.step()
+    restore_of("lr_schedulers", {"lr_schedulers": []}, [now])()
+    assert now.last_epoch == 0
+    restore_of("lr_schedulers", {"lr_schedulers": [last.state_dict()]}, [now])()
+    assert now.last_epoch == 1
+
+
+def test_an_optimizer_does_not_take_the_hyper_parameters_of_another_class():
+    stored, now = (HybridOptimizer(kind([torch.zeros(1)]), []) for kind in (Adam, Adafactor))
+    checkpoint = {"optimizer_states": [stored.state_dict()]}
+    with pytest.raises(CheckpointError, match=r"eps=1e-08 is of another class of optimizer"):
+        restore_of("optimizers", checkpoint, optimizers=[now])()

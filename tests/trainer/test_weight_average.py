@@ -273,13 +273,16 @@ def test_the_first_steps_or_epochs_have_no_update(every, start, updates):
     assert found == updates
 
 
-def test_a_run_says_that_the_average_of_a_checkpoint_is_of_another_kind(capfd):
+@pytest.mark.parametrize(("stage", "times"), [("fit", 1), ("validate", 0)])
+def test_training_says_that_the_average_of_a_checkpoint_is_of_another_kind(stage, times, capfd):
     stored = AverageWeights(AverageSettings(kind="swa"))
     stored.average.updates = 3
     callback = AverageWeights(AverageSettings(kind="ema"))
+    trainer = SimpleNamespace(strategy=SimpleNamespace(), is_global_zero=True)
+    callback.setup(trainer, nn.Identity(), stage)
     callback.load_state_dict(stored.state_dict())
     said = "trainer.average.kind=ema: the average begins anew, because that of the checkpoint is of"
-    assert capfd.readouterr().err.count(said) == 1 and not callback.average.updates
+    assert capfd.readouterr().err.count(said) == times and not callback.average.updates
 
 
 def test_the_rounded_copy_that_lookups_read_is_counted():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.compat.hugectr.layers import KINDS, LOSS, Layer, Shape, layer_made
-from recapp.compat.hugectr.words import Layer_t, NamedEnum, checked, plain
+from recapp.compat.hugectr.words import Layer_t, NamedEnum, plain
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest
 from recapp.sparse.batch import Batch
@@ -56,7 +56,8 @@ class DenseLayer:
         parameters: The parameters of HugeCTR's layer book: `num_output`, `axis` and so on.
 
     Raises:
-        ConfigError: recapp does not have the type, or HugeCTR does not have a parameter.
+        ConfigError: recapp does not have the type, HugeCTR does not have a parameter, or the names
+            are no list of names.
     """
 
     def __init__(
@@ -68,9 +69,13 @@ class DenseLayer:
     ) -> None:
         if not isinstance(layer_type, Layer_t):
             raise ConfigError(f"DenseLayer: layer_type={layer_type}: must be a Layer_t")
-        bottoms = tuple(checked("DenseLayer", "bottom_names", bottom_names, list[str]))
-        tops = tuple(checked("DenseLayer", "top_names", top_names, list[str]))
-        where = f"layer {layer_type.name} ({', '.join(tops)})"
+        for argument, names in (("bottom_names", bottom_names), ("top_names", top_names)):
+            is_list = isinstance(names, list | tuple) and all(isinstance(x, str) for x in names)
+            if not is_list or not names:
+                raise ConfigError(
+                    f"DenseLayer: {argument}={names}: must be a list of names of tensors"
+                )
+        where = f"layer {layer_type.name} ({', '.join(top_names)})"
         if layer_type.name not in KINDS:
             raise ConfigError(
                 f"{where}: recapp does not have this layer of HugeCTR; {listed(KINDS)}"
@@ -86,7 +91,7 @@ class DenseLayer:
             if name not in names_of_type:
                 note_once(f"{where}: {name} has no effect on this layer")
         values = {name: plain(value) for name, value in parameters.items() if name in names_of_type}
-        self.layer = Layer(layer_type.name, bottoms, tops, values)
+        self.layer = Layer(layer_type.name, tuple(bottom_names), tuple(top_names), values)
 
 
 def to_plain(layer: Layer) -> dict[str, Any]:

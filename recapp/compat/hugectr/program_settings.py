@@ -23,7 +23,7 @@ keys, and the one with the sum if both fit.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -44,6 +44,7 @@ from recapp.compat.hugectr.words import (
     check_fields,
     check_others,
     checked,
+    plain,
 )
 from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
 from recapp.dataset.files import file_names
@@ -465,7 +466,7 @@ class DataReaderParams:
         *,
         eval_source: str,
         check_type: NamedEnum,
-        slot_size_array: Sequence[int] = (),
+        slot_size_array: Iterable[int] = (),
         **others: Any,
     ) -> None:
         if data_reader_type is not DataReaderType_t.Parquet:
@@ -490,7 +491,11 @@ class DataReaderParams:
         check = partial(checked, "DataReaderParams")
         self.source = check("source", sources[0], str)
         self.eval_source = check("eval_source", eval_source, str)
-        self.slot_size_array = check("slot_size_array", slot_size_array, list[Positive])
+        sizes = plain(slot_size_array)
+        is_iterable = isinstance(sizes, Iterable) and not isinstance(sizes, str | bytes)
+        self.slot_size_array = check(
+            "slot_size_array", list(sizes) if is_iterable else sizes, list[Positive]
+        )
 
 
 @dataclass(frozen=True)

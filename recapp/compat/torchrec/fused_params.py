@@ -89,7 +89,8 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
         setting: The setting that holds the parameters, for errors.
 
     Raises:
-        ConfigError: The optimiser is no row rule, or does not have a parameter.
+        ConfigError: The optimiser is no row rule, does not have a parameter, or a parameter may not
+            have its value.
     """
     params: dict[str, Any] = dict(fused_params)
     kind = _kind_of(params.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
@@ -110,7 +111,11 @@ def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_
             )
     defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
     fields = {_FIELDS.get(name, name): value for name, value in {**defaults, **params}.items()}
-    return make_rule({"rule": rule} | fields, setting)
+    try:
+        return make_rule({"rule": rule} | fields, setting)
+    except ConfigError as error:
+        field, _, text = str(error).removeprefix(f"{setting}.").partition("=")
+        raise ConfigError(f"{setting}[{names.get(field, field)!r}]={text}") from None
 
 
 def _kind_of(optimizer: Any, setting: str) -> EmbOptimType:

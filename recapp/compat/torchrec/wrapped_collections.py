@@ -95,7 +95,6 @@ class WrappedSharder(CollectionSharder):
         mc_sharder: Ignored, because managed collisions are sharded with the tables.
         fused_params: The optimiser, as `CollectionSharder` takes it.
         qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
-        ec_sharder: Another name of `ebc_sharder`, for collections of sequences.
 
     Raises:
         ConfigError: A sharder is given together with an optimiser or a type.
@@ -107,19 +106,16 @@ class WrappedSharder(CollectionSharder):
         mc_sharder: CollectionSharder | None = None,
         fused_params: Mapping[str, Any] | RowRule | None = None,
         qcomm_codecs_registry: Any = None,
-        *,
-        ec_sharder: CollectionSharder | None = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
-        sharder = ebc_sharder or ec_sharder
-        if sharder is not None:
+        if ebc_sharder is not None:
             if fused_params is not None or self.payload is not None:
                 raise ConfigError(
                     f"{type(self).__name__}: a sharder is given together with fused_params or "
                     "qcomm_codecs_registry: give these to the sharder instead"
                 )
-            self.rule = sharder.rule
-            self.payload = sharder.payload
+            self.rule = ebc_sharder.rule
+            self.payload = ebc_sharder.payload
 
     @override
     def shardable_parameters(self, module: Any) -> dict[str, nn.Parameter]:
@@ -644,16 +640,43 @@ class ManagedCollisionEmbeddingBagCollectionSharder(WrappedSharder):
 
 
 class ManagedCollisionEmbeddingCollectionSharder(WrappedSharder):
-    """A sharder of sequences with managed collisions, by the arguments of `WrappedSharder`. The
-    first one is `ec_sharder` in TorchRec.
+    """A sharder of sequences with managed collisions.
+
+    Args:
+        ec_sharder: The `ebc_sharder` of `WrappedSharder`; the other arguments are the same.
+        mc_sharder: Ignored, because managed collisions are sharded with the tables.
+        fused_params: The optimiser, as `CollectionSharder` takes it.
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
     module_type = ManagedCollisionEmbeddingCollection
 
+    def __init__(
+        self,
+        ec_sharder: CollectionSharder | None = None,
+        mc_sharder: CollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+    ) -> None:
+        super().__init__(ec_sharder, mc_sharder, fused_params, qcomm_codecs_registry)
 
-class ManagedCollisionCollectionSharder(WrappedSharder):
+
+class ManagedCollisionCollectionSharder(CollectionSharder):
     """An argument `mc_sharder`, which has no effect: managed collisions are sharded with their
     tables, by the sharders above.
+
+    Args:
+        qcomm_codecs_registry: The type of sent vectors (`CollectionSharder`).
     """
 
-    module_type = BaseManagedCollisionEmbeddingCollection
+    module_type = ManagedCollisionCollection
+
+    def __init__(self, qcomm_codecs_registry: Any = None) -> None:
+        super().__init__(None, qcomm_codecs_registry)
+
+    @override
+    def shard(self, *arguments: Any, **named: Any) -> Any:
+        raise ConfigError(
+            "ManagedCollisionCollectionSharder.shard: managed collisions are sharded with their "
+            "tables only: shard the ManagedCollisionEmbeddingBagCollection with its own sharder"
+        )

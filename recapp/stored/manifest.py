@@ -183,7 +183,9 @@ class Manifest(ABC):
         Raises:
             RecappError: The entry is not rows, or has more than `MOST_EXAMPLE_ROWS`.
         """
-        rows = self.entry("example", list[dict[str, Any]], [])
+        if self.info.get("example") is None:  # what data of one's own may have given
+            return []
+        rows = self.entry("example", list[dict[str, Any]])
         if len(rows) > MOST_EXAMPLE_ROWS:
             raise self.wrong("example")
         return rows
@@ -203,12 +205,12 @@ class Manifest(ABC):
         Args:
             name: Its name.
             kind: Its type, of which `is_a` knows.
-            default: The value of an entry that is missing or null.
+            default: The value of an entry that is missing.
 
         Raises:
             RecappError: The entry is of another type, or is missing and has no default.
         """
-        value = default if (stored := self.info.get(name)) is None else stored
+        value = self.info.get(name, default)
         if not is_a(value, kind):
             raise self.wrong(name)
         return cast(T, value)

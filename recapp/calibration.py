@@ -13,8 +13,7 @@ from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
 from recapp.reporting.run_record import PREDICTED_FILE, PlanReport, read_performance, read_record
-from recapp.run.commands import OnPaper
-from recapp.run.recipe import Train
+from recapp.run.recipe import OnPaper, Train
 from recapp.settings.records import to_plain
 
 PATH = "hardware.yaml"  # where the settings name no file

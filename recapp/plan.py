@@ -32,7 +32,7 @@ from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import loading
-from recapp.run.commands import OnPaper
+from recapp.run.recipe import OnPaper
 
 VERBS = {
     "explain": "recapp.plan_verbs",

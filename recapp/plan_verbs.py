@@ -29,7 +29,6 @@ from recapp.reporting.run_record import (
     read_performance,
     read_record,
 )
-from recapp.run.commands import OnPaper
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
     best_plan,
@@ -37,6 +36,7 @@ from recapp.run.plan_of_run import (
     made_for,
     problem_on_paper,
 )
+from recapp.run.recipe import OnPaper
 from recapp.settings.option_files import Folders, options
 from recapp.settings.other_systems import plan_format
 from recapp.settings.records import to_plain

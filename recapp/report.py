@@ -26,7 +26,7 @@ from recapp.cli.job import Job
 from recapp.cli.recipe_of_job import default_settings
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.run.commands import VERBS, Report
+from recapp.run.recipe import VERBS, Report
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 DIFFERENCE = (

@@ -7,8 +7,8 @@ from jobs import command, metrics_of, recipe, resolved, small
 
 from recapp import plan
 from recapp.errors import ConfigError
-from recapp.run.commands import checked
 from recapp.run.model_tables import check_features
+from recapp.run.recipe import checked
 
 TABLES = """
 source: list

@@ -15,7 +15,7 @@ from recapp import calibration, plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_report import analyze_plan
 from recapp.reporting.run_record import write_record
-from recapp.run.commands import checked
+from recapp.run.recipe import checked
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 

@@ -47,7 +47,7 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import run_record, summary
-from recapp.run.commands import COMMANDS
+from recapp.run.recipe import COMMANDS
 from recapp.settings import option_files
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import FLAGS, is_group, named_folders

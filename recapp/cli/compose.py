@@ -28,8 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.processes.lock import new_directory
-from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.constructors import build_task
+from recapp.run.recipe import COMMANDS, checked, recipe_of
 from recapp.settings import option_files
 from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options

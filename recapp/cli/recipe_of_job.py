@@ -20,8 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.cli import compose
 from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.errors import ConfigError
-from recapp.run.commands import checked, read_settings, recipe_of
-from recapp.run.recipe import Train
+from recapp.run.recipe import Train, checked, read_settings, recipe_of
 from recapp.settings.check_settings import override_names
 from recapp.settings.option_files import Folders, is_group
 

@@ -14,7 +14,7 @@ from recapp.engine.state import EngineState
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
-from recapp.transport.communicator import raise_together
+from recapp.transport.communicator import together
 
 
 class StoredRows:
@@ -117,16 +117,13 @@ class StoredRows:
             CheckpointError: Keys of this rank do not belong to it, or occur twice.
             RankError: The same fault on another rank.
         """
-        if not self.dynamic_stores:
-            return
-        failure: CheckpointError | None = None
-        try:
+
+        def load() -> None:
             for store in self.dynamic_stores:
                 store.loaded()
-        except CheckpointError as error:
-            failure = error
-        error_W = self.comm.all_gather(failure and str(failure))
-        raise_together(failure, error_W, "could not load its keys")
+
+        if self.dynamic_stores:
+            together(self.comm, load, "could not load its keys")
 
 
 def started_store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:

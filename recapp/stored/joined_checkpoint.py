@@ -25,8 +25,8 @@ from recapp.stored.checkpoint import (
     finish_save,
     prepare_save,
     read_manifest,
-    together,
     write_error,
+    written_together,
 )
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
@@ -198,7 +198,7 @@ def join_together(paths: Sequence[Path], output: Path) -> int:
     def join() -> int:
         return 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run)
 
-    return together(comm, output, join)[0]
+    return written_together(comm, output, join)[0]
 
 
 def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:

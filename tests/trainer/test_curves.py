@@ -10,7 +10,6 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
 from recapp.tasks.click import ClickTask
-from recapp.trainer.curves import CSVCurves
 from recapp.trainer.module import TaskModule
 
 EPOCH = 18  # batches
@@ -48,10 +47,6 @@ def rows_of(folder):
 
 def curve(rows, name):
     return [(int(row["step"]), row[name]) for row in rows if row.get(name)]
-
-
-def test_the_directory_of_the_curves_is_that_of_their_file(tmp_path):
-    assert CSVCurves(str(tmp_path)).log_dir == str(tmp_path / "csv")
 
 
 @pytest.fixture(scope="module")

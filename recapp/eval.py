@@ -102,12 +102,10 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from lightning.pytorch.callbacks import TQDMProgressBar
-
     from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.run_record import DETAILS_FILE
-    from recapp.run.model import open_trained
     from recapp.run.run_checks import check_data, check_scoring
+    from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
 
     recipe, opened = open_trained(recipe)
@@ -116,9 +114,7 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
         check_data(recipe, test=recipe.split == "test")
     data = build_data(recipe)
     model = opened.on_ranks(recipe)
-    trainer = model.trainer(
-        recipe, [TQDMProgressBar(recipe.trainer.log_every_n_steps)] if wants_bar(recipe) else []
-    )
+    trainer = model.trainer(recipe, [], bar=wants_bar(recipe))
 
     loop = trainer.validate if recipe.split == "val" else trainer.test
     with in_one_line():

@@ -39,9 +39,10 @@ from recapp.inference.export_settings import Export
 from recapp.inference.scorer import Scorer
 from recapp.model_export import export_model
 from recapp.model_loading import load_model
-from recapp.run.model import model_to_shard, with_columns_of
+from recapp.run.model import model_to_shard
 from recapp.run.recipe import Recipe
 from recapp.run.run_rows import made_up_rows, validation_source
+from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
 from recapp.stored.model_store import is_artefact
 from recapp.stored.stored_model import Artefact

@@ -46,13 +46,14 @@ from recapp.inference.probe import (
 )
 from recapp.inference.storage import QUANTIZE, row_bytes, storage_of
 from recapp.inference.table_files import RowWriter, TrainedTables
-from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of, with_columns_of
+from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.run.run_rows import (
     made_up_rows,
     validation_batches,
     validation_source,
 )
+from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.batch import Batch
 from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, written_values

@@ -17,8 +17,9 @@ from recapp.dataset.collate import RawRows, RawTable
 from recapp.errors import ConfigError
 from recapp.inference.scorer import Scorer
 from recapp.parallel import own_device, process_group_of, tables_group
-from recapp.run.model import check_outputs, meta_model, raw_rows_of, trained, with_columns_of
+from recapp.run.model import check_outputs, meta_model, raw_rows_of
 from recapp.run.recipe import Train
+from recapp.run.trained_model import trained, with_columns_of
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
 from recapp.transport.choose_transport import make_comm

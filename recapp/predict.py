@@ -91,8 +91,8 @@ def score(recipe: Predict) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.run.model import open_trained
     from recapp.run.run_checks import check_scoring
+    from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
     from recapp.trainer.datamodule import ScoreWriter
 

@@ -31,7 +31,7 @@ TIMEOUT_S = 120
 IMPORTED = ["torch", "lightning.pytorch", "recapp.train", "recapp.engine.sharded_tables"]
 # of whole commands (warm_commands.py); put together, as no test reaches what is only imported early
 IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report cli.training_modules"
-IMPORTED_FOR_COMMANDS += " run.model model_export"
+IMPORTED_FOR_COMMANDS += " run.trained_model model_export"
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 

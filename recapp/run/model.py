@@ -5,38 +5,28 @@ Ranks import this file, so it does not import Hydra.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from recapp import console
 from recapp.dataset.collate import RawRows
 from recapp.engine.sharded_collection import (
     embedding_collections,
     sharded_collections,
-    sharded_tables,
     without_tables,
 )
-from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
-from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.placed_model import mapped_tables, placed
+from recapp.errors import ArtefactError, RecappError
 from recapp.models.catalogue import MODELS
 from recapp.models.ensemble import Ensemble
-from recapp.processes.rank_environment import is_first
 from recapp.run.constructors import constructor_of, derived_constructor, make_a
 from recapp.run.model_tables import check_collections, check_features
-from recapp.run.recipe import Eval, Recipe, Train
+from recapp.run.recipe import Recipe, Train
 from recapp.settings.records import Constructor
-from recapp.stored.artefact_files import DERIVED_FILE
-from recapp.stored.checkpoint import load_together
 from recapp.stored.manifest import Manifest
-from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
-from recapp.stored.model_manifests import META, CheckpointManifest
-from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
+from recapp.stored.meta_file import state_must_fit
+from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.named_collections import ModelTables
 from recapp.tables.table_settings import TablesOfDataset
@@ -45,8 +35,6 @@ from recapp.tables.unsharded_collection import (
     EmbeddingCollection,
     UnshardedCollection,
 )
-from recapp.trainer.sharded_checkpoint import StoredTables
-from recapp.transport.communicator import Comm, together
 
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
@@ -209,182 +197,4 @@ def check_outputs(manifest: Manifest, outputs: Mapping[str, Tensor]) -> None:
 
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
-    from recapp.run.training import RankModel
-
-
-@dataclass(frozen=True)
-class TrainedCheckpoint:
-    """An open checkpoint that becomes a model that scores. Every rank calls its methods."""
-
-    stored: Checkpoint
-
-    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Checkpoint:
-        """Read this rank's rows and the dense part.
-
-        Args:
-            model: The result of `recapp.run.model.meta_model`.
-            comm: The ranks that hold the tables.
-            check_rows: Whether to compare the checksums of mapped rows; rows that are read are
-                always compared.
-
-        Returns:
-            The version that fills the model: a later one if a save has replaced the checkpoint
-            since it was opened.
-
-        Raises:
-            CheckpointError: A file is damaged, or the model does not fit.
-        """
-        filled = self._fill(placed(model, comm), comm, OF_MODEL)
-        if filled.manifest.config != self.stored.manifest.config:
-            raise CheckpointError(
-                f"checkpoint {filled.path} was replaced by one with other settings while it was "
-                "loaded: load it again"
-            )
-        return filled
-
-    def compiled(self, model: nn.Module) -> None:
-        """Return None: a checkpoint has no compiled dense part."""
-
-    def fill_own(self, module: nn.Module, comm: Comm) -> Checkpoint:
-        """Read this rank's rows and the dense part into a user's module.
-
-        Raises:
-            CheckpointError: A file is damaged, or the module does not fit.
-        """
-        configure = getattr(module, "configure_model", None)
-        if configure is not None:
-            configure()
-        return self._fill(placed(module, comm), comm, "")
-
-    def _fill(self, model: nn.Module, comm: Comm, of_model: str) -> Checkpoint:
-        """Fill a placed model; `of_model` is the prefix of the parameters' stored names."""
-        tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
-        dense = [f"{of_model}{name}" for name, _ in model.named_parameters()]
-        filled, meta = load_together(self.stored.path, tables.to_fill, dense, comm)
-        tables.filled(filled.manifest)
-        check_state(meta, filled.path)
-        with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
-            model.load_state_dict(dense_state(meta, of_model))
-        return filled
-
-    def on_ranks(self, recipe: Train) -> "RankModel":
-        """Return the module, and a strategy that restores it from the checkpoint.
-
-        Args:
-            recipe: The recipe of the command that scores; its `ckpt_path` is this model.
-        """
-        from recapp.run.training import RankModel, build_module, build_strategy
-
-        # the modes of training belong to its number of ranks, and so do the scores of validation
-        manifest = self.stored.manifest if isinstance(recipe, Eval) else None
-        strategy = build_strategy(recipe, training=False, resumed=manifest)
-        module = build_module(recipe, partial(build_model, recipe))
-        return RankModel(module, strategy, str(self.stored.path))
-
-
-@dataclass(frozen=True)
-class TrainedArtefact:
-    """An open artefact that becomes a model that scores. Its methods are those of
-    `TrainedCheckpoint`.
-    """
-
-    stored: Artefact
-
-    def fill(self, model: nn.Module, comm: Comm, check_rows: bool) -> Artefact:
-        """Map the rows, and read the dense part.
-
-        Raises:
-            ArtefactError: A file is damaged, or the files do not belong together.
-        """
-        stored = self.stored
-        failed = "could not load the model"
-        if check_rows:
-            together(comm, lambda: 0 if comm.rank else stored.verify(), failed)
-        placed(model, comm, together(comm, lambda: mapped_tables(stored).make_store, failed))
-        together(comm, lambda: load_dense(stored, model), failed)
-        return stored
-
-    def compiled(self, model: nn.Module) -> CompiledModel | None:
-        """Return the filled model with its compiled dense part; if it cannot run here, print why,
-        return None.
-        """
-        why = "it was exported without one"
-        if self.stored.manifest.info.get("compiled") is not None:
-            try:
-                if next(model.parameters()).device.type != "cpu":
-                    raise NotCompiled("it runs only on the CPU")
-                entry = self.stored.manifest.entry("compiled", dict)
-                return load_compiled(self.stored, entry, model)
-            except NotCompiled as error:
-                why = str(error)
-        console.note(
-            f"trust_compiled=true: {console.short_path(self.stored.path)} runs its portable dense "
-            f"part instead of a compiled one: {why}"
-        )
-        return None
-
-    def fill_own(self, module: nn.Module, comm: Comm) -> Artefact:
-        """Refuse a user's module.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            f"module=...: {self.stored.path} is an artefact, which has its own: leave module out"
-        )
-
-    def on_ranks(self, recipe: Train) -> "RankModel":
-        """Return the module with a filled dense part, and a strategy that maps the rows."""
-        from recapp.run.training import CheckExample, RankModel, build_module, build_strategy
-
-        stored = self.stored
-        if is_first():
-            stored.verify()
-        make_store = mapped_tables(stored).make_store
-        strategy = build_strategy(recipe, training=False, make_store=make_store)
-        module = build_module(recipe, lambda: model_to_shard(stored, recipe))
-        raw_rows = raw_rows_of(recipe)
-        example = raw_rows.batch(stored.example(raw_rows))
-        check = CheckExample(stored.manifest, example)
-        return RankModel(module, strategy, None, (check,))
-
-
-def trained(stored: StoredModel) -> TrainedCheckpoint | TrainedArtefact:
-    """Return an open stored model as one that becomes a model that scores."""
-    return TrainedArtefact(stored) if isinstance(stored, Artefact) else TrainedCheckpoint(stored)
-
-
-T = TypeVar("T", bound=Train)
-R = TypeVar("R", bound=Recipe)
-
-
-def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
-    """Open the stored model `ckpt_path` of a run that scores. Return the recipe with its columns,
-    and the model, which is handed down: a rank opens it once.
-
-    Raises:
-        CheckpointError: The model does not exist, or is damaged.
-        ArtefactError: The same for an artefact.
-    """
-
-    def needed_files(manifest: Any) -> set[str]:
-        return {*files_in_use(manifest), *files_of_values(manifest, recipe)}
-
-    assert recipe.ckpt_path is not None
-    stored = open_stored(recipe.ckpt_path, selector=needed_files)
-    return with_columns_of(recipe, stored), trained(stored)
-
-
-def with_columns_of(recipe: R, stored: StoredModel) -> R:
-    """Return a recipe with the columns of an open stored model."""
-    recipe = replace(recipe, stored_ids=stored.manifest.info.get("ids"))
-    if not recipe.schema.derived:
-        return recipe
-    return recipe.sized(None, stored.derived_values(recipe.schema.derived))
-
-
-def files_of_values(manifest: Any, recipe: Recipe) -> Iterable[str]:
-    """Select the files that hold the fitted values of a recipe's derived columns, if it has any."""
-    if not recipe.schema.derived:
-        return []
-    return [META] if isinstance(manifest, CheckpointManifest) else [DERIVED_FILE]
+    pass

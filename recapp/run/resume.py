@@ -18,9 +18,9 @@ from recapp.processes.rank_environment import is_first, rank_info
 from recapp.reporting.plan_report import explained
 from recapp.reporting.run_record import PREDICTED_FILE, write_record
 from recapp.reporting.summary import about
-from recapp.run.model import files_of_values, with_columns_of
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
+from recapp.run.trained_model import files_of_values, with_columns_of
 from recapp.run.training import (
     average_of,
     build_callback,

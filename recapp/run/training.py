@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     ProgressBar,
+    TQDMProgressBar,
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -538,14 +539,18 @@ class RankModel:
     ckpt_path: str | None
     callbacks: tuple[Callback, ...] = ()
 
-    def trainer(self, recipe: Train, callbacks: Sequence[Callback]) -> Trainer:
+    def trainer(
+        self, recipe: Train, callbacks: Sequence[Callback], *, bar: bool = False
+    ) -> Trainer:
         """Return the Trainer of this rank, without loggers.
 
         Args:
             recipe: The recipe of the command.
             callbacks: The callbacks of the command.
+            bar: Whether to show Lightning's progress bar.
         """
-        return build_trainer(recipe, self.strategy, [*self.callbacks, *callbacks], [])
+        bars = [TQDMProgressBar(recipe.trainer.log_every_n_steps)] if bar else []
+        return build_trainer(recipe, self.strategy, [*self.callbacks, *callbacks, *bars], [])
 
     def facts(self) -> dict[str, Any]:
         """Return the end of `metrics.json`: the number of ranks, the plan and the status."""

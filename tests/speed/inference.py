@@ -33,7 +33,8 @@ from recapp.inference_bench import (
 )
 from recapp.model_loading import load_model
 from recapp.models.published_dlrm import DLRM
-from recapp.run.model import model_to_shard, with_columns_of
+from recapp.run.model import model_to_shard
+from recapp.run.trained_model import with_columns_of
 from recapp.sparse.batch import Batch
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import PoolingType

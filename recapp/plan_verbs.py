@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.cli.command import recipe_under
 from recapp.cli.job import Job
-from recapp.cli.recipe_of_job import recipe_under
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.inference.storage import QUANTIZE, storage_of
@@ -17,8 +17,7 @@ from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_a
 from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.options import MODES
 from recapp.planner.planner_settings import ParameterConstraints, PlanSettings
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_report import STEP, compared, explained, separated_pairs
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.reporting.run_record import (

@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recapp import console
-from recapp.cli.command import run
+from recapp.cli.command import default_settings, run
 from recapp.cli.job import Job
-from recapp.cli.recipe_of_job import default_settings
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.run.commands import VERBS, Report

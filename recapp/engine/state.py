@@ -28,7 +28,7 @@ from recapp.tables.config import PoolingType
 from recapp.tables.ids import IdRules, LookupRows, PendingCheck, check_have_values
 from recapp.tables.row_order import affine
 from recapp.transport.communicator import Comm, Sent, Waits
-from recapp.transport.message_layout import Buffers, Header
+from recapp.transport.step_messages import Buffers, Header
 
 Message = TypeVar("Message")
 PHASES = ("counts", "ids", "vectors", "gradients")

@@ -49,7 +49,7 @@ from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, numbers_of_rule, rule_over
 from recapp.transport.communicator import Comm, average_over_ranks
-from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.step_messages import AverageOverRanks
 
 
 class StepOfRanks(DDPStrategy):

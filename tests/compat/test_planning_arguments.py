@@ -15,7 +15,7 @@ from recapp.compat.torchrec.planning import (
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner import embedding_planner, topology
+from recapp.planner import embedding_planner, problem
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.tables.collections import embedding_tables
@@ -38,7 +38,7 @@ def model(rows=1000, dense=10):
 
 def test_a_topology_has_hosts_of_so_many_ranks_and_a_cap_of_its_device():
     made = Topology(8, "cuda", hbm_cap=100, ddr_cap=7, local_world_size=4)
-    assert made == topology.Topology(
+    assert made == problem.Topology(
         8, compute_device="cuda", memory_bytes=[100] * 8, local_world_size=4
     )
     assert Topology(2, "cpu", hbm_cap=100, ddr_cap=7).memory_bytes == [7, 7]

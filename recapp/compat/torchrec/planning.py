@@ -24,7 +24,7 @@ from typing_extensions import override
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import embedding_planner, planner_settings
-from recapp.planner import topology as recapp_topology
+from recapp.planner import problem as planning_problem
 from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -107,7 +107,7 @@ def Topology(
     intra_host_bw: float | None = None,
     inter_host_bw: float | None = None,
     **others: Any,
-) -> recapp_topology.Topology:
+) -> planning_problem.Topology:
     """Return recapp's topology for TorchRec's arguments.
 
     Args:
@@ -132,7 +132,7 @@ def Topology(
         "Topology", others, "what steps cost is measured: python -m recapp.plan calibrate"
     )
     cap = hbm_cap if compute_device == "cuda" else ddr_cap
-    return recapp_topology.Topology(
+    return planning_problem.Topology(
         world_size,
         compute_device=compute_device,
         memory_bytes=None if cap is None else [cap] * world_size,
@@ -223,8 +223,8 @@ class FixedPercentageStorageReservation:
         self.dense_tensor_estimate: int | None = None
 
     def reserved(
-        self, topology: recapp_topology.Topology, dense: Dense
-    ) -> recapp_topology.Topology:
+        self, topology: planning_problem.Topology, dense: Dense
+    ) -> planning_problem.Topology:
         """Return a topology with a memory cap, and with the bytes that tables must leave free.
 
         Args:
@@ -305,7 +305,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
     def __init__(
         self,
-        topology: recapp_topology.Topology | None = None,
+        topology: planning_problem.Topology | None = None,
         batch_size: int | None = None,
         enumerator: None = None,
         storage_reservation: FixedPercentageStorageReservation | None = None,
@@ -349,7 +349,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         return plan
 
     @override
-    def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
+    def topology_for(self, problem: PlanningProblem) -> planning_problem.Topology:
         topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:

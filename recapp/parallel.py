@@ -336,7 +336,7 @@ class DistributedModelParallel(nn.Module):
         self.device = own_device(self._ranks) if device is None else torch.device(device)
         self.comm = make_comm(tables_group(self._ranks), self.device, transport)
         planner = EmbeddingShardingPlanner(rule=rule)
-        self.plan = plan or planner.collective_plan(module, process_group=self.comm.group)
+        self.plan = plan or planner.collective_plan(module, pg=self.comm.group)
         module = shard_model(module, self.plan, self.comm, rule, payload=payload_of(sharders))
         _materialise(module, self.device, init_parameters)
         self._wrapped = module.to(self.device)

@@ -238,7 +238,7 @@ class EmbeddingShardingPlanner:
         self,
         module: nn.Module,
         sharders: Sequence[Any] | None = None,
-        process_group: "dist.ProcessGroup | None" = None,
+        pg: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
         """Plan on rank 0 and return that plan on every rank. Every rank calls this; all ranks raise
         an error of rank 0.
@@ -246,12 +246,11 @@ class EmbeddingShardingPlanner:
         Args:
             module: As for `plan`.
             sharders: As for `plan`.
-            process_group: The ranks; None takes the default group, or only this process without
-                one.
+            pg: The ranks; None takes the default group, or only this process without one.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
-        group = process_group or dist.group.WORLD
+        group = pg or dist.group.WORLD
         planner = copy(self)
         if self.topology is None:
             ranks = dist.get_world_size(group)

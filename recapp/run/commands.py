@@ -57,8 +57,6 @@ class OnPaper(Recipe):
 
     statistics: Literal["auto", "assumed"] = "auto"
     out: str | None = None
-    a: str | None = None
-    b: str | None = None
     as_: Literal["plan", "hugectr"] = "plan"
     indent: Natural | None = None
     path: str | None = None
@@ -180,8 +178,6 @@ class Report(Command):
     """The settings of `python -m recapp.report`."""
 
     path: str | None = None
-    a: str | None = None
-    b: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +218,10 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 """The commands that have the group `experiment`. Its options set values of other groups."""
 
 VERBS = {
-    "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
+    "plan": ("explain", "types", "export", "calibrate", "devices", "scale"),
     "bench": ("step", "train", "strategies", "data", "inference"),
-    "report": ("compare",),
 }
-"""The verbs of commands: a verb is the first word after the command. `report` needs none."""
+"""The verbs of commands: a verb is the first word after the command."""
 
 
 def read_settings(plain: Mapping[str, Any], command: str) -> Any:

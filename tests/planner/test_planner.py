@@ -341,7 +341,7 @@ def test_the_planner_takes_a_model_and_its_plan_shows_type_placement_offsets_and
 def collectively(comm, constraints):
     planner = EmbeddingShardingPlanner(constraints=constraints, rule=sgd())
     try:
-        return planner.collective_plan(Model(SAMPLE), process_group=comm.group)
+        return planner.collective_plan(Model(SAMPLE), pg=comm.group)
     except PlanError as error:
         return str(error)
 

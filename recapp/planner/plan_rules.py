@@ -7,16 +7,14 @@ tables.
       - {type: data_parallel, rows_at_most: 6000, access: frequent}
       - {type: table_wise}
     tables: {large_table: row_wise, "C1*": table_wise}
-    deal: balanced
 
 The conditions of a rule test facts of a table and of the machine (`TableFacts`). An unknown fact
 fulfils no condition, and the plan's notes name it. The plan names the rule of each decision
 (`ShardingPlan.reasons`).
 
-Some sharding types always take all ranks (row_wise, data_parallel). For other types `deal` sets the
-choice of ranks. `balanced` places the largest table first, on the ranks with the fewest bytes so
-far; the lower rank wins a tie. `round_robin` goes in the model's order and gives a vertical strip
-to each rank (or host) in turn. Equal inputs give equal plans.
+Some sharding types always take all ranks (row_wise, data_parallel). Others get theirs table by
+table: the largest first, on the ranks with the fewest bytes so far; the lower rank wins a tie. Equal
+inputs give equal plans.
 """
 
 import operator
@@ -45,7 +43,6 @@ SPARSE_LOOKUPS_PER_ROW = 0.01  # a step reads at most one row of a hundred
 # sent by a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe
 # 4.0 and InfiniBand HDR give 20 to 25
 FAST_GB_PER_S = 30.0
-DEALS = ("balanced", "round_robin")
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,6 @@ def plan_by_rules(
     mode: str = "unique",
     column_width: int = COLUMN_WIDTH,
     row_order: RowOrderName = "natural",
-    deal: str = "balanced",
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
     lookups: Sequence[TableLookup] | None = None,
@@ -219,7 +215,6 @@ def plan_by_rules(
         column_width: Columns of a vertical strip.
         row_order: "mixed" distributes rows over the strips of tables that are cut by rows
             (`recapp/tables/row_order.py`).
-        deal: "balanced" or "round_robin", for types that do not take all ranks.
         statistics, batch_per_rank, lookups: As for `table_facts`.
 
     Returns:
@@ -227,17 +222,15 @@ def plan_by_rules(
             of conditions.
 
     Raises:
-        PlanError: An override names no table, no rule matches a table, or `deal` is unknown.
+        PlanError: An override names no table, or no rule matches a table.
     """
-    if deal not in DEALS:
-        raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
     facts = table_facts(
         tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, lookups=lookups
     )
     default = _Choice("", mode, row_order, "")
     choices = _overridden(tables, overrides or {}, default)
     choices |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in choices}
-    shardings = _dealt(tables, topology, choices, column_width, deal == "balanced")
+    shardings = _dealt(tables, topology, choices, column_width)
     return ShardingPlan(
         {t.name: shardings[t.name] for t in tables},
         topology.world_size,
@@ -261,39 +254,28 @@ def _dealt(
     topology: Topology,
     choices: Mapping[str, _Choice],
     column_width: int,
-    balanced: bool,
 ) -> dict[str, TableSharding]:
-    """Cut all tables: the largest first, on the ranks with the fewest bytes, or in the model's
-    order, on the ranks whose turn it is.
-    """
-    choose = {
+    """Cut all tables: the largest first, on the ranks with the fewest bytes."""
+    chooses = {
         t.name: sharding_type(choices[t.name].type, f"table {t.name}").chooses_ranks for t in tables
     }
-    first_ranks = list(range(topology.world_size))
-    first_hosts = topology.host_ranks()
+    hosts = topology.host_ranks()
     load = [0] * topology.world_size
-    turn = 0
     shardings: dict[str, TableSharding] = {}
-    by_size = sorted(tables, key=lambda t: (choose[t.name], -weight_bytes(t)))
-    for t in by_size if balanced else tables:
-        r = turn % len(first_ranks)
-        h = turn % len(first_hosts)
-        ranks = first_ranks[r:] + first_ranks[:r]
-        hosts = first_hosts[h:] + first_hosts[:h]
-        if balanced:
-            ranks = sorted(first_ranks, key=lambda r: (load[r], r))
-            hosts = sorted(first_hosts, key=lambda h: (sum(load[r] for r in h), h))
+    for t in sorted(tables, key=lambda t: (chooses[t.name], -weight_bytes(t))):
         shardings[t.name] = tile(
             t,
             choices[t.name].type,
-            CandidateRanks(ranks, hosts),
+            CandidateRanks(
+                sorted(range(topology.world_size), key=lambda r: (load[r], r)),
+                sorted(hosts, key=lambda h: (sum(load[r] for r in h), h)),
+            ),
             choices[t.name].mode,
             column_width=column_width,
             row_order=choices[t.name].row_order,
         )
         for s in shardings[t.name].shards:
             load[s.rank] += t.rows_in(s.rows) * row_bytes(t, len(s.cols))
-        turn += choose[t.name] * len({s.cols.start for s in shardings[t.name].shards})
     return shardings
 
 

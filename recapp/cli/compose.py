@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.processes.rank_environment import new_directory
-from recapp.run.commands import COMMANDS, checked, recipe_of
+from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.constructors import build_task
 from recapp.settings import option_files
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
@@ -76,7 +76,7 @@ def best(key: str, *, _root_: DictConfig) -> str:
     its name, `mode` its direction. Files of `conf/` use it as `${best:monitor}`.
     """
     settings: Any = OmegaConf.to_container(_root_.task, resolve=True)
-    measures = build_task(constructor(settings)).measures
+    measures = build_task(constructor(settings, "task")).measures
     return measures.objective if key == "monitor" else measures.mode
 
 
@@ -307,7 +307,7 @@ def compose_over(
     folders: Folders = (),
     composed: DictConfig | None = None,
 ) -> dict[str, Any]:
-    """Return the checked plain settings of a stored model. The command line replaces only the
+    """Return the plain settings of a stored model. The command line replaces only the
     settings that it names.
 
     Args:
@@ -358,7 +358,7 @@ def compose_over(
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    return checked(plain, primary) | {"choices": new_choices}
+    return plain | {"choices": new_choices}
 
 
 def recipe_over(
@@ -373,7 +373,7 @@ def recipe_over(
     Arguments and errors are those of `compose_over`.
     """
     plain = compose_over(stored, primary, overrides, folders, composed)
-    return recipe_of(with_absolute_paths(plain), primary)
+    return read_settings(with_absolute_paths(plain), primary)
 
 
 def check_groups(primary: str, arguments: Sequence[str]) -> None:

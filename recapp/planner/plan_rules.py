@@ -13,8 +13,8 @@ fulfils no condition, and the plan's notes name it. The plan names the rule of e
 (`ShardingPlan.reasons`).
 
 Some sharding types always take all ranks (row_wise, data_parallel). Others get theirs table by
-table: the largest first, on the ranks with the fewest bytes so far; the lower rank wins a tie. Equal
-inputs give equal plans.
+table: the largest first, on the ranks with the fewest bytes so far; the lower rank wins a tie.
+Equal inputs give equal plans.
 """
 
 import operator

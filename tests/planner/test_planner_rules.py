@@ -17,7 +17,7 @@ from recapp.planner.problem import Topology, machine
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.reporting.plan_report import plan_rows, rank_rows
 from recapp.settings.option_files import conf_dir
-from recapp.settings.records import checked, record
+from recapp.settings.records import record
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 
@@ -86,7 +86,7 @@ def shipped(name):
 
 def read_rules(*plain):
     """The rules of `plan.rules`."""
-    return list(record(PlanSettings, checked({"rules": list(plain)}, PlanSettings)).rules)
+    return list(record(PlanSettings, {"rules": list(plain)}, check=True).rules)
 
 
 def types(made):

@@ -58,8 +58,8 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.unsharded_collection import EmbeddingBagCollection
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import AverageOverRanks
 
 # ---- messages

@@ -294,7 +294,6 @@ def _default_groups(primary: str) -> set[str]:
 
 
 def _defaults_of(file: Path) -> list[Any]:
-    """Return the entries of a file's defaults list."""
     content = read_yaml(file)
     entries: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
     return entries

@@ -5,7 +5,7 @@
 
 The leader sends a command (`Word`) that all ranks execute. Without requests it sends a beat from
 time to time, so that the followers never wait as long as the timeout of a process group. The leader
-detects a stopped follower by its pulse (`recapp/transport/pulse.py`); otherwise it would
+detects a stopped follower by its pulse (`recapp/transport/join_ranks.py`); otherwise it would
 wait until that timeout. Models have numbers, because an earlier model computes the requests that
 were read for it.
 """
@@ -26,7 +26,7 @@ from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer
 from recapp.sparse.batch import Batch
 from recapp.transport.communicator import Comm
-from recapp.transport.pulse import Pulses
+from recapp.transport.join_ranks import Pulses
 
 BEAT_SECONDS = 60.0  # process groups wait for half an hour
 

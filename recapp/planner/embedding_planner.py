@@ -248,8 +248,6 @@ class EmbeddingShardingPlanner:
 
 
 class _Group:
-    """Broadcast over a process group."""
-
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         self.group = group
         self.rank = dist.get_rank(group)

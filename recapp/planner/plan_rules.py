@@ -280,7 +280,6 @@ def _dealt(
 
 
 def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _Choice) -> _Choice:
-    """Return the choice of the first rule that matches."""
     for number, rule in enumerate(rules):
         if matches(rule, facts):
             return _Choice(

@@ -234,8 +234,6 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
     }
     if not shared.get("OMP_NUM_THREADS"):
         shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    if not _resolves(socket.gethostname()):
-        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     shared |= {
         PARENT_PID: str(os.getpid()),
         "TORCHELASTIC_RUN_ID": run,  # tells the rank that this launcher has started it, not srun
@@ -246,13 +244,6 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
         "MASTER_PORT": str(port),
     }
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def _resolves(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -298,7 +289,6 @@ def explain_failure(failure: RankFailure, logs: Path) -> RecappError | Stopped:
 
 
 def _reported(failure: RankFailure, who: str) -> RecappError:
-    """Return the error that a rank has written to its error file."""
     message: dict[str, Any] = json.loads(failure.error_file.read_text())["message"]
     calls = message["extraInfo"]["py_callstack"]
     kind, _, text = message["message"].partition(": ")

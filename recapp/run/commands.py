@@ -15,9 +15,8 @@ from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
 from recapp.settings.records import composed, record
-from recapp.settings.values import Natural, Positive, Within
+from recapp.settings.values import Natural, Positive, Transport, Within
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
-from recapp.transport.choose_transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ from recapp.processes.faults import describe_exit, explain_error
 from recapp.processes.fork_server import replace_environment
 from recapp.processes.launch import environments_of_ranks, meeting_point
 from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_process import set_defaults
 from recapp.processes.stopping import die_with_parent, end_children
 from recapp.transport.communicator import leave_process_group
 
@@ -120,6 +121,7 @@ def _in_group(
 ) -> Result:
     """Call a function as the rank that an environment names."""
     replace_environment(environment | {"OMP_NUM_THREADS": "1"})
+    set_defaults()
     dist.init_process_group("gloo")
     result = function(*args)
     leave_process_group()
@@ -176,17 +178,16 @@ def call_in_forks(
             )
             for number, file in enumerate(files)
         ]
-        started: list[ForkProcess] = []
         try:
             for rank in ranks:
                 rank.start()
-                started.append(rank)
             failed = _first_failed(ranks, timeout)
             exit_code = failed.exitcode if failed else 0
         finally:
-            for rank in started:
-                rank.kill()
-                rank.join()
+            for rank in ranks:
+                if rank.pid is not None:  # it was started
+                    rank.kill()
+                    rank.join()
         if failed:
             _raise_what(failed.name, exit_code or 0, files[ranks.index(failed)])
         return [pickle.loads(file.read_bytes()) for file in files]

@@ -230,15 +230,6 @@ def test_a_taken_port_is_named_and_a_free_one_is_used(start):
     assert error is None and (job / "metrics.json").exists()
 
 
-def test_gloo_is_told_the_loopback_only_where_the_host_has_no_address(monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    for resolves, wanted in ((True, None), (False, "lo")):
-        monkeypatch.setattr(launching, "_resolves", lambda host, answer=resolves: answer)
-        for environment in launching.environments_of_ranks(2, 1234, "run"):
-            assert environment.get("GLOO_SOCKET_IFNAME") == wanted
-    assert not launching._resolves("no such host.invalid")
-
-
 PARENT = """
 import sys
 from pathlib import Path

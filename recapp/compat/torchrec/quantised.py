@@ -54,7 +54,7 @@ from recapp.tables.initial import start_hash
 from recapp.tables.unsharded_collection import EmbeddingBagCollection as FloatBags
 from recapp.tables.unsharded_collection import EmbeddingCollection as FloatSequences
 from recapp.tables.unsharded_collection import UnshardedCollection
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 
 class QuantConfig(NamedTuple):

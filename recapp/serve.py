@@ -275,9 +275,8 @@ def answer(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None
 def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
     """Return the routes, and the first model that they answer with."""
     from recapp.serving.app import Server
-    from recapp.serving.batching import Batcher
     from recapp.serving.counts import Counts
-    from recapp.serving.served_model import ModelInService
+    from recapp.serving.served_model import Batcher, ModelInService
 
     sys.setswitchinterval(SWITCH_SECONDS)
     counts = Counts()

@@ -41,7 +41,7 @@ from starlette.routing import Route
 
 from recapp.console import Column, readable
 from recapp.errors import suggest
-from recapp.inference.led_ranks import Leader
+from recapp.inference.scorer import Leader
 from recapp.serving.counts import Counts
 from recapp.serving.json_rows import json_answer, read_object, read_rows
 from recapp.serving.limits import Limits, OpenRequests, Refused, bad, busy, read_body

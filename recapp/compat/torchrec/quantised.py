@@ -7,7 +7,7 @@ one. Both models are read-only.
     collection.qconfig = QuantConfig(activation=..., weight=...)   # one collection
     EmbeddingBagCollection.from_float(collection)                  # or torch's quantize_dynamic
 
-The collections are the engine's on a single rank (`recapp/inference/placed_model.py`). The state
+The collections are the engine's on a single rank (`recapp/inference/held_tables.py`). The state
 dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for each row
 (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into a model
 that was quantised in the same way.
@@ -37,8 +37,7 @@ from recapp.engine.sharded_collection import (
     sharded_collections,
 )
 from recapp.errors import ConfigError
-from recapp.inference.placed_model import HeldTable, HeldTables, one_rank
-from recapp.inference.storage import stored
+from recapp.inference.held_tables import HeldTable, HeldTables, one_rank, stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.options import Constraints

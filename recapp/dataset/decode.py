@@ -52,7 +52,7 @@ from recapp.dataset.text import (
     spelled_numbers,
 )
 from recapp.errors import ConfigError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """The ticks of each unit of time in a second."""

@@ -33,7 +33,7 @@ from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
 from recapp.dataset.text import as_text, shown
 from recapp.errors import DataError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 FIRST_ROWS = 1024  # whose values are looked at before training
 COUNTED_ROWS = 65_536

@@ -19,7 +19,7 @@ import pyarrow.types as pt
 from recapp.dataset.arrow_types import is_text
 from recapp.dataset.schema import TextIds
 from recapp.errors import DataError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -43,8 +43,7 @@ from recapp.engine.table_weights import (
 )
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
-from recapp.kernels.backend import slow_kernels_note
-from recapp.kernels.warm_up import report_compilation, warm_up
+from recapp.kernels.backend import report_compilation, slow_kernels_note, warm_up
 from recapp.optim.named_rules import Rules, check_types, distinct_rules, rules_of
 from recapp.optim.rules import FROZEN, RowRule
 from recapp.sharding.layout import Block, make_layout

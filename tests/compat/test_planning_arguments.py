@@ -18,9 +18,8 @@ from recapp.optim.rules import rowwise_adagrad
 from recapp.planner import embedding_planner, topology
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.problem import Dense, PlanningProblem
-from recapp.tables.collections import embedding_tables
+from recapp.tables.collections import EmbeddingBagCollection, embedding_tables
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def model(rows=1000, dense=10):

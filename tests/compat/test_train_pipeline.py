@@ -10,7 +10,7 @@ from recapp.compat.torchrec.train_pipeline import TrainPipelineBase, TrainPipeli
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 

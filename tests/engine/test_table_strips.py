@@ -17,8 +17,8 @@ from recapp.engine.table_strips import TableStrips
 from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -15,7 +15,7 @@ tensors, so every holder of such a tensor sees the loaded values.
 
 `FusedOptimizer` is the `fused_optimizer` of sharded models. Backward updates the tables, so its
 `step` and `zero_grad` do nothing, unless an optimiser that clips gradients defers the update
-(`recapp/optim/clipping.py`). The object serves everything else that a program does with an
+(`recapp/optim/optimizer.py`). The object serves everything else that a program does with an
 optimiser: read and set the learning rate, print it, save and load its state with that of the dense
 optimiser (`CombinedOptimizer`).
 """

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
         ManagedCollisionEmbeddingCollection,
     )
     from recapp.dataset.data_settings import DataSettings, ScoringSettings
-    from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.sharded_collection import (
         ShardedEmbeddingBagCollection,
         ShardedEmbeddingCollection,
         shard_model,
     )
+    from recapp.engine.sharded_state import gathered_state_dict
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.model_export import export_model
@@ -143,7 +143,7 @@ _HOMES = {
     "analyze_plan": "recapp.reporting.plan_report",
     "export_model": "recapp.model_export",
     "ftrl": "recapp.optim.rules",
-    "gathered_state_dict": "recapp.engine.gathered_state",
+    "gathered_state_dict": "recapp.engine.sharded_state",
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
     "load_model": "recapp.model_loading",

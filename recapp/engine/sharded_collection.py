@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from recapp.engine.dynamic_keys import ALWAYS_LOADED, KEYS
-from recapp.engine.outputs import Member
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
+from recapp.engine.sharded_state import TableStrips, load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.state import Member
 from recapp.engine.table_weights import MethodOf, TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import (

@@ -24,7 +24,7 @@ from recapp.modules.feature_processor_ import (
 from recapp.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torch import nn
 
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError, DataError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor

@@ -16,8 +16,8 @@ from recapp.compat.torchrec.optimizers import (
     RowWiseAdagrad,
     in_backward_optimizer_filter,
 )
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_collections, without_tables
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder

@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from recapp.engine.sharded_state import load_strips
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.sharded_state import TableStrips, load_strips
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import TableGradients, run_closure
 from recapp.sharding.layout import Block

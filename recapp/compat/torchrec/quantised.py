@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from recapp.compat.torchrec.wrapped_collections import twin_of
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.read_only_store import values_of
 from recapp.engine.sharded_collection import (
     ShardedCollection,
@@ -36,6 +35,7 @@ from recapp.engine.sharded_collection import (
     shard_model,
     sharded_collections,
 )
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.inference.placed_model import HeldTable, HeldTables, one_rank
 from recapp.inference.storage import stored

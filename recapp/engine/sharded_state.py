@@ -30,7 +30,8 @@ module.
 The state dict contains only weights. The state of the optimiser has the same form in the state dict
 of the tables' fused optimiser (`recapp/compat/torchrec/keyed.py`).
 
-In memory the entry of a table has the methods of torch's ShardedTensor, so that programs that fill shards run:
+In memory the entry of a table has the methods of torch's ShardedTensor, so that programs that fill
+shards run:
 
     for shard in model.state_dict()["bags.embedding_bags.users.weight"].local_shards():
         row, column = shard.metadata.shard_offsets

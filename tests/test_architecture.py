@@ -56,9 +56,7 @@ def layers(name: str, text: str) -> list[str]:
 
 
 def test_the_whole_package_is_read():
-    assert {"errors", "sparse", "sparse.keyed_jagged_tensor", "engine.lookup"} <= {
-        file.name for file in FILES
-    }
+    assert {"errors", "sparse", "sparse.bags", "engine.lookup"} <= {file.name for file in FILES}
 
 
 def test_imports_go_down_the_layers():
@@ -68,8 +66,8 @@ def test_imports_go_down_the_layers():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sparse.keyed_jagged_tensor", "from recapp.tables.config import X"),
-        ("sparse.keyed_jagged_tensor", "import recapp.trainer"),
+        ("sparse.batch", "from recapp.tables.config import X"),
+        ("sparse.batch", "import recapp.trainer"),
         ("errors", "from recapp import console"),
         ("models.dlrm", "from recapp.dataset.schema import Schema"),
         ("planner.rules", "def f():\n    from recapp.engine.state import EngineState"),
@@ -87,7 +85,7 @@ def test_an_import_upwards_or_sideways_is_found(name, text):
     ("name", "text"),
     [
         (
-            "sparse.keyed_jagged_tensor",
+            "sparse.batch",
             "from recapp.sparse.bags import X\nfrom recapp.errors import Y\nimport torch",
         ),
         (
@@ -212,27 +210,18 @@ def test_every_name_has_one_import_path():
     ("text", "fault"),
     [
         ("from .batch import Batch", "relative import"),
-        ("from recapp.sparse.keyed_jagged_tensor import *", r"imports \*"),
+        ("from recapp.sparse.batch import *", r"imports \*"),
         ("from tests.ranks import Ranks", "imports tests"),
-        (
-            "from recapp.sparse.keyed_jagged_tensor import Tensor",
-            "Tensor is not defined in recapp.sparse.keyed_jagged_tensor",
-        ),
+        ("from recapp.sparse.batch import Tensor", "Tensor is not defined in recapp.sparse.batch"),
     ],
 )
 def test_a_second_import_path_is_found(text, fault):
-    batch = File(
-        "sparse.keyed_jagged_tensor", "from torch import Tensor\nMISSING: int = 0\nclass Batch: ..."
-    )
+    batch = File("sparse.batch", "from torch import Tensor\nMISSING: int = 0\nclass Batch: ...")
     (line,) = wrong_paths([batch, File("models.dlrm", text)], "recapp")
     assert fault.replace("\\", "") in line
     assert (
         wrong_paths(
-            [
-                batch,
-                File("models.dlrm", "from recapp.sparse.keyed_jagged_tensor import MISSING, Batch"),
-            ],
-            "recapp",
+            [batch, File("models.dlrm", "from recapp.sparse.batch import MISSING, Batch")], "recapp"
         )
         == []
     )
@@ -255,7 +244,7 @@ def test_rooms_hold_files_and_their_init_a_docstring():
 
 def test_a_busy_init_and_a_deep_file_are_found():
     busy = [
-        File("sparse", '"""Jagged."""\nfrom recapp.sparse.keyed_jagged_tensor import Batch', True),
+        File("sparse", '"""Jagged."""\nfrom recapp.sparse.batch import Batch', True),
         File("models", "", True),
     ]
     assert wrong_rooms(busy) == [
@@ -265,10 +254,7 @@ def test_a_busy_init_and_a_deep_file_are_found():
     assert wrong_rooms([File("models.layers.mlp", "")]) == [
         "models.layers.mlp lies deeper than one room"
     ]
-    assert (
-        wrong_rooms([File("sparse", '"""Jagged."""', True), File("sparse.keyed_jagged_tensor", "")])
-        == []
-    )
+    assert wrong_rooms([File("sparse", '"""Jagged."""', True), File("sparse.batch", "")]) == []
 
 
 def test_few_rooms_stand_on_one_another():

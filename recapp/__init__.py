@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
     from recapp.planner.planner_settings import ParameterConstraints
-    from recapp.planner.topology import Topology
+    from recapp.planner.problem import Topology
     from recapp.reporting.plan_report import analyze_plan
     from recapp.sharding.plan_file import read_plan, write_plan
     from recapp.sharding.sharding_plan import ShardingPlan
@@ -137,7 +137,7 @@ _HOMES = {
     "TableLookup": "recapp.tables.config",
     "Task": "recapp.tasks.task",
     "TaskModule": "recapp.trainer.module",
-    "Topology": "recapp.planner.topology",
+    "Topology": "recapp.planner.problem",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
     "analyze_plan": "recapp.reporting.plan_report",

@@ -38,7 +38,7 @@ from recapp.tables.config import PoolingType, TableLookup
 from recapp.tables.ids import IdRules, LookupRows, PendingCheck, check_have_values
 from recapp.tables.row_order import affine
 from recapp.transport.communicator import Comm, Sent, Waits
-from recapp.transport.message_layout import Buffers, Header
+from recapp.transport.step_messages import Buffers, Header
 
 
 @dataclass(frozen=True)

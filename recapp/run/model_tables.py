@@ -9,8 +9,7 @@ from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
-from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor
+from recapp.settings.records import Constructor, find_constructor
 from recapp.settings.values import shown
 from recapp.tables.config import (
     DataType,

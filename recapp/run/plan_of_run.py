@@ -14,13 +14,12 @@ from dataclasses import replace
 
 from recapp.errors import PlanError
 from recapp.optim.named_rules import rules_of
-from recapp.planner.buffers import with_reserve
 from recapp.planner.embedding_planner import Outcome, plan_tables
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
-from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
+from recapp.planner.pricing import with_reserve
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, Topology, dense_of, topology_of
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.topology import Topology, topology_of
 from recapp.processes.launch import rank_count
 from recapp.run.commands import OnPaper
 from recapp.run.model import build_model

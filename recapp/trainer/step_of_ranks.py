@@ -47,7 +47,7 @@ from recapp.optim.named_rules import Rules, describe, distinct_rules, numbers_of
 from recapp.optim.optimizer import HybridOptimizer, clip_norm, clip_value
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.transport.communicator import Comm, average_over_ranks
-from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.step_messages import AverageOverRanks
 
 
 class StepOfRanks(DDPStrategy):

@@ -27,9 +27,8 @@ from recapp.models.layers import FieldDropout
 from recapp.run.model import build_model
 from recapp.run.run_checks import check_training
 from recapp.run.run_rows import rows_of
-from recapp.settings.check_settings import find_constructor
 from recapp.settings.option_files import conf_dir
-from recapp.settings.records import Constructor
+from recapp.settings.records import Constructor, find_constructor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.stored.checkpoint import load_table
 from recapp.stored.stored_model import open_stored

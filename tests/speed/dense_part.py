@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.benchmarks.timing import Steps, ratio, spread
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.models.layer_table import COUNTED, ProductCounter
 from recapp.run.model import build_model
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.dataset.click_rows import ClickRows
 from recapp.dataset.decode import Int64Array
 from recapp.dataset.derive import places

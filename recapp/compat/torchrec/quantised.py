@@ -42,7 +42,7 @@ from recapp.inference.storage import stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.options import Constraints
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

@@ -63,7 +63,7 @@ THIRD_PARTIES = {
         "transport",
         "compat",
         "parallel",
-        "engine.table_strips",
+        "engine.sharded_state",
         "trainer.strategy",
         "planner.embedding_planner",
         "benchmarks.session",

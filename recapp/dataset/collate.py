@@ -39,8 +39,7 @@ from recapp.dataset.decode import (
 from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 
 ROWS_JOINED = 1024
 """The most rows of a chunk for which columns of one type are decoded together: a call costs as much

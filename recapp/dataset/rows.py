@@ -46,7 +46,7 @@ from recapp.dataset.derived_columns import (
     Derivation,
     DerivedColumn,
 )
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 UInt64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]

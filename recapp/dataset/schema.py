@@ -27,8 +27,12 @@ from recapp.dataset.derived_columns import (
     derived_from,
 )
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
-from recapp.tables.listed import features_by_table, row_features
-from recapp.tables.table_settings import TableSettings, TablesOfDataset
+from recapp.tables.table_settings import (
+    TableSettings,
+    TablesOfDataset,
+    features_by_table,
+    row_features,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -36,7 +36,7 @@ from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import Source, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 
 SETTING = "input"
 ROWS_PER_GROUP = 262_144  # the least in the output, except in the last: readers prefer large groups

@@ -41,7 +41,7 @@ from recapp.dataset.rows import Rows, log_edges, places
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
 from recapp.errors import DataError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 FIRST_ROWS = 1024  # whose values are looked at before training
 # beyond these a time is likely to have another unit: seconds of the years 1980 and 2200

@@ -30,9 +30,8 @@ from torch import Tensor, nn
 from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.processes.faults import fault_of_compiler
-from recapp.sparse.batch import Batch
-from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.meta_file import is_a
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import TableLookup

@@ -24,7 +24,7 @@ from torch import nn
 
 from recapp.errors import RankError, RecappError
 from recapp.inference.scorer import Scorer
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.transport.communicator import Comm
 from recapp.transport.pulse import Pulses
 

@@ -37,7 +37,7 @@ from recapp.errors import RecappError
 from recapp.inference.storage import held, row_bytes, stored
 from recapp.kernels.quantised import QuantisedRows
 from recapp.planner.embedding_planner import serving_plan
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.layout import Piece
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding

@@ -50,8 +50,7 @@ from recapp.stored.start_values import check_values as check_start_files
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
 from recapp.tables.ids import OutsideTable
-from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_members
-from recapp.tables.table_settings import TablesOfDataset
+from recapp.tables.table_settings import MOST_MEMBERS, TablesOfDataset, named_tables, of_all_members
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second

@@ -33,7 +33,7 @@ from recapp.inference.scorer import Scorer, not_finite
 from recapp.serving.limits import Refused, bad, busy
 from recapp.serving.question import Question
 from recapp.serving.served_model import Served
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 
 FAULT = "a fault of the server, which its log tells of; the request was not answered"
 

@@ -15,8 +15,8 @@ from recapp.errors import ConfigError
 from recapp.inference.placed_model import HeldTable, HeldTables
 from recapp.inference.storage import stored, values
 from recapp.kernels.quantised import bytes_of_record
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import DataType
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.trainer.callbacks import held_bytes
 from recapp.transport.communicator import Comm
 

@@ -45,7 +45,8 @@ from recapp.sparse.keyed_jagged_tensor import MISSING
 
 FIRST_ROWS = 1024  # whose values are looked at before training
 # beyond these a time is likely to have another unit: seconds of the years 1980 and 2200
-SOONEST, LATEST = 315_532_800, 7_258_118_400
+SOONEST = 315_532_800
+LATEST = 7_258_118_400
 COUNTED_ROWS = 65_536
 COUNTED_VALUES = 2**20  # different values whose frequencies are in memory
 ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones

@@ -61,7 +61,7 @@ from recapp.run.run_rows import (
 )
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, written_values
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit

@@ -61,7 +61,7 @@ THIRD_PARTIES = {
         "transport",
         "compat",
         "parallel",
-        "engine.table_strips",
+        "engine.sharded_state",
         "trainer.strategy",
         "planner.embedding_planner",
         "benchmarks.session",

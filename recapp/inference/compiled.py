@@ -34,9 +34,8 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.errors import ConfigError
 from recapp.processes.faults import fault_of_compiler
-from recapp.sparse.batch import Batch
-from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.meta_file import is_a
 from recapp.stored.stored_model import Artefact
 from recapp.tasks.task import Task

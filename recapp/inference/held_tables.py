@@ -46,7 +46,7 @@ from recapp.engine.sharded_collection import shard_model
 from recapp.errors import CheckpointError, RecappError
 from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise, quantise
 from recapp.planner.embedding_planner import serving_plan
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.layout import WEIGHT, Block, Piece
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding

@@ -25,10 +25,10 @@ from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.errors import CheckpointError, ConfigError, suggest
 from recapp.inference.held_tables import one_rank, row_bytes, storage_of, stored, values
 from recapp.kernels.links import Links
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.named_collections import of_all_members
+from recapp.tables.table_settings import of_all_members
 from recapp.tasks.task import Task
 
 RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]

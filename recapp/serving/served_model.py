@@ -49,7 +49,7 @@ from recapp.inference.scorer import Scorer, not_finite
 from recapp.processes.process_memory import give_back_unused
 from recapp.serving.counts import Counts
 from recapp.serving.limits import Refused, bad, busy
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 
 ROUNDING = 1e-5
 """The tolerance between the scores of the example and those stored with it, relative to max(1,

@@ -13,6 +13,7 @@ from recapp.compat.torchrec.fused_params import (
 )
 from recapp.compat.torchrec.optimizers import RowWiseAdagrad
 from recapp.errors import ConfigError
+from recapp.optim.named_rules import table_rule
 from recapp.optim.rules import (
     adagrad,
     adam,
@@ -23,10 +24,9 @@ from recapp.optim.rules import (
     rowwise_adagrad,
     sgd,
 )
-from recapp.optim.table_rule import table_rule
 from recapp.parallel import EmbeddingBagCollectionSharder
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 class Foreign(Enum):

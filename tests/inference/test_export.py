@@ -40,7 +40,7 @@ from recapp.inference.probe import Probe, least_storage
 from recapp.metrics import click_metrics
 from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.artefact_files import unfinished
 from recapp.stored.manifest import sealed
 from recapp.stored.model_store import MANIFEST

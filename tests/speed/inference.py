@@ -34,10 +34,10 @@ from recapp.model_loading import load_model
 from recapp.models.published_dlrm import DLRM
 from recapp.run.model import model_to_shard
 from recapp.run.trained_model import with_columns_of
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.stored_model import Artefact
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import PoolingType
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 from .lab import Lab
 from .mapped_memory import cost_of_loading

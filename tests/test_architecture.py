@@ -210,12 +210,9 @@ def test_every_name_has_one_import_path():
     ("text", "fault"),
     [
         ("from .batch import Batch", "relative import"),
-        ("from recapp.sparse.keyed_jagged_tensor import *", r"imports \*"),
+        ("from recapp.sparse.batch import *", r"imports \*"),
         ("from tests.ranks import Ranks", "imports tests"),
-        (
-            "from recapp.sparse.keyed_jagged_tensor import Tensor",
-            "Tensor is not defined in recapp.sparse.batch",
-        ),
+        ("from recapp.sparse.batch import Tensor", "Tensor is not defined in recapp.sparse.batch"),
     ],
 )
 def test_a_second_import_path_is_found(text, fault):
@@ -224,11 +221,7 @@ def test_a_second_import_path_is_found(text, fault):
     assert fault.replace("\\", "") in line
     assert (
         wrong_paths(
-            [
-                batch,
-                File("models.dlrm", "from recapp.sparse.keyed_jagged_tensor import MISSING, Batch"),
-            ],
-            "recapp",
+            [batch, File("models.dlrm", "from recapp.sparse.batch import MISSING, Batch")], "recapp"
         )
         == []
     )
@@ -251,7 +244,7 @@ def test_rooms_hold_files_and_their_init_a_docstring():
 
 def test_a_busy_init_and_a_deep_file_are_found():
     busy = [
-        File("sparse", '"""Jagged."""\nfrom recapp.sparse.keyed_jagged_tensor import Batch', True),
+        File("sparse", '"""Jagged."""\nfrom recapp.sparse.batch import Batch', True),
         File("models", "", True),
     ]
     assert wrong_rooms(busy) == [

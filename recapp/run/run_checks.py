@@ -21,9 +21,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
+from recapp.dataset.click_rows import first_outside, place_of_id
+from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
-from recapp.dataset.fingerprint import file_facts, resumed_files
-from recapp.dataset.footers import first_outside, place_of_id
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
 from recapp.dataset.source import (
@@ -123,9 +123,12 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     _check_metrics(recipe, schema)
     if isinstance(recipe.tables, TablesOfDataset):
         check_sizes(recipe.dataset, schema)
-    if words := recipe.dataset.scale_in_words():
-        note(words)
     dataset = recipe.dataset.scaled
+    if dataset is not recipe.dataset:
+        note(
+            f"dataset.scale={recipe.dataset.scale}: batches of {dataset.batch_size:,} rows instead "
+            f"of {recipe.dataset.batch_size:,}"
+        )
     here = rank_info()
     ranks = here.world if here else rank_count(recipe.trainer.devices, recipe.trainer.accelerator)
     check_order(dataset.batch_size, dataset.lanes, ranks)

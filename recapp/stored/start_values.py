@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from recapp.console import note
-from recapp.dataset.derive import places
+from recapp.dataset.rows import places
 from recapp.dataset.schema import Schema
-from recapp.dataset.vector_rows import VectorRows
+from recapp.dataset.source import VectorRows
 from recapp.errors import ConfigError, IdError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block

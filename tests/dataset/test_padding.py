@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recapp.dataset.click_rows import open_rows
+from recapp.dataset.click_rows import first_outside, open_rows
 from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.footers import first_outside
 from recapp.dataset.schema import schema_of
 from recapp.dataset.source import open_files
 from recapp.dataset.stream import make_loader

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from recapp.cli.command import recipe_under
 from recapp.dataset.click_rows import ClickRows
 from recapp.dataset.decode import Int64Array
-from recapp.dataset.derive import places
+from recapp.dataset.rows import places
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of

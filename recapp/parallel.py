@@ -50,7 +50,7 @@ from recapp.processes.faults import fault_of_compiler
 from recapp.settings.other_systems import fused
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
-from recapp.tables.unsharded_collection import (
+from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     UnshardedCollection,

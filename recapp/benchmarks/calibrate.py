@@ -54,10 +54,9 @@ from recapp.planner.problem import dense_of, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.reporting.run_record import Performance, PlanReport
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.sparse.jagged_tensor import KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import AverageOverRanks

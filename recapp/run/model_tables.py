@@ -21,16 +21,19 @@ from recapp.tables.config import (
     table_config,
 )
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
-from recapp.tables.listed import listed_tables
-from recapp.tables.named_collections import (
+from recapp.tables.table_settings import (
     BAGS,
     SEQUENCES,
+    WIDE,
     CollectionTables,
+    FurtherTables,
     ModelTables,
+    TableSettings,
+    TablesOfDataset,
+    listed_tables,
     model_tables,
     usual_collection,
 )
-from recapp.tables.table_settings import WIDE, FurtherTables, TableSettings, TablesOfDataset
 
 UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"

@@ -30,7 +30,7 @@ from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.named_collections import of_all_members
+from recapp.tables.table_settings import of_all_members
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
 """Bytes of one number in a message between ranks, by `engine.payload`."""

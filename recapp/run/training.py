@@ -44,11 +44,11 @@ from recapp.run.plan_of_run import plan_of_run
 from recapp.run.recipe import Recipe, Train
 from recapp.run.run_rows import write_generated
 from recapp.settings.records import Constructor, constructor, find_constructor, to_plain
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.checkpoint import goes_on_in
 from recapp.stored.manifest import Manifest
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.tables.named_collections import of_all_members
+from recapp.tables.table_settings import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves

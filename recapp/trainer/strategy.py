@@ -64,7 +64,7 @@ from recapp.processes.stopping import die_with_parent, saving
 from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.checkpoint import (
     load_together,
     remove_checkpoint,

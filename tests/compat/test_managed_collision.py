@@ -36,8 +36,8 @@ from torch import nn
 
 from recapp.compat.torchrec.optimizers import RowWiseAdagrad
 from recapp.console import note_once
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor

@@ -16,8 +16,8 @@ from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError
 from recapp.planner import embedding_planner, problem
 from recapp.planner.problem import Dense
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def model(rows=1000, dense=10):

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recapp.kernels import reference
 from recapp.metrics import click_metrics
 from recapp.sparse import keyed_jagged_tensor, transfer
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables import ids
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport import step_messages

@@ -21,9 +21,9 @@ from recapp.planner.problem import Dense, PlanningProblem, Topology, dense_of
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 KERNELS = {name: Work(0, 1) for name in ("route", "link", "serve", "group")}
 KERNELS |= {name: Work(0, 1, 1.0) for name in ("answer", "combine", "spread", "update")}

@@ -17,10 +17,10 @@ from recapp.reporting.plan_report import explained
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup, lookups_of
 from recapp.tables.dynamic import DynamicRows
 from recapp.tables.statistics import default_statistics, measured_statistics
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 ONE = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
 SUM_AND_MEAN = (

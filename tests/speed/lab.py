@@ -22,7 +22,7 @@ from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.records import record, to_plain
 from recapp.tables.config import PoolingType
-from recapp.tables.listed import listed_tables
+from recapp.tables.table_settings import listed_tables
 from recapp.transport.communicator import Comm, leave_process_group
 
 from .rivals import Rival, rivals

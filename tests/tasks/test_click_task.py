@@ -11,8 +11,7 @@ from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor, find_constructor
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
 from recapp.tasks.measures import Measure, measures_from
 from recapp.tasks.task import Output, Task

@@ -21,7 +21,7 @@ from recapp.run.run_checks import check_tables
 from recapp.run.training import build_callbacks
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.named_collections import member_name, of_all_members
+from recapp.tables.table_settings import member_name, of_all_members
 
 MEMBERS = 3
 SEED = 5

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from recapp.trainer.module import TaskModule
     from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
-    from recapp.transport.run_ranks import run_ranks
+    from recapp.transport.join_ranks import run_ranks
 
 _HOMES = {
     "AUC": "recapp.metrics",
@@ -153,7 +153,7 @@ _HOMES = {
     "partial_row_wise_lamb": "recapp.optim.rules",
     "read_plan": "recapp.sharding.plan_file",
     "rowwise_adagrad": "recapp.optim.rules",
-    "run_ranks": "recapp.transport.run_ranks",
+    "run_ranks": "recapp.transport.join_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.sharded_collection",
     "static_table": "recapp.stored.checkpoint",

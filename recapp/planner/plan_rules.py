@@ -7,14 +7,16 @@ tables.
       - {type: data_parallel, rows_at_most: 6000, access: frequent}
       - {type: table_wise}
     tables: {large_table: row_wise, "C1*": table_wise}
+    deal: balanced
 
 The conditions of a rule test facts of a table and of the machine (`TableFacts`). An unknown fact
 fulfils no condition, and the plan's notes name it. The plan names the rule of each decision
 (`ShardingPlan.reasons`).
 
-Some sharding types always take all ranks (row_wise, data_parallel). Others get theirs table by
-table: the largest first, on the ranks with the fewest bytes so far; the lower rank wins a tie.
-Equal inputs give equal plans.
+Some sharding types always take all ranks (row_wise, data_parallel). For other types `deal` sets the
+choice of ranks. `balanced` places the largest table first, on the ranks with the fewest bytes so
+far; the lower rank wins a tie. `round_robin` goes in the model's order and gives a vertical strip
+to each rank (or host) in turn. Equal inputs give equal plans.
 """
 
 import operator
@@ -198,6 +200,7 @@ def plan_by_rules(
     mode: str = "unique",
     column_width: int = COLUMN_WIDTH,
     row_order: RowOrderName = "natural",
+    balanced: bool = True,
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
     lookups: Sequence[TableLookup] | None = None,
@@ -215,6 +218,8 @@ def plan_by_rules(
         column_width: Columns of a vertical strip.
         row_order: "mixed" distributes rows over the strips of tables that are cut by rows
             (`recapp/tables/row_order.py`).
+        balanced: Whether types that do not take all ranks are dealt by `balanced`, or else by
+            `round_robin`.
         statistics, batch_per_rank, lookups: As for `table_facts`.
 
     Returns:
@@ -230,7 +235,7 @@ def plan_by_rules(
     default = _Choice("", mode, row_order, "")
     choices = _overridden(tables, overrides or {}, default)
     choices |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in choices}
-    shardings = _dealt(tables, topology, choices, column_width)
+    shardings = _dealt(tables, topology, choices, column_width, balanced)
     return ShardingPlan(
         {t.name: shardings[t.name] for t in tables},
         topology.world_size,
@@ -254,28 +259,39 @@ def _dealt(
     topology: Topology,
     choices: Mapping[str, _Choice],
     column_width: int,
+    balanced: bool,
 ) -> dict[str, TableSharding]:
-    """Cut all tables: the largest first, on the ranks with the fewest bytes."""
-    chooses = {
+    """Cut all tables: the largest first, on the ranks with the fewest bytes, or in the model's
+    order, on the ranks whose turn it is.
+    """
+    choose = {
         t.name: sharding_type(choices[t.name].type, f"table {t.name}").chooses_ranks for t in tables
     }
-    hosts = topology.host_ranks()
+    first_ranks = list(range(topology.world_size))
+    first_hosts = topology.host_ranks()
     load = [0] * topology.world_size
+    turn = 0
     shardings: dict[str, TableSharding] = {}
-    for t in sorted(tables, key=lambda t: (chooses[t.name], -weight_bytes(t))):
+    by_size = sorted(tables, key=lambda t: (choose[t.name], -weight_bytes(t)))
+    for t in by_size if balanced else tables:
+        r = turn % len(first_ranks)
+        h = turn % len(first_hosts)
+        ranks = first_ranks[r:] + first_ranks[:r]
+        hosts = first_hosts[h:] + first_hosts[:h]
+        if balanced:
+            ranks = sorted(first_ranks, key=lambda r: (load[r], r))
+            hosts = sorted(first_hosts, key=lambda h: (sum(load[r] for r in h), h))
         shardings[t.name] = tile(
             t,
             choices[t.name].type,
-            CandidateRanks(
-                sorted(range(topology.world_size), key=lambda r: (load[r], r)),
-                sorted(hosts, key=lambda h: (sum(load[r] for r in h), h)),
-            ),
+            CandidateRanks(ranks, hosts),
             choices[t.name].mode,
             column_width=column_width,
             row_order=choices[t.name].row_order,
         )
         for s in shardings[t.name].shards:
             load[s.rank] += t.rows_in(s.rows) * row_bytes(t, len(s.cols))
+        turn += choose[t.name] * len({s.cols.start for s in shardings[t.name].shards})
     return shardings
 
 

@@ -127,6 +127,7 @@ class PlanSettings:
     tables: dict[str, str] | None = absent()
     sharding_types: dict[str, Constructor] | None = absent()
     row_order: RowOrderName | None = absent()
+    deal: Literal["balanced", "round_robin"] | None = absent()
     dp_max_rows: Natural | None = absent()
     path: str | None = absent()
 

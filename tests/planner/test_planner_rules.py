@@ -408,6 +408,36 @@ def test_the_guidelines_keep_large_tables_whole_that_are_read_every_step():
     assert types(made) == {"t": "table_wise"} and "frequent access" in made.reasons["t"]
 
 
+def test_round_robin_deals_strips_and_hosts_in_the_models_order():
+    tables = [
+        table("a", 9, 128),
+        table("r", 9, 16),
+        table("b", 5, 16),
+        table("c", 90, 64),
+        table("d", 1, 192),
+    ]
+    rules = [
+        PlanRule("column_wise", dim_at_least=128),
+        PlanRule("row_wise", tables=["r"]),
+        PlanRule("table_wise"),
+    ]
+    made = plan(tables, rules, world=3, balanced=False).tables
+    assert {n: [s.rank for s in made[n].shards] for n in "abcd"} == {
+        "a": [0, 1],
+        "b": [2],
+        "c": [0],
+        "d": [1, 2, 0],
+    }
+    grid = plan(
+        [table("g", 10, 128), table("t", 10, 8)],
+        [PlanRule("grid_shard", dim_at_least=128), PlanRule("table_row_wise")],
+        world=6,
+        hosts=3,
+        balanced=False,
+    ).tables
+    assert (grid["g"].ranks, grid["t"].ranks) == ([0, 1, 2, 3], [4, 5])
+
+
 def test_equal_inputs_give_equal_plans_and_the_order_of_tables_does_not_move_the_bytes():
     tables = [table(f"C{k + 1}", rows, 16) for k, rows in enumerate(CRITEO)]
     assert plan(tables, world=4) == plan(tables, world=4)

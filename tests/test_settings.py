@@ -14,7 +14,7 @@ from tiers import one_of
 
 from recapp import train
 from recapp.cli.command import run
-from recapp.cli.compose import compose, to_plain
+from recapp.cli.compose import ADDED_GROUPS, compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
 from recapp.run.commands import COMMANDS, read_settings, recipe_of
@@ -126,6 +126,14 @@ def test_every_option_is_allowed(group):
         if "???" not in str(config):
             for read in (read_settings, recipe_of):
                 assert plain_of(read(config, "train")) == config | {"choices": {}}
+
+
+@pytest.mark.parametrize("command", ["train", "export"])
+def test_every_group_but_those_that_are_added_has_a_default(command):
+    groups = {str(path.parent.relative_to(CONF)) for path in CONF.rglob("*/*.yaml")}
+    chosen = compose(command).hydra.runtime.choices
+    defaults = {group for group in chosen if not group.startswith("hydra/")}
+    assert groups - defaults == {*ADDED_GROUPS}
 
 
 def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):

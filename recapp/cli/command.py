@@ -115,7 +115,7 @@ def run(
         folders = named_folders(flags)
         first = (
             *directory_overrides(writes, overrides),
-            *compose.stored_choices(name, overrides, folders),
+            *compose.stored_choices(overrides, folders),
         )
         if sweeps:
             check_sweep(name, first, overrides, folders)
@@ -342,7 +342,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     words = [word for word in behind[:1] if word not in overrides and not word.startswith("-")]
     folders = named_folders(arguments)
     composed = compose.compose(
-        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
+        name, [*compose.stored_choices(overrides, folders), *overrides], folders
     )
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
@@ -560,7 +560,7 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
 
 def default_settings(option_by_group: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings that a training run writes if its command line only chooses options."""
-    config = compose.compose("train", compose.overrides_that_choose(option_by_group, "train"))
+    config = compose.compose("train", compose.overrides_that_choose(option_by_group))
     settings = compose.to_plain(compose.without_hydra(config), whole=False)
     return compose.with_absolute_paths(settings) | {"choices": compose.choices(config.hydra)}
 

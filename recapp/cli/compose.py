@@ -41,7 +41,6 @@ from recapp.settings.records import (
     override_names,
     unknown,
 )
-from recapp.settings.small_files import read_yaml
 from recapp.settings.values import in_quotes, in_shell, literal, typed
 from recapp.stored.model_store import read_manifest_text
 from recapp.stored.trust import judged
@@ -211,7 +210,7 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 # ---- a checkpoint's settings
 
 
-def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
+def stored_choices(overrides: Sequence[str], folders: Folders = ()) -> list[str]:
     """Return `group=option` for each choice of the checkpoint `ckpt_path=DIR` that the command line
     does not make.
 
@@ -220,10 +219,10 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
     choices; its reader raises the error later.
 
     Args:
-        primary: The command.
         overrides: The command line.
         folders: Directories with further options, besides recapp's own.
     """
+    names_typed = override_names(overrides)
     paths = [override for override in overrides if override.startswith("ckpt_path=")]
     try:
         (named,) = OverridesParser.create().parse_overrides(paths[-1:])
@@ -232,9 +231,9 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         stored = {
             group: option
             for group, option in dict(manifest["config"]["choices"]).items()
-            if GROUP.fullmatch(group) and OPTION.fullmatch(option)
+            if GROUP.fullmatch(group) and OPTION.fullmatch(option) and group not in names_typed
         }
-        stored_overrides = overrides_that_choose(stored, primary, folders)
+        return overrides_that_choose(stored, folders)
     except (
         LookupError,
         RecappError,
@@ -246,57 +245,23 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         OmegaConfBaseException,
     ):
         return []
-    names_typed = override_names(overrides)
-    names = override_names(stored_overrides)
-    return [
-        choice
-        for name, choice in zip(names, stored_overrides, strict=True)
-        if name not in names_typed
-    ]
 
 
-def overrides_that_choose(
-    option_by_group: Mapping[str, str], primary: str, folders: Folders = ()
-) -> list[str]:
-    """Return `group=option` for each option, or `+group=option` if the command has no default for
-    the group.
+def overrides_that_choose(option_by_group: Mapping[str, str], folders: Folders = ()) -> list[str]:
+    """Return `group=option` for each option, or `+group=option` for a group without a default:
+    those of `ADDED_GROUPS`, and groups of the user's own.
 
     Options that no longer exist are left out.
 
     Args:
         option_by_group: The option of each group.
-        primary: The command.
         folders: Directories with further options, besides recapp's own.
     """
-    default = _default_groups(primary)
-    there = {
-        group: option
+    return [
+        f"{'' if is_group(group) and group not in ADDED_GROUPS else '+'}{group}={option}"
         for group, option in option_by_group.items()
         if option_file(group, option, folders)
-    }
-    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
-
-
-def _default_groups(primary: str) -> set[str]:
-    """Return the groups of which a command chooses an option by default, also null, with those
-    inside of them.
-    """
-    groups: set[str] = set()
-    for entry in _defaults_of(option_files.conf_dir() / f"{primary}.yaml"):
-        if isinstance(entry, str):
-            groups |= _default_groups(entry) if entry != "_self_" else set()
-            continue
-        for group, option in entry.items():
-            file = option_file(group, str(option))
-            inner = [each for each in _defaults_of(file) if isinstance(each, dict)] if file else []
-            groups |= {group, *(f"{group}/{name}" for each in inner for name in each)}
-    return groups
-
-
-def _defaults_of(file: Path) -> list[Any]:
-    content = read_yaml(file)
-    entries: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
-    return entries
+    ]
 
 
 def compose_over(

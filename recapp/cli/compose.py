@@ -36,6 +36,7 @@ from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import (
     TARGET,
     constructor,
+    leaves,
     may_be_set,
     names_of,
     override_names,
@@ -400,7 +401,7 @@ def _written_by(choice: Override, folders: Folders) -> list[str]:
     others = [
         str(key).split()[-1].strip("/").replace("/", ".") for entry in defaults for key in entry
     ]
-    return [*others, *dotted(content, leaves_only=True)]
+    return [*others, *(name for name, _ in leaves(content) if name)]
 
 
 def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) -> None:
@@ -418,13 +419,12 @@ def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) 
 # ---- the settings that exist
 
 
-def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = False) -> list[str]:
+def dotted(config: Mapping[Any, Any], prefix: str = "") -> list[str]:
     """Return every key of plain nested settings, inner ones as `group.key`."""
     keys = []
     for key, value in config.items():
-        inner = isinstance(value, dict)
-        keys += [] if inner and leaves_only else [f"{prefix}{key}"]
-        keys += dotted(value, f"{prefix}{key}.", leaves_only=leaves_only) if inner else []
+        keys.append(f"{prefix}{key}")
+        keys += dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else []
     return keys
 
 

@@ -87,21 +87,15 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
         accelerator: `trainer.accelerator`; `auto` uses GPUs where there are any.
 
     Raises:
-        ConfigError: `devices` is neither a number of ranks nor `auto`, or there are fewer GPUs.
+        ConfigError: There are fewer GPUs.
     """
-    automatic = devices == "auto"
-    if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
-        raise ConfigError(
-            f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, "
-            f"{CPU_RANKS} on the CPU"
-        )
     wants_gpu = accelerator in ("gpu", "cuda")
     gpus = gpu_count() if accelerator == "auto" or wants_gpu else 0
     if wants_gpu and gpus == 0:
         raise ConfigError(
             f"trainer.accelerator={accelerator}: this machine has no GPU; use auto or cpu"
         )
-    if automatic:
+    if devices == "auto":
         return gpus or CPU_RANKS
     if gpus and int(devices) > gpus:
         raise ConfigError(

@@ -132,14 +132,11 @@ def fields_of(kind: type) -> dict[str, tuple[Any, Any]]:
         hint = hints[each.name]
         if each.metadata.get("absent"):
             default = ABSENT
-            hint = hint if each.metadata["null"] else _without_null(hint)
+            if not each.metadata["null"]:
+                allowed = [part for part in parts_of(hint) if part is not type(None)]
+                hint = Union[tuple(allowed)]  # noqa: UP007 (made of a tuple)
         settings[each.name.rstrip("_")] = hint, default
     return settings
-
-
-def _without_null(annotation: Any) -> Any:
-    parts = tuple(part for part in parts_of(annotation) if part is not type(None))
-    return Union[parts]  # noqa: UP007 (made of a tuple)
 
 
 def parts_of(annotation: Any) -> tuple[Any, ...]:
@@ -156,11 +153,6 @@ def records_of(annotation: Any) -> list[Any]:
 def closest(value: Mapping[str, Any], kinds: list[Any]) -> Any:
     """Return the record, out of several, whose fields match most keys."""
     return max(kinds, key=lambda kind: len(set(fields_of(kind)) & set(value)))
-
-
-def item_of(annotation: Any) -> Any:
-    """Return the annotation of a list's items; None if the annotation is no list."""
-    return get_args(annotation)[0] if get_origin(annotation) in (list, tuple) else None
 
 
 def values_of(annotation: Any) -> Any:
@@ -253,7 +245,7 @@ class _Reader:
             return constructor(value, name)
         if get_origin(annotation) is Annotated:
             parts = parts_of(get_args(annotation)[0])
-        item = next((item_of(part) for part in parts if get_origin(part) is tuple), None)
+        item = next((get_args(part)[0] for part in parts if get_origin(part) is tuple), None)
         of_records = isinstance(value, list) and dataclasses.is_dataclass(item)
         if self.command is not None and not of_records:
             if kinds and not {*parts} - {*kinds, type(None)}:
@@ -364,11 +356,21 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
 }
 
 
-def names_of(kind: type) -> list[str]:
+def names_of(kind: type, prefix: str = "") -> list[str]:
     """Return the dotted names of a record's settings and groups, but not of a `_target_`'s
     arguments.
+
+    Args:
+        kind: The class of the record.
+        prefix: What stands before each name.
     """
-    return list(_names(kind, ""))
+    names = []
+    for key, (annotation, _) in fields_of(kind).items():
+        names.append(f"{prefix}{key}")
+        if str not in parts_of(annotation):  # no file's
+            for part in records_of(annotation):
+                names += names_of(part, f"{prefix}{key}.")
+    return names
 
 
 def may_be_set(config: Mapping[str, Any], kind: type) -> list[str]:
@@ -467,14 +469,3 @@ def told(error: Exception) -> str:
     *_, last = extract_tb(error.__traceback__)
     words = [f"{type(error).__name__}:" if str(error) else type(error).__name__]
     return " ".join([*words, *str(error).split(), f"({last.filename}:{last.lineno})"])
-
-
-# ---- the records' fields and annotations
-
-
-def _names(kind: type, prefix: str) -> Iterable[str]:
-    for key, (annotation, _) in fields_of(kind).items():
-        yield f"{prefix}{key}"
-        for part in records_of(annotation):
-            if str not in parts_of(annotation):  # no file's
-                yield from _names(part, f"{prefix}{key}.")

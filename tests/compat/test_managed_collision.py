@@ -35,7 +35,7 @@ from recapp.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torch import nn
 
 from recapp.compat.torchrec.optimizers import RowWiseAdagrad
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor

@@ -29,7 +29,7 @@ from recapp.modules.mc_modules import (
 from torch import nn
 
 from recapp.compat.torchrec.quantised import quantize_embeddings
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor

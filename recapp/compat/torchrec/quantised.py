@@ -7,7 +7,7 @@ one. Both models are read-only.
     collection.qconfig = QuantConfig(activation=..., weight=...)   # one collection
     EmbeddingBagCollection.from_float(collection)                  # or torch's quantize_dynamic
 
-The collections are the engine's on a single rank (`recapp/inference/placed_model.py`). The state
+The collections are the engine's on a single rank (`recapp/inference/held_tables.py`). The state
 dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for each row
 (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into a model
 that was quantised in the same way.
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.read_only_store import values_of
 from recapp.engine.sharded_collection import (
     ShardedCollection,
@@ -35,24 +34,27 @@ from recapp.engine.sharded_collection import (
     shard_model,
     sharded_collections,
 )
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
-from recapp.inference.placed_model import HeldTable, HeldTables, one_rank
-from recapp.inference.storage import stored
+from recapp.inference.held_tables import HeldTable, HeldTables, one_rank, stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.options import Constraints
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
+from recapp.tables.collections import EmbeddingBagCollection as FloatBags
+from recapp.tables.collections import EmbeddingCollection as FloatSequences
+from recapp.tables.collections import (
+    UnshardedCollection,
+    collections_in,
+    embedding_lookups,
+    embedding_tables,
+)
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_hash
-from recapp.tables.unsharded_collection import EmbeddingBagCollection as FloatBags
-from recapp.tables.unsharded_collection import EmbeddingCollection as FloatSequences
-from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
 
 

@@ -40,17 +40,16 @@ from recapp.optim.rules import RowRule
 from recapp.parallel import CollectionSharder
 from recapp.sharding.sharding_plan import TableSharding
 from recapp.sparse.bags import first_ones, on_host
-from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.collections import ModuleByName
-from recapp.tables.config import EmbeddingConfig, sequence_table
-from recapp.tables.initial import begun_rows
-from recapp.tables.unsharded_collection import (
+from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
+    ModuleByName,
     UnshardedCollection,
 )
+from recapp.tables.config import EmbeddingConfig, sequence_table
+from recapp.tables.initial import begun_rows
 
 
 class CollectionWrapper(nn.Module):

@@ -18,7 +18,7 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.compat.torchrec.fused_params import EmbOptimType
+    from recapp.compat.torchrec.keyed import EmbOptimType
     from recapp.compat.torchrec.managed_collisions import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -101,7 +101,7 @@ _HOMES = {
     "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
-    "EmbOptimType": "recapp.compat.torchrec.fused_params",
+    "EmbOptimType": "recapp.compat.torchrec.keyed",
     "EmbeddingBagCollection": "recapp.tables.collections",
     "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",

@@ -69,7 +69,7 @@ class CollectionSharder:
 
     Args:
         fused_params: The optimiser as TorchRec's settings
-            (`recapp/compat/torchrec/fused_params.py`), or a row rule (`recapp/optim/rules.py`); the
+            (`recapp/compat/torchrec/keyed.py`), or a row rule (`recapp/optim/rules.py`); the
             entry `tables` has settings of single tables. None takes the optimiser that was applied
             in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at
             its default rate.

@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 
 import recapp
 from recapp.cli import compose
-from recapp.compat.torchrec_names import NAMES
+from recapp.compat.foreign_names import NAMES
 from recapp.planner.planner_settings import PlanRule
 from recapp.run.commands import COMMANDS as RECORDS
 from recapp.run.commands import checked

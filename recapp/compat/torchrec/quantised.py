@@ -200,7 +200,6 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy the stored rows of a state dict into the held tables, and remove them from it."""
     loaded_tables = []
     for name, table, held_table in _of_state(holder, prefix):
         if table.dynamic is not None:

@@ -510,7 +510,7 @@ def _fill(
     number_N[stored_keys.row_N] = torch.arange(len(stored_keys.row_N), device="cpu")
     rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
     counts = {table: {ROWS: rows_R, WAITING: [0] * RUNS}}
-    for block in shared.stored.blocks_to_load(counts, shared.updates, table):
+    for block in shared.blocks_to_load(counts, shared.updates, table):
         if block.tensor == KEYS:
             block.data.copy_(stored_keys.key_N[block.rows.start : block.rows.stop, None])
         elif block.tensor == "weight":
@@ -522,7 +522,7 @@ def _fill(
                     at_N = (to_N[inside_N] - block.rows.start).to(block.data.device)
                     part = values.detach()[:, _from(cols, left)][inside_N.to(values.device)]
                     block.data[at_N, _from(cols, block.cols.start)] = part.to(block.data)
-    shared.stored.loaded()
+    shared.loaded()
 
 
 def _inside(number_N: Tensor, numbers: range) -> Tensor:

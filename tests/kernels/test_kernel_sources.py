@@ -72,7 +72,7 @@ ALL = {"pool", "pool packed", "update", "row squares", "link", "group", "hash", 
     ("file", "kinds"),
     [
         ("kernels/numba_vectors.py", ALL),
-        ("kernels/constants.py", ALL),
+        ("kernels/links.py", ALL),
         ("optim/rules.py", {"update", "row squares"}),
         ("tables/ids.py", set()),
     ],

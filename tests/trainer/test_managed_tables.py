@@ -68,7 +68,7 @@ def test_managed_tables_train_ahead_or_not_and_go_on_under_another_plan(logs, tm
     shared, whole = trained(logs, tmp_path / "whole", 1, 6, "table_wise")
     rows = {table: len(data) for (table, tensor), data in whole.items() if tensor == "keys"}
     assert len(rows) == 26 and ROWS // 2 < max(rows.values()) <= ROWS
-    assert sum(changes.evicted for changes in shared.stored.changes().values())
+    assert sum(changes.evicted for changes in shared.changes().values())
     _, other = trained(logs, tmp_path / "not_ahead", 0, 6, "row_wise")
     trained(logs, tmp_path / "half", 1, 3, "table_wise")
     stopped = tmp_path / "half" / "checkpoints" / "last.ckpt"

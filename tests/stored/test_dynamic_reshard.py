@@ -285,13 +285,14 @@ def test_a_state_dict_that_is_faulty_on_one_rank_is_refused_by_all(ranks, fault,
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda k, w: (k, w.half()), "weight is torch.float16, must be torch.float32: convert it"),
-        (lambda k, w: (k.double(), w), "keys is torch.float64, must be torch.int64: convert it"),
-        (lambda k, w: (k, torch.cat([w, w], 1)), "weight is a tensor of shape (5, 16), must be"),
-        (lambda k, w: (k[:3], w), "weight has 5 rows, but there are 3 keys"),
-        (lambda k, w: (k, 5), "weight is a int: must be a tensor or"),
-        (lambda k, w: (k, [7]), "weight has an entry that is no (rows, cols, tensor)"),
-        (lambda k, w: (k, w[:4]), "do not have every row whose key they have"),
+        (lambda k, w: (k, w.half()), "weight: torch.float16 is stored, the table is torch.float32"),
+        (lambda k, w: (k.double(), w), "keys: torch.float64 is stored, the table is torch.int64"),
+        (lambda k, w: (k, torch.cat([w, w], 1)), "weight: a tensor of shape (5, 16) is stored"),
+        (lambda k, w: (k[:3], w), "shape (5, 8) is stored, the table is (3, 8)"),
+        (lambda k, w: (k, 5), "weight: a int is stored, neither a whole tensor nor"),
+        (lambda k, w: (k, [7]), "weight: entry 0 is no (rows, cols, tensor)"),
+        (lambda k, w: ([7], w), "keys: an entry is no (rows, cols, tensor)"),
+        (lambda k, w: (k, [((0, 4), (0, 8), w[:4])]), "do not have every row whose key they have"),
     ],
 )
 def test_a_state_dict_of_something_else_is_refused_before_anything_changes(change, says):

@@ -22,8 +22,7 @@ from recapp.dataset.schema import Schema
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.tasks.click import ClickTask
-from recapp.tasks.task import Task, one_or_all
+from recapp.tasks.task import ClickTask, Task, one_or_all
 
 ROWS_AT_ONCE = 4096
 """Rows of a batch in `predict`; larger batches are not faster (measured)."""

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.module import TaskModule
 

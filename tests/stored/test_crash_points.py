@@ -19,6 +19,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tables import Comms
+from tiers import one_of
 
 from recapp.sharding.layout import Block
 from recapp.stored import checkpoint
@@ -346,7 +347,7 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
 # ---- a reader beside a writer
 
 
-@pytest.mark.parametrize("way", ["link", "directory"])
+@pytest.mark.parametrize("way", one_of(2, ["link", "directory"]))
 def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
     path = tmp_path / "last.ckpt"
     stop = threading.Event()
@@ -390,6 +391,7 @@ def step_of_one_version(path):
         return snapshot.manifest.step
 
 
+@pytest.mark.full
 def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
     run = Run(tmp_path)
     comms = Comms(2)

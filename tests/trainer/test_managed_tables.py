@@ -2,6 +2,7 @@
 and goes on from its checkpoint under another plan.
 """
 
+import pytest
 import torch
 from runs import compose, fit
 
@@ -64,6 +65,7 @@ def trained(logs, folder, look_ahead, steps, plan, ckpt_path=None):
     }
 
 
+@pytest.mark.full
 def test_managed_tables_train_ahead_or_not_and_go_on_under_another_plan(logs, tmp_path):
     shared, whole = trained(logs, tmp_path / "whole", 1, 6, "table_wise")
     rows = {table: len(data) for (table, tensor), data in whole.items() if tensor == "keys"}

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import recapp
 from recapp import __main__ as console_command
-from recapp.cli import command, compose, recipe_of_job
+from recapp.cli import command, compose
 from recapp.cli.compose import unreadable
 from recapp.errors import ConfigError, DataError
 from recapp.processes import rank_process
@@ -454,7 +454,7 @@ def keep(base, monkeypatch):
         (base / "last.ckpt").mkdir()
         (base / "last.ckpt/manifest.json").write_text(json.dumps({"config": settings}))
         monkeypatch.setattr(
-            recipe_of_job,
+            command,
             "stored_recipe",
             lambda _, *said: compose.recipe_over(settings, *said),
         )
@@ -628,7 +628,7 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(
 ):
     run(*argv)
     hold = (
-        "import sys, pathlib, recapp.processes.lock as lock\nwith "
+        "import sys, pathlib, recapp.processes.rank_environment as lock\nwith "
         "lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
     )
     other = subprocess.Popen(

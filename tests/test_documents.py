@@ -43,8 +43,8 @@ from recapp.compat.torchrec_names import NAMES
 from recapp.planner.planner_settings import PlanRule
 from recapp.run.commands import COMMANDS as RECORDS
 from recapp.run.commands import checked
-from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import options
+from recapp.settings.records import names_of
 from recapp.sharding.plan_file import read_plan
 from recapp.tables.config import EmbeddingBagConfig
 

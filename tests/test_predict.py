@@ -19,7 +19,7 @@ from jobs import Failed, command, environment, metrics_of, ranks_of, refusal, sm
 
 import recapp
 from recapp import predict
-from recapp.processes.lock import locked
+from recapp.processes.rank_environment import locked
 
 ROWS = 6000
 BATCH = "rows_per_batch=512"

@@ -19,9 +19,8 @@ from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
 from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.run_checks import check_training
-from recapp.settings.check_settings import OF_TABLES_THAT_GROW, names_of
 from recapp.settings.option_files import is_group
-from recapp.settings.records import fields_of, records_of
+from recapp.settings.records import OF_TABLES_THAT_GROW, fields_of, names_of, records_of
 from recapp.settings.records import to_plain as plain_of
 from recapp.settings.values import Within, read
 from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType

@@ -42,7 +42,7 @@ from recapp.planner.options import (
     options_of,
 )
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.problem import Dense, PlanningProblem, Topology, dense_of
 from recapp.planner.rank_memory import bytes_per_rank, check_memory, check_reserve, weight_bytes
 from recapp.planner.search import (
     EXACT_COMBINATIONS,
@@ -56,7 +56,6 @@ from recapp.planner.search import (
     relaxed_choice,
 )
 from recapp.planner.search_space import Assignment, SearchSpace, TableBundle, lower_bound
-from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
@@ -239,7 +238,7 @@ class EmbeddingShardingPlanner:
         self,
         module: nn.Module,
         sharders: Sequence[Any] | None = None,
-        process_group: "dist.ProcessGroup | None" = None,
+        pg: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
         """Plan on rank 0 and return that plan on every rank. Every rank calls this; all ranks raise
         an error of rank 0.
@@ -247,12 +246,11 @@ class EmbeddingShardingPlanner:
         Args:
             module: As for `plan`.
             sharders: As for `plan`.
-            process_group: The ranks; None takes the default group, or only this process without
-                one.
+            pg: The ranks; None takes the default group, or only this process without one.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
-        group = process_group or dist.group.WORLD
+        group = pg or dist.group.WORLD
         planner = copy(self)
         if self.topology is None:
             ranks = dist.get_world_size(group)

@@ -14,7 +14,7 @@ from recapp.processes.launch import LaunchSettings
 from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
-from recapp.settings import check_settings
+from recapp.settings import records
 from recapp.settings.records import composed, record
 from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
@@ -57,8 +57,6 @@ class OnPaper(Recipe):
 
     statistics: Literal["auto", "assumed"] = "auto"
     out: str | None = None
-    a: str | None = None
-    b: str | None = None
     as_: Literal["plan", "hugectr"] = "plan"
     indent: Natural | None = None
     path: str | None = None
@@ -180,8 +178,6 @@ class Report(Command):
     """The settings of `python -m recapp.report`."""
 
     path: str | None = None
-    a: str | None = None
-    b: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +218,10 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 """The commands that have the group `experiment`. Its options set values of other groups."""
 
 VERBS = {
-    "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
+    "plan": ("explain", "types", "export", "calibrate", "devices", "scale"),
     "bench": ("step", "train", "strategies", "data", "inference"),
-    "report": ("compare",),
 }
-"""The verbs of commands: a verb is the first word after the command. `report` needs none."""
+"""The verbs of commands: a verb is the first word after the command."""
 
 
 def read_settings(plain: Mapping[str, Any], command: str) -> Any:
@@ -272,4 +267,4 @@ def checked(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
         ConfigError: A setting is wrong; the error names the setting, the value, the allowed values
             and a close one.
     """
-    return check_settings.checked(settings, COMMANDS[command])
+    return records.checked(settings, COMMANDS[command])

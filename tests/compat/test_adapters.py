@@ -32,7 +32,7 @@ from recapp.console import note_once
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.parallel import EmbeddingBagCollectionSharder
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 
@@ -190,19 +190,12 @@ def test_other_types_and_scales_are_refused(make, message):
 
 
 def test_an_empty_registry_and_one_of_fp32_ask_for_nothing():
-    fp32 = get_qcomm_codecs_registry(QCommsConfig(fp8_bwd_uses_143=False))
+    fp32 = get_qcomm_codecs_registry(QCommsConfig())
     assert fp32 is None
     bags = EmbeddingBagCollectionSharder(qcomm_codecs_registry={})
     assert bags.payload is None
     wrapped = ManagedCollisionEmbeddingBagCollectionSharder(bags, qcomm_codecs_registry={})
     assert wrapped.payload is None
-
-
-def test_settings_of_types_that_do_not_travel_are_noted(capsys):
-    note_once.cache_clear()
-    config = QCommsConfig(CommType.FP16, CommType.FP16, fp8_quantize_dim=16)
-    assert config.payload is torch.float16
-    assert "fp8_quantize_dim has no effect: it is for messages in FP8" in capsys.readouterr().err
 
 
 def local_numbers(comm):

@@ -21,11 +21,10 @@ from tiers import one_of
 
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm
-from recapp.optim.optimizer import hybrid
+from recapp.optim.optimizer import clip_norm, hybrid
 from recapp.optim.rules import adagrad, adam, momentum_sgd, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 L2 = 0.02

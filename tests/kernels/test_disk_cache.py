@@ -210,12 +210,12 @@ def test_a_change_in_a_rule_of_the_users_own_compiles_its_kernel_anew(tmp_path):
 REPORT = """
 import sys, time
 import numba.core.caching as caching
-from recapp.kernels import warm_up
+from recapp.kernels import backend
 
 load = caching.Cache.load_overload
 slow_disk = float(sys.argv[1])
 caching.Cache.load_overload = lambda *args: time.sleep(slow_disk) or load(*args)
-with warm_up.report_compilation(True):
+with backend.report_compilation(True):
     from kernel_on_disk import kernel
     kernel(1)
 """
@@ -249,8 +249,8 @@ NOWHERE = """
 import numba.core.caching as caching
 caching.CacheImpl._locator_classes = []  # as where every directory is read-only
 import recapp.transport.ring
-from recapp.kernels import numba_cache, warm_up
-with warm_up.report_compilation(True):
+from recapp.kernels import backend, numba_cache
+with backend.report_compilation(True):
     print(numba_cache.compiled()(lambda x: x + 1)(1))
 """
 

@@ -12,10 +12,9 @@ from torch import nn
 from recapp.metrics import click_metrics
 from recapp.models.attention import BST, DIN
 from recapp.models.layers import MLP
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 ITEMS = 40
 DIM = 4

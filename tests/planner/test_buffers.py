@@ -6,9 +6,8 @@ import pytest
 from jobs import recipe, small
 
 from recapp.optim.rules import sgd
-from recapp.planner.buffers import buffer_bytes
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.pricing import buffer_bytes
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.run.plan_of_run import problem_of_run
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks

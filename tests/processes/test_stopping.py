@@ -16,7 +16,7 @@ from tiers import one_of
 
 from recapp.cli.command import run
 from recapp.processes import stopping
-from recapp.processes.launched_ranks import Forwarding
+from recapp.processes.rank_process import Forwarding
 from recapp.processes.stopping import Stopped, stoppable
 
 BOTH = [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "stopped by SIGTERM\n")]

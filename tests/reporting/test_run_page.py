@@ -9,7 +9,7 @@ from reporting.pages import opened, parts
 from reporting.sweeps import leave_pictures_unpainted, make_run
 
 from recapp import report
-from recapp.cli.recipe_of_job import default_settings
+from recapp.cli.command import default_settings
 from recapp.errors import ConfigError
 from recapp.reporting.report_pages import write_report
 

@@ -316,7 +316,6 @@ def test_the_foot_says_what_the_runs_were_made_with(rates):
         "Batch": "128 samples, all ranks together",
         "Files": "3 files, a.parquet to c.parquet to train",
         "Labels": "bought 25.00% of the rows to train",
-        "Times": "ts 2026-01-01 00:00:00 to 2026-01-31 23:59:59 UTC",
         "Left out": "hidden 4 (_SUCCESS, ..)",
         "Seed": "1; 2",
         "Versions": "recapp 0.1.0, torch 2.13.0, lightning 2.6.6, python 3.11.7",

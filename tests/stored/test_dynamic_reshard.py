@@ -17,7 +17,7 @@ from engine.test_dynamic_tables import (
 )
 from tiers import one_of
 
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_table, static_table, write_checkpoint

@@ -12,8 +12,8 @@ from recapp.compat.torchrec.wrapped_collections import (
 )
 from recapp.errors import IdError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 ROWS = 12
 ANY = Dim.AUTO

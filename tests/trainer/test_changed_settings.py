@@ -19,8 +19,7 @@ from recapp.run.run_checks import (
     check_resumed,
     check_training,
 )
-from recapp.settings.check_settings import names_of
-from recapp.settings.records import to_plain
+from recapp.settings.records import names_of, to_plain
 from recapp.stored.checkpoint import read_manifest
 from recapp.trainer.restore import ChangedCallbacks
 

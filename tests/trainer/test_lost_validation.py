@@ -15,8 +15,8 @@ from runs import compose, fit
 from trainer.test_snapshots import CatchUp
 
 from recapp.console import short_path
+from recapp.dataset.click_rows import first_outside, place_of_bag, place_of_id
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.footers import first_outside, place_of_bag, place_of_id
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.errors import CheckpointError, IdError

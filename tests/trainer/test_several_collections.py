@@ -7,8 +7,8 @@ import torch
 from runs import compose, fit
 
 from recapp.models.published_dlrm import DLRM
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 
 class WideDLRM(DLRM):

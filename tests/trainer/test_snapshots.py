@@ -26,7 +26,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.meta_file import dense_state
-from recapp.tables.named_collections import member_name
+from recapp.tables.table_settings import member_name
 from recapp.train import with_snapshots
 from recapp.trainer.keep_checkpoints import KeepSnapshots, kept_before, validate_first
 from recapp.transport.communicator import Comm

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from tiers import one_of
 from trainer.runs import compose, fit
 
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.sharded_state import TableStrips
 from recapp.errors import ConfigError, RecappError
 from recapp.processes.rank_environment import RankInfo
 from recapp.run import training

@@ -6,9 +6,9 @@ TorchRec sets memory by caps and sharding by kernels; the records have other fie
 A `QCommsConfig` becomes recapp's payload: the type in which ranks send vectors and their gradients
 (`engine.payload` under Lightning).
 
-TorchRec estimates the cost of a plan as bytes over bandwidths. recapp's cost also has latencies and
-costs per id. These keep the values of the device's default hardware;
-`python -m recapp.plan calibrate` measures all of them.
+TorchRec estimates the cost of a plan as bytes over bandwidths, which are arguments of its topology.
+recapp's cost also has latencies and costs per id; `python -m recapp.plan calibrate` measures all of
+them, so that a topology here takes no bandwidths.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,71 +17,15 @@ from enum import Enum
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from typing_extensions import override
 
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import embedding_planner, planner_settings
-from recapp.planner import topology as recapp_topology
-from recapp.planner.hardware import Hardware, default_hardware
+from recapp.planner import problem as planning_problem
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
-
-BYTES_PER_MS = 1e-6  # in 10^9 bytes a second
-RANKS = [2**k for k in range(1, 11)]  # world sizes with a rate of a ring; others are interpolated
-BETWEEN = {"intra_host_bw": "host", "inter_host_bw": "network"}
-
-
-def hardware_of_bandwidths(
-    compute_device: str, bandwidths: Mapping[str, float | None]
-) -> Hardware | None:
-    """Return the default hardware of a device with the given bandwidths; None if none is given.
-
-    Args:
-        compute_device: "cpu" or "cuda".
-        bandwidths: Bandwidths in bytes a millisecond. `intra_host_bw` and `inter_host_bw` are those
-            between ranks of one host and of two hosts. `hbm_mem_bw` and `ddr_mem_bw` are those of
-            the memory of a GPU and of a CPU rank; only the one of `compute_device` is used.
-
-    Raises:
-        ConfigError: A bandwidth is no number above 0.
-    """
-    numbers = {name: value for name, value in bandwidths.items() if value is not None}
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(f"Topology: {name}={value}: must be bytes a millisecond, above 0")
-    if not numbers:
-        return None
-    hardware = default_hardware(compute_device)
-    memory = numbers.get("hbm_mem_bw" if compute_device == "cuda" else "ddr_mem_bw")
-    if memory is not None:
-        gb_per_s = memory * BYTES_PER_MS
-        kernels = {
-            name: work if work.gb_per_s == float("inf") else replace(work, gb_per_s=gb_per_s)
-            for name, work in hardware.kernels.items()
-        }
-        hardware = replace(hardware, kernels=kernels)
-    for name, kind in BETWEEN.items():
-        if name in numbers:
-            gb_per_s = numbers[name] * BYTES_PER_MS
-            link = hardware.all_to_all[kind]  # its busiest rank sends at this rate
-            sent = replace(link, gb_per_s=dict.fromkeys(link.gb_per_s, gb_per_s))
-            # in a ring of n ranks each sends 2 (n - 1) / n times the reduced bytes
-            ring = {n: gb_per_s * n / (2 * (n - 1)) for n in RANKS}
-            reduced = replace(hardware.all_reduce[kind], gb_per_s=ring)
-            hardware = replace(
-                hardware,
-                all_to_all={**hardware.all_to_all, kind: sent},
-                all_reduce={**hardware.all_reduce, kind: reduced},
-            )
-    text = ", ".join(f"{name}={value:g}" for name, value in numbers.items())
-    return replace(
-        hardware, source=f"{hardware.source} Bandwidths as Topology was given them: {text}."
-    )
-
 
 TORCHRECS_BATCH = 512
 
@@ -101,13 +45,8 @@ def Topology(
     hbm_cap: int | None = None,
     ddr_cap: int | None = None,
     local_world_size: int | None = None,
-    *,
-    hbm_mem_bw: float | None = None,
-    ddr_mem_bw: float | None = None,
-    intra_host_bw: float | None = None,
-    inter_host_bw: float | None = None,
     **others: Any,
-) -> recapp_topology.Topology:
+) -> planning_problem.Topology:
     """Return recapp's topology for TorchRec's arguments.
 
     Args:
@@ -116,35 +55,19 @@ def Topology(
         hbm_cap: The bytes for tables on each GPU rank.
         ddr_cap: The bytes for tables on each CPU rank.
         local_world_size: The number of ranks on a host; None puts all ranks on one host.
-        hbm_mem_bw: The bandwidth of a GPU's memory in bytes a millisecond. None takes the device's
-            default hardware, as for the next three.
-        ddr_mem_bw: The bandwidth of a CPU rank's memory in bytes a millisecond.
-        intra_host_bw: The bandwidth between ranks of one host in bytes a millisecond.
-        inter_host_bw: The bandwidth between ranks of two hosts in bytes a millisecond.
-        others: No other argument is allowed. `python -m recapp.plan calibrate` measures the
-            remaining costs.
+        others: No other argument is allowed, such as a bandwidth.
 
     Raises:
-        ConfigError: Another argument is given, the ranks do not fill the hosts, or a bandwidth is
-            no number above 0.
+        ConfigError: Another argument is given, or the ranks do not fill the hosts.
     """
     _refuse_others(
         "Topology", others, "what steps cost is measured: python -m recapp.plan calibrate"
     )
     cap = hbm_cap if compute_device == "cuda" else ddr_cap
-    return recapp_topology.Topology(
+    return planning_problem.Topology(
         world_size,
         compute_device=compute_device,
         memory_bytes=None if cap is None else [cap] * world_size,
-        hardware=hardware_of_bandwidths(
-            compute_device,
-            {
-                "hbm_mem_bw": hbm_mem_bw,
-                "ddr_mem_bw": ddr_mem_bw,
-                "intra_host_bw": intra_host_bw,
-                "inter_host_bw": inter_host_bw,
-            },
-        ),
         local_world_size=local_world_size,
     )
 
@@ -223,8 +146,8 @@ class FixedPercentageStorageReservation:
         self.dense_tensor_estimate: int | None = None
 
     def reserved(
-        self, topology: recapp_topology.Topology, dense: Dense
-    ) -> recapp_topology.Topology:
+        self, topology: planning_problem.Topology, dense: Dense
+    ) -> planning_problem.Topology:
         """Return a topology with a memory cap, and with the bytes that tables must leave free.
 
         Args:
@@ -289,15 +212,12 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
     Args:
         topology: The ranks; None takes the default of recapp's planner.
         batch_size: The number of samples on a rank; None takes TorchRec's default of 512.
-        enumerator: Must be None, because recapp's search has no exchangeable parts.
         storage_reservation: The memory that tables leave free; it needs a topology with a cap.
-        proposer: Must be None.
-        partitioner: Must be None.
-        performance_model: Must be None.
-        stats: Must be None.
         constraints: The constraints on tables, by table name or glob.
         debug: Whether to print the plan on standard error.
-        others: The arguments `rule`, `statistics` and `dense` of recapp's planner.
+        others: The arguments `rule`, `statistics` and `dense` of recapp's planner. TorchRec's
+            `enumerator`, `proposer`, `partitioner`, `performance_model` and `stats` must be None,
+            because recapp's search has no exchangeable parts.
 
     Raises:
         ConfigError: An argument is given that recapp does not support.
@@ -305,41 +225,22 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
     def __init__(
         self,
-        topology: recapp_topology.Topology | None = None,
+        topology: planning_problem.Topology | None = None,
         batch_size: int | None = None,
-        enumerator: None = None,
+        *,
         storage_reservation: FixedPercentageStorageReservation | None = None,
-        proposer: None = None,
-        partitioner: None = None,
-        performance_model: None = None,
-        stats: None = None,
         constraints: Mapping[str, planner_settings.ParameterConstraints] | None = None,
         debug: bool = False,
         **others: Any,
     ) -> None:
-        parts = {
-            "enumerator": enumerator,
-            "proposer": proposer,
-            "partitioner": partitioner,
-            "performance_model": performance_model,
-            "stats": stats,
-        }
-        extra_parts = {name: value for name, value in parts.items() if value is not None}
-        extra_parts |= {n: v for n, v in others.items() if n not in ("rule", "statistics", "dense")}
+        arguments = {name: value for name, value in others.items() if value is not None}
+        known = ("rule", "statistics", "dense")
+        parts = {name: value for name, value in arguments.items() if name not in known}
         why = "recapp has one search; say what a plan must respect in constraints"
-        _refuse_others("EmbeddingShardingPlanner", extra_parts, why)
-        super().__init__(topology, batch_size or TORCHRECS_BATCH, constraints, **others)
+        _refuse_others("EmbeddingShardingPlanner", parts, why)
+        super().__init__(topology, batch_size or TORCHRECS_BATCH, constraints, **arguments)
         self.storage_reservation = storage_reservation
         self.debug = debug
-
-    @override
-    def collective_plan(
-        self,
-        module: nn.Module,
-        sharders: Sequence[Any] | None = None,
-        pg: "dist.ProcessGroup | None" = None,
-    ) -> ShardingPlan:
-        return super().collective_plan(module, sharders, pg)
 
     @override
     def plan_problem(self, problem: PlanningProblem) -> ShardingPlan:
@@ -349,7 +250,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         return plan
 
     @override
-    def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
+    def topology_for(self, problem: PlanningProblem) -> planning_problem.Topology:
         topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:
@@ -382,16 +283,6 @@ class CommType(Enum):
 _DTYPES = {CommType.FP32: None, CommType.FP16: torch.float16, CommType.BF16: torch.bfloat16}
 
 
-_OF_OTHER_TYPES = (
-    "fp8_quantize_dim",
-    "fp8_quantize_dim_bwd",
-    "fp8_bwd_uses_143",
-    "mx4_quantize_dim",
-    "mx4_quantize_dim_bwd",
-    "mx4_rounding_mode",
-)
-
-
 @dataclass(frozen=True)
 class QCommsConfig:
     """The types of sent vectors (forward) and of their gradients (backward).
@@ -402,13 +293,6 @@ class QCommsConfig:
             two differ, it takes fp32 if that is one of them, else bf16, and prints a note.
         forward_loss_scale: Must be None, because gradients are not scaled.
         backward_loss_scale: Must be None.
-        fp8_quantize_dim: A setting of FP8. It has no effect on recapp's types, nor on these types
-            in TorchRec; recapp prints a note if it is given.
-        fp8_quantize_dim_bwd: A setting of FP8, without effect.
-        fp8_bwd_uses_143: A setting of FP8, without effect.
-        mx4_quantize_dim: A setting of MX4, without effect.
-        mx4_quantize_dim_bwd: A setting of MX4, without effect.
-        mx4_rounding_mode: A setting of MX4, without effect.
 
     Raises:
         ConfigError: recapp does not have a type, or a loss scale is given.
@@ -418,12 +302,6 @@ class QCommsConfig:
     backward_precision: CommType = CommType.FP32
     forward_loss_scale: float | None = None
     backward_loss_scale: float | None = None
-    fp8_quantize_dim: int | None = None
-    fp8_quantize_dim_bwd: int | None = None
-    fp8_bwd_uses_143: bool | None = False
-    mx4_quantize_dim: int | None = None
-    mx4_quantize_dim_bwd: int | None = None
-    mx4_rounding_mode: Any = None
 
     def __post_init__(self) -> None:
         for name in ("forward_precision", "backward_precision"):
@@ -435,12 +313,6 @@ class QCommsConfig:
         if self.forward_loss_scale is not None or self.backward_loss_scale is not None:
             raise ConfigError(
                 "QCommsConfig: recapp has no loss scale, and bf16 needs none: leave it out"
-            )
-        names = [name for name in _OF_OTHER_TYPES if getattr(self, name)]
-        if names:
-            note_once(
-                f"QCommsConfig: {', '.join(names)} has no effect: it is for messages in FP8 or "
-                "MX4, as in TorchRec"
             )
 
     @property

@@ -42,9 +42,8 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import Rules, is_rules
+from recapp.optim.named_rules import Rules, describe, is_rules, table_rule, with_frozen_of
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
-from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.processes.faults import fault_of_compiler
 from recapp.settings.other_systems import fused
@@ -71,7 +70,7 @@ class CollectionSharder:
         fused_params: The optimiser as TorchRec's settings
             (`recapp/compat/torchrec/fused_params.py`), or a row rule (`recapp/optim/rules.py`); the
             entry `tables` has settings of single tables. None takes the optimiser that was applied
-            in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at
+            in backward to the tables (`recapp/optim/named_rules.py`), or else row-wise Adagrad at
             its default rate.
         qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
             the dtype of vectors and gradients in messages. None or {} takes the compute type.

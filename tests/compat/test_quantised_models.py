@@ -9,7 +9,7 @@ from torch import nn
 
 from recapp.compat.torchrec.quantised import quantize_embeddings, shard_quant_model
 from recapp.errors import ConfigError
-from recapp.inference.storage import stored, values
+from recapp.inference.held_tables import stored, values
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import DataType, EmbeddingBagConfig

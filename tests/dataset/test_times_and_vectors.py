@@ -260,7 +260,7 @@ ASKED = {"times": {"t": "s"}, "vectors": {"v": 2}, "time_features": ("hour",)}
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"v": 3}, "feature v: holds 3, which is no list of numbers"),
+        ({"v": 3}, "feature v: holds a value that is no list of numbers"),
         ({"v": [[1, 2], 3]}, "feature v: holds a value that is no list of numbers: a list ins"),
         ({"v": ["p", 1]}, "feature v: holds a value that is no list of numbers"),
         ({"t": True}, "feature t: holds a value that is no integer"),

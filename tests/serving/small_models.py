@@ -13,10 +13,9 @@ from recapp.dataset.collate import RawRows
 from recapp.dataset.schema import Schema
 from recapp.inference.scorer import Scorer
 from recapp.serving.app import Server
-from recapp.serving.batching import Batcher
 from recapp.serving.counts import Counts
 from recapp.serving.limits import Limits
-from recapp.serving.served_model import ModelInService
+from recapp.serving.served_model import Batcher, ModelInService
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 

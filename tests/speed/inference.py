@@ -20,8 +20,7 @@ from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.console import note
 from recapp.engine.read_only_store import like, values_of
 from recapp.engine.sharded_collection import embedding_collections
-from recapp.inference.placed_model import mapped_tables
-from recapp.inference.storage import values
+from recapp.inference.held_tables import mapped_tables, values
 from recapp.inference_bench import (
     MOST_STEPS,
     StoredModel,

@@ -58,7 +58,7 @@ def goes_on(comm, path, kind, settings):
 @pytest.mark.parametrize(
     ("kind", "other", "settings"),
     one_of(
-        3,
+        6,
         [
             (kind, other, settings)
             for kind, other in (

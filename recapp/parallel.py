@@ -42,8 +42,9 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import Rules, describe, is_rules, table_rule, with_frozen_of
+from recapp.optim.named_rules import Rules, is_rules
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
+from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.processes.faults import fault_of_compiler
 from recapp.settings.other_systems import fused

@@ -27,14 +27,9 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import Member
 from recapp.engine.table_weights import MethodOf, TableParameter
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import (
-    Rules,
-    check_same_rule,
-    rule_in_backward,
-    rules_of,
-    with_frozen_of,
-)
+from recapp.optim.named_rules import Rules, rules_of
 from recapp.optim.rules import RowRule
+from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_frozen_of
 from recapp.settings.other_systems import fused
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan

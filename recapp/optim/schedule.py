@@ -16,7 +16,6 @@ the number of its steps as `total_steps`.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch.optim import Optimizer
@@ -233,12 +232,12 @@ def _schedule(
                 f"{WHERE}.end_lr={end_lr}: above the rate {lr} of "
                 f"{group.get('name', 'the optimizer')}; make it smaller"
             )
-    factors = [
-        partial(_factor, shape=shape, lengths=lengths, least=end_lr / lr if lr else 0.0)
-        for lr in rates
-    ]
-    # LambdaLR calls a factor with the number of steps done: the next step is one more
-    return LambdaLR(optimizer, [lambda done, of=factor: of(done + 1) for factor in factors])
+
+    def factor_of(lr: float) -> Callable[[int], float]:
+        least = end_lr / lr if lr else 0.0
+        return lambda done: _factor(done + 1, shape, lengths, least)
+
+    return LambdaLR(optimizer, [factor_of(lr) for lr in rates])
 
 
 def _factor(step: int, shape: Callable[[float], float], lengths: _Lengths, least: float) -> float:

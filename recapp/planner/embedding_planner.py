@@ -29,8 +29,9 @@ from torch import nn
 
 from recapp.console import size
 from recapp.errors import ConfigError, PlanError
-from recapp.optim.named_rules import Rules, table_rule, with_frozen_of
+from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
+from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.planner.choose_modes import initial_plan
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.options import (

@@ -49,8 +49,9 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, LaunchError, PlanError, RankError
-from recapp.optim.named_rules import Rules, table_rule, with_frozen_of
+from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
+from recapp.optim.table_rule import table_rule, with_frozen_of
 from recapp.parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables

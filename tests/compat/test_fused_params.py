@@ -13,7 +13,6 @@ from recapp.compat.torchrec.fused_params import (
 )
 from recapp.compat.torchrec.optimizers import RowWiseAdagrad
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import table_rule
 from recapp.optim.rules import (
     adagrad,
     adam,
@@ -24,6 +23,7 @@ from recapp.optim.rules import (
     rowwise_adagrad,
     sgd,
 )
+from recapp.optim.table_rule import table_rule
 from recapp.parallel import EmbeddingBagCollectionSharder
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig

@@ -13,9 +13,10 @@ from tiers import one_of
 from recapp.compat.torchrec.train_pipeline import TrainPipelineSparseDist
 from recapp.engine.sharded_collection import shard_bags, shard_model, sharded_collections
 from recapp.errors import ConfigError
-from recapp.optim.named_rules import with_frozen, with_frozen_of
+from recapp.optim.named_rules import with_frozen
 from recapp.optim.optimizer import clip_norm
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.table_rule import with_frozen_of
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.planner.rank_memory import bytes_per_rank

@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from recapp import console
-from recapp.cli.command import run
+from recapp.cli.command import recipe_under, run
 from recapp.cli.job import Job, run_on_ranks
-from recapp.cli.recipe_of_job import recipe_under
 from recapp.console import Column
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.dataset.collate import RawRows, RawTable
 from recapp.errors import ConfigError
-from recapp.inference.placed_model import together
+from recapp.inference.held_tables import together
 from recapp.inference.scorer import Scorer
 from recapp.parallel import own_device, process_group_of, tables_group
 from recapp.run.model import check_outputs, meta_model, raw_rows_of

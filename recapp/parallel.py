@@ -50,14 +50,14 @@ from recapp.processes.faults import fault_of_compiler
 from recapp.settings.other_systems import fused
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
-from recapp.tables.unsharded_collection import (
+from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     UnshardedCollection,
 )
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
-from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.step_messages import AverageOverRanks
 
 _OF_TRAINERS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup | None]] = (
     WeakKeyDictionary()
@@ -475,7 +475,7 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
     DDP ignores the tables: shards are neither parameters nor buffers, and the gradients of tables
     that are parameters are already reduced. On CPUs dense gradients use the transport of the tables
-    and are added in rank order (`recapp/transport/dense_gradients.py`). On GPUs they use DDP's
+    and are added in rank order (`recapp/transport/step_messages.py`). On GPUs they use DDP's
     all-reduce.
 
     Raises:

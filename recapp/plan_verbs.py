@@ -9,13 +9,12 @@ from recapp import console
 from recapp.cli.job import Job
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.inference.storage import QUANTIZE, storage_of
+from recapp.inference.held_tables import QUANTIZE, storage_of
 from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_as
 from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.options import MODES
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_report import explained
 from recapp.reporting.plan_tables import print_plan
 from recapp.run.commands import OnPaper

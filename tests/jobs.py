@@ -214,7 +214,7 @@ def recipe(name, overrides, folders=()):
     from composing import compose as compose_settings
 
     from recapp.cli import compose
-    from recapp.cli.recipe_of_job import recipe_of_job
+    from recapp.cli.command import recipe_of_job
 
     overrides = [str(override) for override in overrides]
     composed = compose_settings(

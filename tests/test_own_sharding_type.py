@@ -14,8 +14,7 @@ from recapp.optim.rules import sgd
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_tables import print_plan
 from recapp.reporting.run_record import PlanReport
 from recapp.run.constructors import register_own_types

@@ -50,18 +50,16 @@ from recapp.planner.hardware import (
     read_hardware,
     write_hardware,
 )
-from recapp.planner.problem import dense_of
-from recapp.planner.topology import hosts_in_blocks
+from recapp.planner.problem import dense_of, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.reporting.run_record import Performance, PlanReport
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.sparse.jagged_tensor import KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
-from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.step_messages import AverageOverRanks
 
 # ---- messages
 # seconds = latency + bytes / rate, with the bytes that one rank sends in an all-to-all, or that the

@@ -29,11 +29,11 @@ from recapp.processes.process_memory import (
 )
 from recapp.reporting.phases import PhaseClock
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingConfig, PoolingType
-from recapp.tables.listed import listed_tables
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
+from recapp.tables.table_settings import listed_tables
 from recapp.transport.communicator import Comm
 
 PHASE_STEPS = 20

@@ -49,7 +49,7 @@ from recapp.engine.state import EngineObserver
 from recapp.planner.hardware import KERNELS, WITHOUT_BYTES, Work
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.reporting.phases import PhaseClock
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.transport.communicator import Comm, Span

@@ -22,7 +22,7 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanSettings
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import rank_info
 from recapp.run.commands import recipe_of

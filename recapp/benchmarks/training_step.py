@@ -41,8 +41,7 @@ from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.parallel import compile_dense, wrap_dense
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.transport.communicator import Comm
 

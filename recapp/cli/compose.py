@@ -27,14 +27,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError, alike, suggest
-from recapp.processes.lock import new_directory
+from recapp.processes.rank_environment import new_directory
 from recapp.run.commands import COMMANDS, checked, recipe_of
 from recapp.run.constructors import build_task
 from recapp.settings import option_files
-from recapp.settings.check_settings import may_be_set, names_of, override_names, unknown
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
-from recapp.settings.records import TARGET, constructor
+from recapp.settings.records import (
+    TARGET,
+    constructor,
+    may_be_set,
+    names_of,
+    override_names,
+    unknown,
+)
 from recapp.settings.small_files import read_yaml
 from recapp.settings.values import in_quotes, in_shell, literal, typed
 from recapp.stored.model_store import read_manifest_text

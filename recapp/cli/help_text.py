@@ -23,7 +23,6 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
 from recapp.run.commands import COMMANDS, EXPERIMENTS
-from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import (
     Folders,
     conf_dir,
@@ -32,7 +31,7 @@ from recapp.settings.option_files import (
     option_file,
     options,
 )
-from recapp.settings.records import leaves
+from recapp.settings.records import leaves, names_of
 from recapp.settings.values import shown
 
 ADDED = ("plan", "experiment")  # groups without a default option

@@ -224,9 +224,11 @@ _OF_EVERY_HOME = {
         "distributed.sharding_plan.get_default_sharders",
     ),
     "recapp.sharding.sharding_types": ("distributed.types.ShardingType",),
-    "recapp.sparse.jagged_tensor": ("sparse.jagged_tensor.JaggedTensor",),
+    "recapp.sparse.jagged_tensor": (
+        "sparse.jagged_tensor.JaggedTensor",
+        "sparse.jagged_tensor.KeyedTensor",
+    ),
     "recapp.sparse.keyed_jagged_tensor": ("sparse.jagged_tensor.KeyedJaggedTensor",),
-    "recapp.sparse.keyed_tensor": ("sparse.jagged_tensor.KeyedTensor",),
     "recapp.tables.config": (
         "distributed.types.DataType",
         "modules.embedding_configs.DataType",
@@ -235,7 +237,7 @@ _OF_EVERY_HOME = {
         "modules.embedding_configs.PoolingType",
         "types.DataType",
     ),
-    "recapp.tables.unsharded_collection": (
+    "recapp.tables.collections": (
         "modules.embedding_modules.EmbeddingBagCollection",
         "modules.embedding_modules.EmbeddingCollection",
     ),

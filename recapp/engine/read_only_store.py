@@ -4,7 +4,7 @@
     position of a key, strip  --> found among sorted     KeyedStore
                                   positions: held[row]; not found: its start value
 
-The caller passes the rows to the store (`recapp/inference/placed_model.py` maps them from an
+The caller passes the rows to the store (`recapp/inference/held_tables.py` maps them from an
 artefact). `KeyedStore` finds rows by sorted numbers. It holds all rows of dynamic tables, or only
 the rows of static tables that some batches read.
 """

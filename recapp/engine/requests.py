@@ -33,7 +33,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.ids import IdRules, LookupRows, OutsideTable
 from recapp.transport.communicator import Sent
-from recapp.transport.message_layout import MessageLayout, swap_counts
+from recapp.transport.step_messages import MessageLayout, swap_counts
 
 OK, OUTSIDE, FAILED = range(3)  # status in the header
 NO_IDS, UNWEIGHTED, WEIGHTED, TRAINED_WEIGHTS = range(4)  # sample weights in the header

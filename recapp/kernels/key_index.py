@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recapp.kernels.constants import RUN_BITS
-from recapp.kernels.ragged import group
+from recapp.kernels.links import group
 from recapp.kernels.row_memory import RowMemory
 
 

@@ -26,23 +26,21 @@ from recapp.kernels.key_index import SortedIndex, find_sorted
 from recapp.kernels.links import (
     Bags,
     Counts,
+    Grouped,
     Links,
     Routes,
     Scratch,
-    decay_of,
-    offset_dtype,
-)
-from recapp.kernels.quantised import QuantisedRows, dequantise
-from recapp.kernels.ragged import (
-    Grouped,
     counts_of,
+    decay_of,
     gather,
     group,
     numbered,
     numbered_runs,
+    offset_dtype,
     runs,
     starts,
 )
+from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.optim.rules import Rate, RowRule
 from recapp.sparse.transfer import to_device, to_host, true_indices
 

@@ -22,8 +22,8 @@ from recapp.models.model_checks import (
     check_settings,
     check_widths,
 )
-from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection, SequenceCollection
 from recapp.tables.config import TableLookup
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 from recapp.models.fields import FieldVectors, Numbers
 from recapp.models.layers import MLP, BatchNorm, Layer, xavier, xavier_linear
 from recapp.models.model_checks import check_hidden, check_settings
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 
 

@@ -27,7 +27,7 @@ from recapp.models.fields import FieldVectors
 from recapp.models.gated import losses_of_mean
 from recapp.models.layers import BatchNorm, FastDropout, xavier_linear
 from recapp.models.model_checks import check_divides, check_settings
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.models.layers import FieldDropout, Layer, learnt_vectors
 from recapp.models.model_checks import check_same_dim, check_settings
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 
 Numbers = Literal["vectors", "concat"]

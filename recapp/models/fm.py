@@ -26,7 +26,7 @@ from recapp.models.fields import FieldVectors, Numbers, numbers_of
 from recapp.models.layers import DotInteraction, Layer, logit_mlp, xavier, xavier_linear
 from recapp.models.linear_stack import are_several
 from recapp.models.model_checks import check_settings, check_widths
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 
 

@@ -42,7 +42,7 @@ from recapp.models.model_checks import (
     check_tower,
     check_widths,
 )
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 
 

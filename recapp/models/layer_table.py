@@ -28,10 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recapp.sparse.batch import Batch
-from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import TableCollection, collections_in, embedding_tables
 from recapp.tables.config import TableLookup
 

@@ -26,8 +26,8 @@ from recapp.models.dcn import Crosses, LowRankCross
 from recapp.models.fields import numbers_of
 from recapp.models.layers import MLP, DotInteraction, published_linear
 from recapp.models.model_checks import check_settings, check_widths
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection, ModuleByName
 from recapp.tables.config import TableLookup
 

@@ -42,7 +42,7 @@ from recapp.planner.options import (
     options_of,
 )
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.problem import Dense, PlanningProblem, Topology, dense_of
 from recapp.planner.rank_memory import bytes_per_rank, check_memory, check_reserve, weight_bytes
 from recapp.planner.search import (
     EXACT_COMBINATIONS,
@@ -56,7 +56,6 @@ from recapp.planner.search import (
     relaxed_choice,
 )
 from recapp.planner.search_space import Assignment, SearchSpace, TableBundle, lower_bound
-from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables

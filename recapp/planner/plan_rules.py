@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from recapp.errors import PlanError, suggest
 from recapp.planner.planner_settings import PlanRule
+from recapp.planner.problem import Topology
 from recapp.planner.rank_memory import row_bytes, weight_bytes
-from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import (
     COLUMN_WIDTH,

@@ -23,6 +23,7 @@ import numpy as np
 
 from recapp.planner.cost import Floats
 from recapp.planner.options import COMPONENTS, PricedBlock
+from recapp.planner.problem import Topology
 from recapp.planner.search_space import (
     Assignment,
     Bound,
@@ -31,7 +32,6 @@ from recapp.planner.search_space import (
     SearchSpace,
     step_seconds,
 )
-from recapp.planner.topology import Topology
 
 SMALLEST_GAIN = 1e-7  # seconds of a step; a smaller gain does not count
 # the most combinations of options and candidate ranks to try one by one, in about a second

@@ -6,7 +6,7 @@
         recapp.train rank 1      writes to JOB/ranks/1.log
 
 Each job has new processes, so a sweep never nests launches, and a failed job leaves nothing behind.
-Python's multiprocessing starts the ranks (`fork_server.py`, `launched_ranks.py`). This file gives
+Python's multiprocessing starts the ranks (`fork_server.py`, `rank_process.py`). This file gives
 them the environment that torchrun would give them, without variables of an outer launcher, and
 holds a port for them; it finds the rank that failed first, and reports its failure as one error.
 `rank_process.py` is the code inside a rank.
@@ -35,15 +35,15 @@ from recapp.processes.faults import (
     is_full,
     last_lines,
 )
-from recapp.processes.launched_ranks import (
+from recapp.processes.rank_environment import PARENT_PID
+from recapp.processes.rank_process import (
     Forwarding,
     LaunchedRanks,
     RankFailure,
+    RankWork,
     log_of,
     remove_silent,
 )
-from recapp.processes.rank_environment import PARENT_PID
-from recapp.processes.rank_process import RankWork
 from recapp.processes.stopping import GRACE_SECONDS, SIGNALS, Stopped, redirected
 from recapp.settings.values import Timeout, Within
 

@@ -14,16 +14,14 @@ from typing import Any
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.options import Option, option_of, options_of, own_seconds, phases_of
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.pricing import plan_cost
-from recapp.planner.problem import PlanningProblem
+from recapp.planner.pricing import buffer_bytes, plan_cost
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.search import PartialPlan, capacity_of
 from recapp.planner.search_space import Placement, SearchSpace, TableBundle
-from recapp.planner.topology import Topology
 from recapp.reporting.run_record import PlannedRank, PlannedTable, PlanReport, Traffic
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, TableLookup

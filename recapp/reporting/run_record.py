@@ -78,7 +78,6 @@ class RowsRead:
     """The rows that a run reads."""
 
     splits: dict[str, SplitRead]
-    times: Mapping[str, list[str] | None]
     left_out: tuple[LeftOut, ...]
 
 

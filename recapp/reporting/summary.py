@@ -255,8 +255,8 @@ def versions() -> dict[str, str]:
 
 
 def print_rows_read(plain: Mapping[str, Any]) -> None:
-    """Print the files and rows of each split as a table, and lines of labels, times and what is
-    left out below.
+    """Print the files and rows of each split as a table, and lines of labels and what is left
+    out below.
 
     Args:
         plain: The record of `recapp/dataset/click_rows.py`.
@@ -306,18 +306,12 @@ def files_of(split: SplitRead) -> str:
 def _facts(read: RowsRead) -> Iterator[tuple[str, str]]:
     """Yield the parts of a record that are no table, as a name and a text."""
     sampled = [
-        f"{split.positives_of:,} of the {split.rows:,} rows to {USES.get(name, name)}"
+        f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
         for name, split in read.splits.items()
         if split.positives and split.positives_of < split.rows
     ]
     if sampled:
-        yield "Shares", f"counted on {', '.join(sampled)}, spread over all files"
-    ends = [
-        f"{name} {' to '.join(ends)} UTC" if ends else f"{name}: files do not tell"
-        for name, ends in read.times.items()
-    ]
-    if ends:
-        yield "Times", ", ".join(ends)
+        yield "Shares", f"counted on {', '.join(sampled)}"
     if out := left_out_of(read):
         yield "Left out", out
 

@@ -14,7 +14,7 @@ from recapp.processes.launch import LaunchSettings
 from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
-from recapp.settings import check_settings
+from recapp.settings import records
 from recapp.settings.records import composed, record
 from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
@@ -267,4 +267,4 @@ def checked(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
         ConfigError: A setting is wrong; the error names the setting, the value, the allowed values
             and a close one.
     """
-    return check_settings.checked(settings, COMMANDS[command])
+    return records.checked(settings, COMMANDS[command])

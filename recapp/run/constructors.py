@@ -10,8 +10,7 @@ from recapp.errors import ConfigError, RecappError, suggest
 from recapp.optim.named_rules import RULES, Rules, table_rules
 from recapp.optim.rules import RowRule
 from recapp.planner.planner_settings import PlanSettings
-from recapp.settings.check_settings import find_constructor, told
-from recapp.settings.records import TARGET, Constructor, constructor
+from recapp.settings.records import TARGET, Constructor, constructor, find_constructor, told
 from recapp.settings.values import check_arguments
 from recapp.tasks.measures import GAUC, MetricSettings
 from recapp.tasks.task import Task

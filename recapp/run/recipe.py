@@ -23,8 +23,7 @@ from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSetti
 from recapp.processes.launch import LaunchSettings
 from recapp.settings.records import Constructor, absent, composed, in_hand, not_a_setting
 from recapp.settings.values import Within, shown
-from recapp.tables.named_collections import MOST_MEMBERS
-from recapp.tables.table_settings import ListedTables, TablesOfDataset
+from recapp.tables.table_settings import MOST_MEMBERS, ListedTables, TablesOfDataset
 from recapp.tasks.measures import MetricSettings
 from recapp.trainer.trainer_settings import TrainerSettings
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from recapp.dataset.schema import Schema, Values
     from recapp.optim.named_rules import Rules
     from recapp.tables.config import EmbeddingConfig
-    from recapp.tables.named_collections import ModelTables
+    from recapp.tables.table_settings import ModelTables
     from recapp.tasks.task import Task
 
 
@@ -163,7 +162,7 @@ class Recipe(Command):
         """
         from recapp.optim.named_rules import with_frozen
         from recapp.run.constructors import row_rules
-        from recapp.tables.named_collections import named_tables, of_all_members
+        from recapp.tables.table_settings import named_tables, of_all_members
 
         rules = row_rules(self.optimizer.sparse)
         rules = of_all_members(rules, self.all_tables) if isinstance(rules, Mapping) else rules
@@ -184,7 +183,7 @@ class Recipe(Command):
     @property
     def members(self) -> "list[ModelTables]":
         """Return the tables of each member of the ensemble; a single model is its only member."""
-        from recapp.tables.named_collections import member_tables
+        from recapp.tables.table_settings import member_tables
 
         return [member_tables(self.model_tables, number) for number in range(self.ensemble)]
 

@@ -18,7 +18,7 @@ from recapp.dataset.synthetic import read_truth, write_clicks
 from recapp.errors import DataError
 from recapp.run.commands import OnPaper
 from recapp.run.recipe import Recipe, Train
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.dynamic import EXPECTED_ROWS
 from recapp.tables.statistics import TableStatistics

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchmetrics import Metric
 
-    from recapp.sparse.batch import Batch
+    from recapp.sparse.keyed_jagged_tensor import Batch
 
 RANGES = {  # the least and the largest value of a setting, and both in words
     "label_smoothing": (0.0, 1 - 2.0**-24, "a number from 0 to below 1"),  # also in fp32

@@ -35,7 +35,7 @@ from typing_extensions import override
 
 from recapp.errors import ConfigError
 from recapp.metrics import BINS, logit_bins
-from recapp.sparse.batch import MISSING, Batch
+from recapp.sparse.keyed_jagged_tensor import MISSING, Batch
 from recapp.tasks.task import Sample
 
 SLICES = 20

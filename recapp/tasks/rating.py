@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torchmetrics import Metric
 
-    from recapp.sparse.batch import Batch
+    from recapp.sparse.keyed_jagged_tensor import Batch
 
 
 class RatingTask(Task):

@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # commands make tasks without importing torch, which takes se
     from torch import Tensor
     from torchmetrics import Metric
 
-    from recapp.sparse.batch import Batch
+    from recapp.sparse.keyed_jagged_tensor import Batch
 
 T = TypeVar("T")
 ACTIVATIONS = ("sigmoid", "identity")

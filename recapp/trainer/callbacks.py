@@ -23,7 +23,7 @@ from recapp.engine.state import EngineObserver
 from recapp.errors import ConfigError, RecappError
 from recapp.models.layer_table import layer_table
 from recapp.optim.named_rules import tables_that_restart
-from recapp.planner.topology import hosts_in_blocks
+from recapp.planner.problem import hosts_in_blocks
 from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.details import write_details

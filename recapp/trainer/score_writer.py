@@ -27,7 +27,7 @@ from recapp.dataset.data_settings import SCORE
 from recapp.dataset.scoring import Measured, RankInput, ScoreFile, check_output
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
-from recapp.processes.lock import locked
+from recapp.processes.rank_environment import locked
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import TaskModule

@@ -119,6 +119,7 @@ def test_headings_are_explained_and_a_table_fits_80_columns(verb, capsys, monkey
             assert column.meaning and column.meaning in printed
 
 
+@pytest.mark.full
 def test_the_commands_of_the_pages_mean_something():
     calls = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in calls} == set(VERBS["bench"]) == set(bench.MEASURES)

@@ -32,7 +32,7 @@ from recapp.console import note_once
 from recapp.engine.sharded_collection import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.parallel import EmbeddingBagCollectionSharder
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 

@@ -25,8 +25,8 @@ from recapp.optim.rules import (
 )
 from recapp.optim.table_rule import table_rule
 from recapp.parallel import EmbeddingBagCollectionSharder
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 class Foreign(Enum):

@@ -20,8 +20,7 @@ from recapp.compat.hugectr.plans import (
 from recapp.errors import PlanError
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.run.plan_of_run import plan_of_run
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding

@@ -14,10 +14,10 @@ from recapp.compat.torchrec.planning import (
 )
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError
-from recapp.planner import embedding_planner, topology
+from recapp.planner import embedding_planner, problem
 from recapp.planner.problem import Dense
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def model(rows=1000, dense=10):
@@ -35,7 +35,7 @@ def model(rows=1000, dense=10):
 
 def test_a_topology_has_hosts_of_so_many_ranks_and_a_cap_of_its_device():
     made = Topology(8, "cuda", hbm_cap=100, ddr_cap=7, local_world_size=4)
-    assert made == topology.Topology(
+    assert made == problem.Topology(
         8, compute_device="cuda", memory_bytes=[100] * 8, local_world_size=4
     )
     assert Topology(2, "cpu", hbm_cap=100, ddr_cap=7).memory_bytes == [7, 7]

@@ -19,7 +19,12 @@ from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
-from recapp.tables.collections import collections_in, embedding_tables
+from recapp.tables.collections import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    collections_in,
+    embedding_tables,
+)
 from recapp.tables.config import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -28,7 +33,6 @@ from recapp.tables.config import (
     lookups_of,
 )
 from recapp.tables.row_order import ROW_ORDERS
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 FEATURES = {"a": 60, "b": 7, "c": 23, "d": 23, "e": 1}  # rows of every table that reads them
 RULES = tuple(map(rule_of_case, CASES))

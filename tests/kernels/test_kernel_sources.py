@@ -21,9 +21,9 @@ def kernels():
     """The functions of some kernels: those made for a width or a rule, and those that stand in
     their modules.
     """
-    from recapp.kernels import numba_row_statistics, numba_unique, numba_vectors
+    from recapp.kernels import numba_unique, numba_vectors
     from recapp.kernels.numba_integers import group_rows
-    from recapp.kernels.numba_key_table import hash_of
+    from recapp.kernels.numba_key_index import hash_of
     from recapp.kernels.numba_text import ids_of_texts
     from recapp.optim.rules import adam, lamb
 
@@ -34,7 +34,7 @@ def kernels():
         "pool": numba_vectors.pool(3, False, 0),
         "pool packed": numba_vectors.pool_on_threads(3, False, 8),
         "update": numba_vectors.update(*updates),
-        "row squares": numba_row_statistics.row_squares(*squares),
+        "row squares": numba_vectors.row_squares(*squares),
         "link": numba_unique.link_strips,
         "group": group_rows,
         "hash": hash_of,
@@ -77,11 +77,10 @@ INTEGERS = {"link", "group", "hash"}
         ("kernels/simd.py", VECTORS | INTEGERS),
         ("kernels/numba_vectors.py", VECTORS),
         ("kernels/quantised.py", VECTORS),
-        ("kernels/numba_row_statistics.py", {"row squares"}),
         ("optim/rules.py", {"update", "row squares"}),
-        ("kernels/numba_integers.py", {"link", "group", "row squares"}),
+        ("kernels/numba_integers.py", VECTORS | {"link", "group"}),
         ("kernels/numba_unique.py", {"link"}),
-        ("kernels/numba_key_table.py", {"hash"}),
+        ("kernels/numba_key_index.py", {"hash"}),
         ("kernels/numba_text.py", {"text"}),
         *(
             (f"kernels/{name}.py", set())
@@ -89,14 +88,10 @@ INTEGERS = {"link", "group", "hash"}
                 "backend",
                 "reference",
                 "links",
-                "ragged",
                 "key_index",
-                "warm_up",
                 "triton_cuda",
                 "triton_vectors",
                 "numba_cpu",
-                "numba_calls",
-                "numba_key_index",
             )
         ),
         ("optim/optimizer.py", set()),

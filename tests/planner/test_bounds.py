@@ -14,9 +14,8 @@ from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.problem import PlanningProblem
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.planner.search_space import SearchSpace, lower_bound
-from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 
@@ -192,7 +191,7 @@ def test_a_thousand_tables_on_sixteen_hosts_are_planned_close_to_the_bound():
         )
         for k in range(200)
     ]
-    from recapp.planner.topology import machine as shipped
+    from recapp.planner.problem import machine as shipped
 
     asked = PlanningProblem(tables, shipped("dgx_h100", 64), 512, rowwise_adagrad())
     outcome = plan_tables(asked)

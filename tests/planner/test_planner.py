@@ -18,15 +18,14 @@ from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tabl
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.pricing import plan_cost
-from recapp.planner.problem import PlanningProblem
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.planner.search import SMALLEST_GAIN
 from recapp.planner.search_space import Placement, SearchSpace
-from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, default_statistics
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 KERNELS = {name: Work(20, 10, 5.0) for name in ("answer", "combine", "spread", "update")}
 KERNELS |= {name: Work(20, 10) for name in ("route", "link", "serve", "group")}

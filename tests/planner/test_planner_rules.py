@@ -13,12 +13,11 @@ from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.plan_rules import plan_by_rules, table_facts
 from recapp.planner.planner_settings import PlanRule, PlanSettings
+from recapp.planner.problem import Topology, machine
 from recapp.planner.rank_memory import bytes_per_rank
-from recapp.planner.topology import Topology, machine
 from recapp.reporting.plan_report import plan_rows, rank_rows
-from recapp.settings.check_settings import checked
 from recapp.settings.option_files import conf_dir
-from recapp.settings.records import record
+from recapp.settings.records import checked, record
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 

@@ -18,11 +18,11 @@ from recapp.processes import launch as launching
 from recapp.processes import rank_process
 from recapp.processes.faults import explain_error
 from recapp.processes.launch import first_failure, launch, rank_count
-from recapp.processes.launched_ranks import RankFailure
 from recapp.processes.rank_environment import (
     external_rank,
     shared_run_directory,
 )
+from recapp.processes.rank_process import RankFailure
 from recapp.processes.stopping import SIGNALS, Stopped
 
 TESTS = Path(__file__).resolve().parents[1]

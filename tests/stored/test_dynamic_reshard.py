@@ -17,7 +17,7 @@ from engine.test_dynamic_tables import (
 )
 from tiers import one_of
 
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_table, static_table, write_checkpoint
@@ -58,7 +58,7 @@ def goes_on(comm, path, kind, settings):
 @pytest.mark.parametrize(
     ("kind", "other", "settings"),
     one_of(
-        3,
+        6,
         [
             (kind, other, settings)
             for kind, other in (

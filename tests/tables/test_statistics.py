@@ -11,8 +11,7 @@ import torch
 
 from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
-from recapp.sparse.batch import MISSING
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup
 from recapp.tables.statistics import (
     KEPT,

@@ -26,8 +26,7 @@ from recapp.reporting.details import (
 from recapp.reporting.summary import report_end
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
-from recapp.sparse.batch import MISSING, Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
 from recapp.tasks.detail_metrics import SLICES, poisson_weights
 from recapp.tasks.measures import Measure, MetricSettings

@@ -10,10 +10,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
 from recapp.run.constructors import build_task
-from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.settings.records import Constructor, find_constructor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tasks.click import ClickTask
 from recapp.tasks.measures import Measure, measures_from
 from recapp.tasks.task import Output, Task

@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from recapp.errors import ConfigError
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tasks import losses
 from recapp.tasks.click import ClickTask
 from recapp.tasks.losses import click_loss, mean_of_pairs

@@ -117,6 +117,7 @@ class Readings(Callback):
         self.auc[trainer.global_step] = f"{pl_module.train_metrics['auc'].compute():.4f}"
 
 
+@pytest.mark.full
 def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, capsys):
     readings = Readings()
     fit(*two_epochs, readings, ProgressLines(every=13))
@@ -124,6 +125,7 @@ def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, c
     assert found == [(str(step), readings.auc[step]) for step in (13, 26, 39, 52, 65)]
 
 
+@pytest.mark.full
 def test_the_progress_bar_shows_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
     monkeypatch.setattr(curves, "SECONDS_BETWEEN_READINGS", 0)
     shown = {}

@@ -45,7 +45,8 @@ from recapp.optim.rules import RowRule
 from recapp.settings.values import Natural
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import KeyedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import (
     EmbeddingBagConfig,
     PoolingType,
@@ -54,7 +55,6 @@ from recapp.tables.config import (
     check_max_key,
 )
 from recapp.tables.dynamic import DYNAMIC
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 LOOKUP = ("table", "feature", "output", "combiner")
 CONCAT = ("hotness", "truncates")

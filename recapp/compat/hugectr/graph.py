@@ -17,7 +17,7 @@ from recapp.compat.hugectr.layers import KINDS, LOSS, Layer, Shape, layer_made
 from recapp.compat.hugectr.words import Layer_t, NamedEnum, plain
 from recapp.console import note_once
 from recapp.errors import ConfigError, alike, listed, meant, suggest
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection, ModuleByName
 
 SWITCHES = ("compute_config", "dense_layer_switches")

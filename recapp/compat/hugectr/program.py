@@ -59,8 +59,7 @@ from recapp.compat.hugectr.program_settings import (
 from recapp.compat.hugectr.words import UnknownNameError, check_fields
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
-from recapp.processes.lock import new_directory
-from recapp.processes.rank_environment import external_rank, shared_run_directory
+from recapp.processes.rank_environment import external_rank, new_directory, shared_run_directory
 from recapp.processes.stopping import SIGNALS, die_with_parent
 from recapp.settings.values import Natural, in_quotes, literal
 from recapp.sharding.plan_file import write_plan

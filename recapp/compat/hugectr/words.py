@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from recapp.console import note_once
 from recapp.errors import ConfigError, meant, suggest
-from recapp.settings.check_settings import unknown
+from recapp.settings.records import unknown
 from recapp.settings.values import Natural, Width, Within, read
 from recapp.tables.config import PoolingType
 from recapp.tables.dynamic import DYNAMIC

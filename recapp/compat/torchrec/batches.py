@@ -26,9 +26,8 @@ from torch.utils.data import IterableDataset
 from typing_extensions import override
 
 from recapp.errors import ConfigError, DataError
-from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
 
 
 class Multistreamable(ABC):

@@ -15,7 +15,7 @@ tensors, so every holder of such a tensor sees the loaded values.
 
 `FusedOptimizer` is the `fused_optimizer` of sharded models. Backward updates the tables, so its
 `step` and `zero_grad` do nothing, unless an optimiser that clips gradients defers the update
-(`recapp/optim/clipping.py`). The object serves everything else that a program does with an
+(`recapp/optim/optimizer.py`). The object serves everything else that a program does with an
 optimiser: read and set the learning rate, print it, save and load its state with that of the dense
 optimiser (`CombinedOptimizer`).
 """
@@ -29,8 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from recapp.engine.sharded_state import load_strips
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.sharded_state import TableStrips, load_strips
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import TableGradients, run_closure
 from recapp.sharding.layout import Block

@@ -13,7 +13,7 @@ decay of the learning rate in stages.
     optimizer = WarmupOptimizer(CombinedOptimizer([model.fused_optimizer, dense]), stages, lr=0.1)
 
 Names, argument order and arithmetic are those of `torchrec/optim`. Clipping covers the dense part
-alone, or the dense part and the tables (`recapp/optim/clipping.py`).
+alone, or the dense part and the tables (`recapp/optim/optimizer.py`).
 
 Step i = 0, 1, ... has the learning rate lr times the factor of its stage. A stage ends with its
 `max_iters`, which counts from the beginning of training; after the last stage the factor is 1. The
@@ -34,8 +34,7 @@ from typing_extensions import override
 
 from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm, clip_value, gradient_norm
-from recapp.optim.optimizer import TableGradients, run_closure
+from recapp.optim.optimizer import TableGradients, clip_norm, clip_value, gradient_norm, run_closure
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):

@@ -22,7 +22,7 @@ from typing_extensions import override
 from recapp.console import note, note_once
 from recapp.errors import ConfigError
 from recapp.planner import embedding_planner, planner_settings
-from recapp.planner import topology as recapp_topology
+from recapp.planner import problem as planning_problem
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import BUILT_IN, ShardingType
@@ -46,7 +46,7 @@ def Topology(
     ddr_cap: int | None = None,
     local_world_size: int | None = None,
     **others: Any,
-) -> recapp_topology.Topology:
+) -> planning_problem.Topology:
     """Return recapp's topology for TorchRec's arguments.
 
     Args:
@@ -64,7 +64,7 @@ def Topology(
         "Topology", others, "what steps cost is measured: python -m recapp.plan calibrate"
     )
     cap = hbm_cap if compute_device == "cuda" else ddr_cap
-    return recapp_topology.Topology(
+    return planning_problem.Topology(
         world_size,
         compute_device=compute_device,
         memory_bytes=None if cap is None else [cap] * world_size,
@@ -146,8 +146,8 @@ class FixedPercentageStorageReservation:
         self.dense_tensor_estimate: int | None = None
 
     def reserved(
-        self, topology: recapp_topology.Topology, dense: Dense
-    ) -> recapp_topology.Topology:
+        self, topology: planning_problem.Topology, dense: Dense
+    ) -> planning_problem.Topology:
         """Return a topology with a memory cap, and with the bytes that tables must leave free.
 
         Args:
@@ -225,7 +225,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
     def __init__(
         self,
-        topology: recapp_topology.Topology | None = None,
+        topology: planning_problem.Topology | None = None,
         batch_size: int | None = None,
         *,
         storage_reservation: FixedPercentageStorageReservation | None = None,
@@ -250,7 +250,7 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
         return plan
 
     @override
-    def topology_for(self, problem: PlanningProblem) -> recapp_topology.Topology:
+    def topology_for(self, problem: PlanningProblem) -> planning_problem.Topology:
         topology = super().topology_for(problem)
         reservation = self.storage_reservation
         if reservation is None:

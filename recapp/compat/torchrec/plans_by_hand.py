@@ -53,9 +53,8 @@ from recapp.parallel import (
 from recapp.sharding import sharding_plan
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding, tile
 from recapp.sharding.sharding_types import BUILT_IN, CandidateRanks
-from recapp.tables.collections import TableCollection
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection, TableCollection
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 DEVICES = ("cpu", "cuda")
 

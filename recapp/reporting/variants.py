@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
-from recapp.tasks.click import CLICK
 from recapp.tasks.measures import VALIDATION, Measures
+from recapp.tasks.task import CLICK
 
 SAME_SPEED = (  # settings that do not change the length of a step
     SEED,

@@ -257,7 +257,8 @@ class Requests:
         for g, (served, store) in enumerate(zip(self.served, state.stores, strict=True)):
             if g in learning:
                 served.group(store)
-                row_U, links = served.row_U, served.gradient_links
+                row_U = served.row_U
+                links = served.gradient_links
             else:  # no row of a frozen table has a gradient
                 row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
                 links = one_by_one(0, store.width, row_U.device)

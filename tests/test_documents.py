@@ -199,6 +199,7 @@ def test_every_command_of_the_pages_means_something(jobs, tmp_path, monkeypatch)
         ), found
 
 
+@pytest.mark.full
 def test_every_command_on_paper_is_composed():
     on_paper = [c for c in COMMANDS if c.name in {*ON_PAPER} - {"bench"}]
     assert len(on_paper) >= 12

@@ -2,6 +2,7 @@
 and goes on from its checkpoint under another plan.
 """
 
+import pytest
 import torch
 from runs import compose, fit
 
@@ -66,6 +67,7 @@ def trained(logs, folder, look_ahead, steps, plan, ckpt_path=None):
     return rows, buffers
 
 
+@pytest.mark.full
 def test_managed_tables_train_ahead_or_not_and_go_on_under_another_plan(logs, tmp_path):
     rows, slots = trained(logs, tmp_path / "whole", 1, 6, "table_wise")
     ids = [data for name, data in slots.items() if name.endswith("_mch_sorted_raw_ids")]

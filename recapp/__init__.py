@@ -18,7 +18,7 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.compat.torchrec.fused_params import EmbOptimType
+    from recapp.compat.torchrec.keyed import EmbOptimType
     from recapp.compat.torchrec.managed_collisions import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -80,9 +80,8 @@ if TYPE_CHECKING:
         TableLookup,
     )
     from recapp.tables.dynamic import DynamicRows
-    from recapp.tasks.click import ClickTask
     from recapp.tasks.measures import Measure
-    from recapp.tasks.task import Output, Task
+    from recapp.tasks.task import ClickTask, Output, Task
     from recapp.trainer.datamodule import ClickData
     from recapp.trainer.module import TaskModule
     from recapp.trainer.score_writer import ScoreWriter
@@ -94,14 +93,14 @@ _HOMES = {
     "Batch": "recapp.sparse.keyed_jagged_tensor",
     "Calibration": "recapp.metrics",
     "ClickData": "recapp.trainer.datamodule",
-    "ClickTask": "recapp.tasks.click",
+    "ClickTask": "recapp.tasks.task",
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
     "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
-    "EmbOptimType": "recapp.compat.torchrec.fused_params",
+    "EmbOptimType": "recapp.compat.torchrec.keyed",
     "EmbeddingBagCollection": "recapp.tables.collections",
     "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",

@@ -69,9 +69,9 @@ class CollectionSharder:
 
     Args:
         fused_params: The optimiser as TorchRec's settings
-            (`recapp/compat/torchrec/fused_params.py`), or a row rule (`recapp/optim/rules.py`); the
+            (`recapp/compat/torchrec/keyed.py`), or a row rule (`recapp/optim/rules.py`); the
             entry `tables` has settings of single tables. None takes the optimiser that was applied
-            in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at
+            in backward to the tables (`recapp/optim/named_rules.py`), or else row-wise Adagrad at
             its default rate.
         qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
             the dtype of vectors and gradients in messages. None or {} takes the compute type.

@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 
 import recapp
 from recapp.cli import compose
-from recapp.compat.torchrec_names import NAMES
+from recapp.compat.foreign_names import NAMES
 from recapp.planner.planner_settings import PlanRule
 from recapp.run.commands import COMMANDS as RECORDS
 from recapp.run.commands import read_settings
@@ -199,6 +199,7 @@ def test_every_command_of_the_pages_means_something(jobs, tmp_path, monkeypatch)
         ), found
 
 
+@pytest.mark.full
 def test_every_command_on_paper_is_composed():
     on_paper = [c for c in COMMANDS if c.name in {*ON_PAPER} - {"bench"}]
     assert len(on_paper) >= 12

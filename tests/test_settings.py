@@ -118,7 +118,10 @@ def test_what_conf_holds_is_allowed_and_complete(command):
 
 @pytest.mark.parametrize(
     "group",
-    ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks", "experiment"],
+    one_of(
+        2,
+        ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks", "experiment"],
+    ),
 )
 def test_every_option_is_allowed(group):
     for path in (CONF / group).glob("*.yaml"):
@@ -184,6 +187,7 @@ def line(tmp_path, monkeypatch, capfd):
     return say
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -638,7 +642,7 @@ def test_a_value_is_held_against_an_annotation(annotation, good, bad):
 # ---- help
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", one_of(3, COMMANDS))
 def test_help_has_words_for_every_setting_and_keeps_to_the_terminal(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run(command, lambda *_: pytest.fail("it ran"), argv=["--help", "all"]) == 0

@@ -558,13 +558,6 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
     return recipe_of_job(config, command, overrides, {}, ())
 
 
-def default_settings(option_by_group: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that a training run writes if its command line only chooses options."""
-    config = compose.compose("train", compose.overrides_that_choose(option_by_group))
-    settings = compose.to_plain(compose.without_hydra(config), whole=False)
-    return compose.with_absolute_paths(settings) | {"choices": compose.choices(config.hydra)}
-
-
 # ---- a sweep
 
 

@@ -217,7 +217,7 @@ def stored_choices(overrides: Sequence[str], folders: Folders = ()) -> list[str]
 
     Hydra refuses `model.depth=3` if the default model has no depth, even if the checkpoint's model
     has one. So the checkpoint's options are chosen first. A checkpoint that cannot be read gives no
-    choices; its reader raises the error later.
+    choices; its reader raises the error later. Options that no longer exist are left out.
 
     Args:
         overrides: The command line.
@@ -229,12 +229,16 @@ def stored_choices(overrides: Sequence[str], folders: Folders = ()) -> list[str]
         (named,) = OverridesParser.create().parse_overrides(paths[-1:])
         (path,) = OmegaConf.create([str(named.value())])  # without the escapes of quotes
         manifest = json.loads(read_manifest_text(Path(path).expanduser()))
-        stored = {
-            group: option
-            for group, option in dict(manifest["config"]["choices"]).items()
-            if GROUP.fullmatch(group) and OPTION.fullmatch(option) and group not in names_typed
-        }
-        return overrides_that_choose(stored, folders)
+        stored = dict(manifest["config"]["choices"])
+        # a group of `ADDED_GROUPS`, or of the user's own, has no default
+        return [
+            f"{'' if is_group(group) and group not in ADDED_GROUPS else '+'}{group}={option}"
+            for group, option in stored.items()
+            if GROUP.fullmatch(group)
+            and OPTION.fullmatch(option)
+            and group not in names_typed
+            and option_file(group, option, folders)
+        ]
     except (
         LookupError,
         RecappError,
@@ -246,23 +250,6 @@ def stored_choices(overrides: Sequence[str], folders: Folders = ()) -> list[str]
         OmegaConfBaseException,
     ):
         return []
-
-
-def overrides_that_choose(option_by_group: Mapping[str, str], folders: Folders = ()) -> list[str]:
-    """Return `group=option` for each option, or `+group=option` for a group without a default:
-    those of `ADDED_GROUPS`, and groups of the user's own.
-
-    Options that no longer exist are left out.
-
-    Args:
-        option_by_group: The option of each group.
-        folders: Directories with further options, besides recapp's own.
-    """
-    return [
-        f"{'' if is_group(group) and group not in ADDED_GROUPS else '+'}{group}={option}"
-        for group, option in option_by_group.items()
-        if option_file(group, option, folders)
-    ]
 
 
 def compose_over(

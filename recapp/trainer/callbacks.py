@@ -597,8 +597,8 @@ def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
     """Return a record for each dynamic table: the number of its rows, and the numbers of new,
     admitted and evicted keys in this run. It is collective.
     """
-    rows = shared.stored.rows_of_runs()
-    changes = shared.stored.changes() if rows else {}
+    rows = shared.rows_of_runs()
+    changes = shared.changes() if rows else {}
     return [
         {
             "table": table,

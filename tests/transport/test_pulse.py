@@ -74,6 +74,7 @@ def test_a_rank_that_goes_on_is_no_obstacle_any_more(store):
     watched.stop()
 
 
+@pytest.mark.full
 def test_a_store_that_is_gone_with_its_process_is_silence():
     class Gone:
         def add(self, key, more):

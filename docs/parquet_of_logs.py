@@ -23,7 +23,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import yaml
 
-from recapp.dataset.derive import bucket_ids, log_edges
+from recapp.dataset.rows import bucket_ids, log_edges
 
 EXPERIMENTS = Path(__file__).parent.parent / "conf/experiment"
 CRITEO_X1 = {

@@ -18,7 +18,7 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.compat.torchrec.fused_params import EmbOptimType
+    from recapp.compat.torchrec.keyed import EmbOptimType
     from recapp.compat.torchrec.managed_collisions import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
         ManagedCollisionEmbeddingCollection,
     )
     from recapp.dataset.data_settings import DataSettings, ScoringSettings
-    from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.sharded_collection import (
         ShardedEmbeddingBagCollection,
         ShardedEmbeddingCollection,
         shard_model,
     )
+    from recapp.engine.sharded_state import gathered_state_dict
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.model_export import export_model
@@ -62,16 +62,15 @@ if TYPE_CHECKING:
     )
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
     from recapp.planner.planner_settings import ParameterConstraints
-    from recapp.planner.topology import Topology
+    from recapp.planner.problem import Topology
     from recapp.reporting.plan_report import analyze_plan
     from recapp.sharding.plan_file import read_plan, write_plan
     from recapp.sharding.sharding_plan import ShardingPlan
     from recapp.sharding.sharding_types import ShardingType
-    from recapp.sparse.batch import Batch
-    from recapp.sparse.jagged_tensor import JaggedTensor
-    from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-    from recapp.sparse.keyed_tensor import KeyedTensor
+    from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+    from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
     from recapp.stored.checkpoint import load_table, static_table
+    from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
     from recapp.tables.config import (
         DataType,
         EmbeddingBagConfig,
@@ -81,32 +80,30 @@ if TYPE_CHECKING:
         TableLookup,
     )
     from recapp.tables.dynamic import DynamicRows
-    from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
-    from recapp.tasks.click import ClickTask
     from recapp.tasks.measures import Measure
-    from recapp.tasks.task import Output, Task
-    from recapp.trainer.datamodule import ClickData, ScoreWriter
+    from recapp.tasks.task import ClickTask, Output, Task
+    from recapp.trainer.datamodule import ClickData
     from recapp.trainer.module import TaskModule
     from recapp.trainer.strategy import EmbeddingShardingStrategy
-    from recapp.transport.run_ranks import run_ranks
+    from recapp.transport.join_ranks import run_ranks
 
 _HOMES = {
     "AUC": "recapp.metrics",
-    "Batch": "recapp.sparse.batch",
+    "Batch": "recapp.sparse.keyed_jagged_tensor",
     "Calibration": "recapp.metrics",
     "ClickData": "recapp.trainer.datamodule",
-    "ClickTask": "recapp.tasks.click",
+    "ClickTask": "recapp.tasks.task",
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",
     "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
-    "EmbOptimType": "recapp.compat.torchrec.fused_params",
-    "EmbeddingBagCollection": "recapp.tables.unsharded_collection",
+    "EmbOptimType": "recapp.compat.torchrec.keyed",
+    "EmbeddingBagCollection": "recapp.tables.collections",
     "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",
-    "EmbeddingCollection": "recapp.tables.unsharded_collection",
+    "EmbeddingCollection": "recapp.tables.collections",
     "EmbeddingCollectionSharder": "recapp.parallel",
     "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
@@ -116,7 +113,7 @@ _HOMES = {
     "IdRule": "recapp.tables.config",
     "JaggedTensor": "recapp.sparse.jagged_tensor",
     "KeyedJaggedTensor": "recapp.sparse.keyed_jagged_tensor",
-    "KeyedTensor": "recapp.sparse.keyed_tensor",
+    "KeyedTensor": "recapp.sparse.jagged_tensor",
     "LFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "LRU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "LogLoss": "recapp.metrics",
@@ -138,13 +135,13 @@ _HOMES = {
     "TableLookup": "recapp.tables.config",
     "Task": "recapp.tasks.task",
     "TaskModule": "recapp.trainer.module",
-    "Topology": "recapp.planner.topology",
+    "Topology": "recapp.planner.problem",
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
     "analyze_plan": "recapp.reporting.plan_report",
     "export_model": "recapp.model_export",
     "ftrl": "recapp.optim.rules",
-    "gathered_state_dict": "recapp.engine.gathered_state",
+    "gathered_state_dict": "recapp.engine.sharded_state",
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
     "load_model": "recapp.model_loading",
@@ -154,7 +151,7 @@ _HOMES = {
     "partial_row_wise_lamb": "recapp.optim.rules",
     "read_plan": "recapp.sharding.plan_file",
     "rowwise_adagrad": "recapp.optim.rules",
-    "run_ranks": "recapp.transport.run_ranks",
+    "run_ranks": "recapp.transport.join_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.sharded_collection",
     "static_table": "recapp.stored.checkpoint",

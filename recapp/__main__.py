@@ -17,7 +17,7 @@ COMMANDS = {
     "eval": "measure a checkpoint on validation or test rows, on any ranks",
     "predict": "score raw rows by a checkpoint or an artefact, on any ranks",
     "export": "make an artefact of a checkpoint, served without the trainer",
-    "plan": "explain, compare, export, check and scale sharding plans on paper",
+    "plan": "explain, draw, export and scale sharding plans on paper",
     "report": "draw the results of a run or a sweep as one page",
     "serve": "answer requests for scores over HTTP, with a trained model",
     "bench": "measure recapp on this machine, beside other systems",

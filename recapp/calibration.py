@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 from recapp import console
 from recapp.benchmarks.calibrate import with_overhead
+from recapp.cli.command import recipe_under
 from recapp.cli.job import Job, run_on_ranks, run_recipe
-from recapp.cli.recipe_of_job import recipe_under
 from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank

@@ -36,7 +36,15 @@ from recapp.inference.compiled import (
     load_compiled,
 )
 from recapp.inference.export_settings import AUTO, Export
-from recapp.inference.placed_model import mapped_tables, one_rank
+from recapp.inference.held_tables import (
+    QUANTIZE,
+    RowWriter,
+    TrainedTables,
+    mapped_tables,
+    one_rank,
+    row_bytes,
+    storage_of,
+)
 from recapp.inference.probe import (
     MeasuredChoice,
     Probe,
@@ -44,8 +52,6 @@ from recapp.inference.probe import (
     measurements,
     storage_by_hand,
 )
-from recapp.inference.storage import QUANTIZE, row_bytes, storage_of
-from recapp.inference.table_files import RowWriter, TrainedTables
 from recapp.run.model import build_model, load_dense, meta_model, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.run.run_rows import (
@@ -55,7 +61,7 @@ from recapp.run.run_rows import (
 )
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, written_values
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit
@@ -214,14 +220,17 @@ class _Exporter:
             model.load_state_dict(self.dense)
 
     def _write_tables(self, writer: RowWriter, data_types: Mapping[str, DataType]) -> None:
-        total = sum(self.trained.bytes_of(t) for t in self.tables) >> 20
-        with console.progress("exporting tables, MB", total) as advance:
+        sizes = {
+            t.name: self.rows[t.name] * t.embedding_dim * t.data_type.dtype.itemsize
+            for t in self.tables
+        }
+        with console.progress("exporting tables, MB", sum(sizes.values()) >> 20) as advance:
             for table in self.tables:
                 seed = self.seeds[table.name]
                 positions = self.positions.get(table.name)
                 with self.trained.rows(table) as rows:
                     writer.add(table, rows, data_types[table.name], positions, seed)
-                advance(self.trained.bytes_of(table) >> 20)
+                advance(sizes[table.name] >> 20)
 
     def _finish(
         self, writer: RowWriter, files: dict[str, Mapping[str, Any]], report: dict[str, Any]
@@ -424,10 +433,11 @@ def _width_rows(
 def _changes(after: MeasuredChoice, before: MeasuredChoice, task: Task) -> dict[str, Any]:
     """Return metrics and changes; numbers that JSON cannot hold become None."""
     last = task.storage_measures[-1].name
+    apart = (after.scores - before.scores).abs()
     numbers = {
         **after.metrics,
         change_of(last): after.metrics[last] - before.metrics[last],
-        "largest_change": after.largest_change(before),
+        "largest_change": float(apart.max()) if apart.numel() else 0.0,
     }
     return {name: x if math.isfinite(x) else None for name, x in numbers.items()}
 

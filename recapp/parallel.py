@@ -50,14 +50,14 @@ from recapp.processes.faults import fault_of_compiler
 from recapp.settings.other_systems import fused
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
-from recapp.tables.unsharded_collection import (
+from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     UnshardedCollection,
 )
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
-from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.join_ranks import make_comm
+from recapp.transport.step_messages import AverageOverRanks
 
 _OF_TRAINERS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup | None]] = (
     WeakKeyDictionary()
@@ -69,9 +69,9 @@ class CollectionSharder:
 
     Args:
         fused_params: The optimiser as TorchRec's settings
-            (`recapp/compat/torchrec/fused_params.py`), or a row rule (`recapp/optim/rules.py`); the
+            (`recapp/compat/torchrec/keyed.py`), or a row rule (`recapp/optim/rules.py`); the
             entry `tables` has settings of single tables. None takes the optimiser that was applied
-            in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at
+            in backward to the tables (`recapp/optim/named_rules.py`), or else row-wise Adagrad at
             its default rate.
         qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
             the dtype of vectors and gradients in messages. None or {} takes the compute type.
@@ -294,7 +294,7 @@ class DistributedModelParallel(nn.Module):
         init_parameters: Whether dense parameters on the meta device get their start values, by
             `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
 
     Raises:
         ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser
@@ -336,7 +336,7 @@ class DistributedModelParallel(nn.Module):
         self.device = own_device(self._ranks) if device is None else torch.device(device)
         self.comm = make_comm(tables_group(self._ranks), self.device, transport)
         planner = EmbeddingShardingPlanner(rule=rule)
-        self.plan = plan or planner.collective_plan(module, process_group=self.comm.group)
+        self.plan = plan or planner.collective_plan(module, pg=self.comm.group)
         module = shard_model(module, self.plan, self.comm, rule, payload=payload_of(sharders))
         _materialise(module, self.device, init_parameters)
         self._wrapped = module.to(self.device)
@@ -475,7 +475,7 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
     DDP ignores the tables: shards are neither parameters nor buffers, and the gradients of tables
     that are parameters are already reduced. On CPUs dense gradients use the transport of the tables
-    and are added in rank order (`recapp/transport/dense_gradients.py`). On GPUs they use DDP's
+    and are added in rank order (`recapp/transport/step_messages.py`). On GPUs they use DDP's
     all-reduce.
 
     Raises:

@@ -6,9 +6,7 @@ without data.
 | `explain`   | shards and costs of each rank, the next best plans, the bytes that ranks exchange; |
 |             | `out=DIR` draws them                                                               |
 | `types`     | the use of each sharding type                                                      |
-| `compare`   | two plans side by side: `a=mixed b=row_wise`, names or files                       |
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                      |
-| `check`     | predictions next to the measurements of runs: `path=RUN_OR_SWEEP`                  |
 | `calibrate` | timings of this machine, as a hardware file for `topology.hardware=FILE`           |
 | `devices`   | the fewest devices that hold the tables for serving, in 32, 16, 8 and 4 bits       |
 | `scale`     | step time, memory and bytes of the tables as ranks grow                            |
@@ -37,9 +35,7 @@ from recapp.run.recipe import OnPaper
 VERBS = {
     "explain": "recapp.plan_verbs",
     "types": __name__,
-    "compare": "recapp.plan_verbs",
     "export": "recapp.plan_verbs",
-    "check": "recapp.plan_verbs",
     "calibrate": "recapp.calibration",
     "devices": "recapp.plan_verbs",
     "scale": "recapp.plan_verbs",
@@ -48,11 +44,9 @@ VERBS = {
 
 READERS = {
     "out": ("explain",),
-    "a": ("compare",),
-    "b": ("compare",),
     "as": ("explain", "export"),
     "indent": ("export",),
-    "path": ("export", "check", "calibrate", "devices"),
+    "path": ("export", "calibrate", "devices"),
     "ranks": ("scale",),
     "plans": ("scale",),
     "weak_batch": ("scale",),

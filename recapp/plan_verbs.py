@@ -1,6 +1,4 @@
-"""Verbs of `recapp.plan`: on paper (explain, compare, export, scale, devices), and beside runs
-(check).
-"""
+"""Verbs of `recapp.plan`: explain, export, scale, devices."""
 
 from dataclasses import replace
 from itertools import product
@@ -9,26 +7,17 @@ from typing import Any
 
 from recapp import console
 from recapp.cli.job import Job
-from recapp.cli.recipe_of_job import recipe_under
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.inference.storage import QUANTIZE, storage_of
+from recapp.inference.held_tables import QUANTIZE, storage_of
 from recapp.planner.embedding_planner import fewest_ranks, plan_tables, stored_as
 from recapp.planner.hardware import Hardware, default_hardware
 from recapp.planner.options import MODES
-from recapp.planner.planner_settings import ParameterConstraints, PlanSettings
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
-from recapp.reporting.plan_report import STEP, compared, explained, separated_pairs
-from recapp.reporting.plan_tables import difference, print_difference, print_plan
-from recapp.reporting.run_record import (
-    PERFORMANCE_FILE,
-    PREDICTED_FILE,
-    Performance,
-    PlanReport,
-    read_performance,
-    read_record,
-)
+from recapp.planner.planner_settings import ParameterConstraints
+from recapp.planner.problem import PlanningProblem, Topology
+from recapp.reporting.plan_report import explained
+from recapp.reporting.plan_tables import print_plan
+from recapp.run.commands import OnPaper
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
     best_plan,
@@ -36,8 +25,6 @@ from recapp.run.plan_of_run import (
     made_for,
     problem_on_paper,
 )
-from recapp.run.recipe import OnPaper
-from recapp.settings.option_files import Folders, options
 from recapp.settings.other_systems import plan_format
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
@@ -88,20 +75,6 @@ def explain(recipe: OnPaper, job: Job) -> None:
             console.note(f"written {console.short_path(path)}")
 
 
-def compare(recipe: OnPaper, job: Job) -> None:
-    """Print two plans side by side."""
-    problem = problem_on_paper(recipe)
-    plans = (
-        chosen_plan(with_named_plan(recipe, name, job.folders), problem)[0]
-        for name in (recipe.a, recipe.b)
-    )
-    a, b = (explained(plan, problem, alternatives=False) for plan in plans)
-    if recipe.format == "json":
-        console.emit(difference(a, b), "json")
-    else:
-        print_difference(a, b)
-
-
 def export(recipe: OnPaper, job: Job) -> None:
     """Print the plan as a file, or write it to `path`."""
     for_hugectr = recipe.as_ == "hugectr"
@@ -129,33 +102,6 @@ def export(recipe: OnPaper, job: Job) -> None:
     console.note(f"written {console.short_path(path)}")
 
 
-def with_named_plan(recipe: OnPaper, name: str | None, folders: Folders = ()) -> OnPaper:
-    """Return the recipe with another plan.
-
-    Args:
-        recipe: The recipe of `recapp.plan`.
-        name: An option of the group `plan`, a file, or `best`, the planner's own.
-        folders: Directories with further options, besides recapp's own.
-
-    Raises:
-        ConfigError: The name is missing, or none of these.
-    """
-    if name is None:
-        raise ConfigError(
-            "a and b must be given: names of plans, files, or best: a=mixed b=row_wise"
-        )
-    if name == BEST:
-        return replace(recipe, plan=None)
-    if Path(name).suffix in (".yaml", ".yml", ".json"):
-        return replace(recipe, plan=PlanSettings(path=str(Path(name).absolute())))
-    known = [option for option in options("plan", folders) if option != "file"]
-    if name not in known:
-        raise ConfigError(
-            f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}"
-        )
-    return replace(recipe, plan=recipe_under("plan", [f"+plan={name}"]).plan)
-
-
 def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
     """Return the plan that the settings ask for, and the planner's lower bound of a step in
     seconds, or None.
@@ -169,64 +115,6 @@ def chosen_plan(recipe: OnPaper, problem: PlanningProblem) -> tuple[ShardingPlan
         outcome = best_plan(recipe, problem)
         advance(1)
     return outcome.plan, outcome.lower_bound_seconds
-
-
-# ---- growth, and runs
-
-
-def check(recipe: OnPaper, job: Job) -> None:
-    """Print predictions for runs next to their measurements."""
-    if recipe.path is None:
-        raise ConfigError(
-            "path must be given: a run or a sweep of recapp.train, path=outputs/first"
-        )
-    rows = compared(measured_runs(recipe.path))
-    plans = sum(row.what == STEP for row in rows)
-    repeated = any(row.runs > 1 for row in rows)
-    apart, right = separated_pairs(rows)
-    if recipe.format == "json":
-        pairs = {"pairs_told_apart": apart, "pairs_in_order": right}
-        console.emit_document({"rows": [*map(vars, rows)], **pairs})
-        return
-    spread = [console.Column("least", "least", ",.3f"), console.Column("most", "most", ",.3f")]
-    columns = [
-        console.Column("run", "run"),
-        console.Column("plan", "plan"),
-        console.Column("ranks", "ranks"),
-        console.Column("what", "what"),
-        console.Column("predicted", "predicted", ",.3f"),
-        console.Column("measured", "measured", ",.3f"),
-        *(spread if repeated else []),
-        console.Column("error", "error", "+.1%"),
-    ]
-    console.print_table([*map(vars, rows)], columns, title="Predicted and measured")
-    if plans > 1:
-        print(
-            f"\nPairs of plans whose runs do not overlap: {apart} of {plans * (plans - 1) // 2}; "
-            f"in the predicted order: {right}"
-        )
-
-
-def measured_runs(path: str) -> list[tuple[str, PlanReport, Performance]]:
-    """Return name, prediction and measurement of every run below a directory.
-
-    Raises:
-        ConfigError: The directory does not exist, or no run has both.
-    """
-    if not Path(path).is_dir():
-        raise ConfigError(f"path={path}: there is no such directory")
-    runs = [
-        (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
-        for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
-        if (prediction := read_record(PlanReport, d / PREDICTED_FILE)) is not None
-        and (measured := read_performance(d)) is not None
-    ]
-    if not runs:
-        raise ConfigError(
-            f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run "
-            "or a sweep of python -m recapp.train"
-        )
-    return runs
 
 
 def scale(recipe: OnPaper, job: Job) -> None:

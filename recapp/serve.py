@@ -3,7 +3,7 @@
     DIR -> model, checked -> socket -> requests -> scores, until a signal comes
 
     ranks=N   rank 0            HTTP -> requests -> batches -> scores
-              the other ranks   the tables that they hold    recapp/inference/led_ranks.py
+              the other ranks   the tables that they hold    recapp/inference/scorer.py
 
 `recapp/serving/app.py` describes requests and answers. Under torchrun and srun each rank runs the
 command, which calls `run` in the same process.
@@ -43,8 +43,7 @@ from recapp.settings.records import to_plain
 if TYPE_CHECKING:
     import torch
 
-    from recapp.inference.led_ranks import Leader
-    from recapp.inference.scorer import Scorer
+    from recapp.inference.scorer import Leader, Scorer
     from recapp.serving.served_model import Served
 
 NEEDED = ("prometheus_client", "starlette", "uvicorn")
@@ -161,7 +160,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     """
     import torch
 
-    from recapp.inference.led_ranks import Leader, follow
+    from recapp.inference.scorer import Leader, follow
     from recapp.model_loading import load_on
     from recapp.transport.communicator import leave_process_group
     from recapp.transport.join_ranks import join_ranks
@@ -275,9 +274,8 @@ def answer(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None
 def _server(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None") -> Any:
     """Return the routes, and the first model that they answer with."""
     from recapp.serving.app import Server
-    from recapp.serving.batching import Batcher
     from recapp.serving.counts import Counts
-    from recapp.serving.served_model import ModelInService
+    from recapp.serving.served_model import Batcher, ModelInService
 
     sys.setswitchinterval(SWITCH_SECONDS)
     counts = Counts()

@@ -214,11 +214,11 @@ def recipe(name, overrides, folders=()):
     from composing import compose as compose_settings
 
     from recapp.cli import compose
-    from recapp.cli.recipe_of_job import recipe_of_job
+    from recapp.cli.command import recipe_of_job
 
     overrides = [str(override) for override in overrides]
     composed = compose_settings(
-        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
+        name, [*compose.stored_choices(overrides, folders), *overrides], folders
     )
     choices = compose.choices(composed.hydra)
     config = compose.without_hydra(composed)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from recapp.metrics import LogLoss
-from recapp.settings.check_settings import find_constructor
+from recapp.settings.records import find_constructor
 from recapp.tasks.measures import Measure
 from recapp.tasks.task import Output, Task
 

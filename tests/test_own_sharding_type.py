@@ -14,8 +14,7 @@ from recapp.optim.rules import sgd
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_tables import print_plan
 from recapp.reporting.run_record import PlanReport
 from recapp.run.constructors import register_own_types
@@ -111,14 +110,12 @@ def test_tables_that_lie_together_share_it(own):
 # ---- commands
 
 
-def test_a_plan_of_its_own_folder_is_explained_compared_and_listed(folder, capsys):
+def test_a_plan_of_its_own_folder_is_explained_and_listed(folder, capsys):
     asked = ("--config-dir", str(folder), "trainer.devices=4", "tables=sample")
     explained = answer(capsys, "explain", *asked, f"+plan={NAME}")
     assert [(row["type"], len(row["ranks"])) for row in explained["rows"]] == [(NAME, 2)] * 3
     print_plan(record(PlanReport, explained))
     assert f"(3 {NAME})" in capsys.readouterr().out
-    rows = answer(capsys, "compare", *asked, "a=row_wise", f"b={NAME}")["rows"]
-    assert {row["b_type"] for row in rows} == {NAME}
     listed = answer(capsys, "types", *asked, f"+plan={NAME}")["rows"]
     assert listed[-1]["type"] == NAME and len(listed) == 7
     assert listed[-1]["description"] == "horizontal strips over two ranks"

@@ -32,7 +32,7 @@ from recapp.parallel import (
     group_of_trainers,
     wrap_dense,
 )
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 META = torch.device("meta")
@@ -129,7 +129,7 @@ from recapp.parallel import DistributedModelParallel
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 class Model(torch.nn.Module):
     def __init__(self):

@@ -8,21 +8,16 @@ from hashlib import sha256
 import pytest
 from documents import commands, fenced, own_files
 from jobs import command, recipe, resolved
-from reporting.records import performance, plan_report
 from tiers import one_of
 
 from recapp import calibration, plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_report import analyze_plan
-from recapp.reporting.run_record import write_record
-from recapp.run.recipe import checked
+from recapp.run.commands import read_settings
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 
-OF_RUNS = ("path=turns", "path=grown")  # what runs have left
-IN_PAGES = [
-    c for c in commands(fenced("sh")) if c.name == "plan" and not set(OF_RUNS) & set(c.arguments)
-]
+IN_PAGES = [c for c in commands(fenced("sh")) if c.name == "plan"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +48,7 @@ def test_the_commands_of_the_pages_answer(command, base, capsys, monkeypatch):
     said = capsys.readouterr().out
     written = {p.name for p in base.rglob("*") if p.is_file()} - before
     assert said or written
-    if command.arguments[0] in ("explain", "types", "compare", "scale"):
+    if command.arguments[0] in ("explain", "types", "scale"):
         assert max(map(len, said.splitlines())) <= 80
     if "out=drawn" in command.arguments:
         assert "plan.html" in written and any(name.endswith(".svg") for name in written)
@@ -120,16 +115,9 @@ def test_an_exported_plan_is_the_plan_that_was_asked_for_and_knows_what_it_is_fo
     assert found["sharding_types"] == {"row_wise": 1, "column_wise": 1, "table_wise": 1}
     assert found["memory_distribution"] == [308_480_000, 307_200_000]
     assert found["communication_patterns"][0][0] == 0 and found["communication_patterns"][0][1] > 0
-    again = answer("compare", "a=mixed", "b=made/mixed.yaml", "tables=sample", "trainer.devices=2")
-    assert [r for r in again["rows"] if r["a_type"] != r["b_type"]] == []
-
-
-def test_two_plans_differ_table_by_table(answer):
-    rows = answer("compare", "a=mixed", "b=row_wise", "tables=sample", "trainer.devices=2")["rows"]
-    assert {r["table"]: (r["a_type"], r["b_type"]) for r in rows} == {
-        "wide_table": ("column_wise", "row_wise"),
-        "small_table": ("table_wise", "row_wise"),
-    }
+    asked = ("tables=sample", "trainer.devices=2")
+    again = answer("explain", "+plan=file", "plan.path=made/mixed.yaml", *asked)
+    assert [r["type"] for r in again["rows"]] == ["row_wise", "column_wise", "table_wise"]
 
 
 def test_growth_is_reported_for_every_plan_mode_and_number_of_ranks(answer):
@@ -138,25 +126,6 @@ def test_growth_is_reported_for_every_plan_mode_and_number_of_ranks(answer):
     for r in rows:
         assert r["plan"] == "best" or r["step_ms"] is None or r["step_ms"] > 0
         assert r["step_ms"] is None or r["sent_per_rank"] > 0
-
-
-def test_a_plan_of_ones_own_folder_is_compared(answer, base):
-    own = base / "own/plan"
-    own.mkdir(parents=True)
-    (own / "rows.yaml").write_text("rules:\n  - type: row_wise\n")
-    rows = answer(
-        "compare",
-        "--config-dir",
-        str(own.parent),
-        "a=rows",
-        "b=mixed",
-        "tables=sample",
-        "trainer.devices=2",
-    )["rows"]
-    assert {row["a_type"] for row in rows} == {"row_wise"} and {row["b_type"] for row in rows} == {
-        "column_wise",
-        "table_wise",
-    }
 
 
 def test_a_plan_is_printed_and_written_as_hugectrs_notebook_does(base, capsys):
@@ -175,72 +144,16 @@ def test_a_plan_is_printed_and_written_as_hugectrs_notebook_does(base, capsys):
     assert json.loads(capsys.readouterr().out) == {"plan": json.loads(written)}
 
 
-def test_runs_are_compared_with_what_was_predicted(answer, base):
-    runs = (
-        ("0", "a", 10.0, 12.0),
-        ("1", "b", 20.0, 30.0),
-        ("2", "b", 20.0, 5.0),
-        ("3", "b", 20.0, 33.0),
-        ("4", "c", 20.0, 40.0),
-    )
-    for number, name, predicted, measured in runs:
-        (base / "sweep" / number).mkdir(parents=True)
-        report = plan_report(name, ranks=1, step_ms=predicted)
-        write_record(report, base / "sweep" / number / "predicted.json")
-        write_record(
-            performance(ranks=1, step_ms=measured, phase_ms=2.0),
-            base / "sweep" / number / "performance.json",
-        )
-    found = answer("check", "path=sweep")
-    errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
-    assert (
-        errors["0", "step, ms"] == pytest.approx(-1 / 6)
-        and errors["4", "input, ms"] == -0.5
-        and errors["0", "tables, MB"] == -0.5
-    )
-    # a and c, b and c; b's runs lie on both sides of a's
-    assert (found["pairs_told_apart"], found["pairs_in_order"]) == (2, 1)
-    repeated = next(r for r in found["rows"] if r["run"] == "1, 2, 3" and r["what"] == "step, ms")
-    assert (repeated["measured"], repeated["least"], repeated["most"], repeated["runs"]) == (
-        30.0,
-        5.0,
-        33.0,
-        3,
-    )
-
-
 def test_calibration_ends_with_a_short_run_priced_with_its_file(base):
     asked = recipe("plan", ["trainer.devices=3", "engine.transport=gloo"])
     found = calibration.short_run(asked, 3, "mine.yaml", base / "logs")
     settings = to_plain(found)
-    choices = settings.pop("choices")
-    assert checked(settings, "train") == settings and choices == {}
+    assert to_plain(read_settings(settings, "train")) == settings and settings["choices"] == {}
     assert found.topology.hardware == str(base / "mine.yaml")
     assert found.engine.transport == "gloo" and found.trainer.devices == 3
     assert found.dataset.batch_size == 3 * calibration.RUN_BATCH
     assert found.dataset.generate.rows > found.dataset.batch_size * found.trainer.max_steps
     assert "ckpt_path" in settings and "out" not in settings
-
-
-def test_growth_on_few_ranks_is_compared_with_what_was_predicted(answer, base, capsys):
-    for ranks, step, sent in ((4, 20.0, 6000), (1, 8.0, 0), (2, 10.0, 1000)):
-        folder = base / f"sweep/{ranks}"
-        folder.mkdir(parents=True)
-        write_record(plan_report(ranks=ranks, step_ms=10.0), folder / "predicted.json")
-        measured = performance(ranks=ranks, step_ms=step, sent=sent)
-        write_record(measured, folder / "performance.json")
-    rows = answer("check", "path=sweep")["rows"]
-    errors = {
-        name: {row["ranks"]: row["error"] for row in rows if row["what"] == name}
-        for name in ("step, ms", "sent a rank, MB")
-    }
-    assert errors == {
-        "step, ms": {1: 0.25, 2: 0.0, 4: -0.5},
-        "sent a rank, MB": {1: None, 2: 0.0, 4: -0.5},
-    }
-    assert plan.main(["check", "path=sweep"]) == 0
-    said = capsys.readouterr().out
-    assert "+25.0%" in said and "Pairs of plans whose runs do not overlap: 3 of 3" in said
 
 
 @pytest.mark.full
@@ -277,8 +190,6 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
                 ("constraints.C1.rank", "ranks"),
             ),
             (["explain", "planner.mode=uniqe"], ("planner.mode=uniqe", "unique")),
-            (["compare", "a=mixed"], ("a and b must be given",)),
-            (["compare", "a=mixed", "b=rowwise"], ("plan rowwise", "row_wise")),
             (["export", "as=torchrec"], ("as=torchrec", "hugectr")),
             (
                 ["export", "as=hugectr", "+plan=column_wise", "tables=sample"],
@@ -286,8 +197,6 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
             ),
             (["export", "indent=4"], ("indent=4", "as=hugectr")),
             (["export", "as=hugectr", "indent=-1"], ("indent=-1",)),
-            (["check"], ("path must be given",)),
-            (["check", "path=nowhere"], ("path=nowhere: there is no such directory",)),
             (["scale", "ranks=8"], ("ranks=8", "list")),
             (
                 ["scale", "plans=[best,rowwise]"],
@@ -295,7 +204,7 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
             ),
             (
                 ["scale", "path=rows.json"],
-                ("path=rows.json: scale does not read it, only export, check, calibrate, devices",),
+                ("path=rows.json: scale does not read it, only export, calibrate, devices",),
             ),
             (["explan"], ("unknown verb explan", "explain")),
         ],

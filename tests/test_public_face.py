@@ -173,5 +173,4 @@ def test_the_verbs_are_those_of_the_commands():
     from recapp import bench, plan
 
     assert tuple(plan.VERBS) == commands.VERBS["plan"]
-    assert commands.VERBS["report"] == ("compare",)
     assert commands.VERBS["bench"] == (*bench.MEASURES,) == (*bench.COLUMNS,)

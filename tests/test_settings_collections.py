@@ -25,9 +25,7 @@ from recapp.run.model_tables import check_collections, tables_of_model
 from recapp.run.run_checks import check_training
 from recapp.run.run_rows import made_up_rows, rows_of
 from recapp.settings.records import Constructor
-from recapp.tables.listed import listed_tables
-from recapp.tables.named_collections import BAGS
-from recapp.tables.table_settings import FurtherTables, TablesOfDataset
+from recapp.tables.table_settings import BAGS, FurtherTables, TablesOfDataset, listed_tables
 
 ROWS = 1200
 STEPS = 8

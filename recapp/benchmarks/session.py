@@ -22,7 +22,7 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanSettings
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import rank_info
 from recapp.run.recipe import recipe_of
@@ -31,8 +31,8 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, TableLookup
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm, leave_process_group
+from recapp.transport.join_ranks import make_comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: the records so far
 LEARNING_RATE = 0.01

@@ -8,6 +8,13 @@ about a mistake (a traceback, five lines of advice) becomes one line that names 
 close matches, with exit code 1. A failed job is reported when it fails, and a sweep goes on with
 the next job. A signal ends all jobs, with exit code 130 for Ctrl-C and 143 for SIGTERM.
 
+Settings become recipes:
+
+command line                          -> recipe                              recipe_of_job
+command line, ckpt_path of a model    -> its recipe, changed                 stored_recipe
++plan=mixed                           -> the recipe of that command line     recipe_under
+-m seed=1,x                           -> seed=x: must be a whole number      check_sweep
+
 This file imports Hydra but not torch, so that `--help` and a misspelt setting are answered at once.
 """
 
@@ -17,16 +24,18 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import hydra
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -34,11 +43,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp.cli import compose
 from recapp.cli.job import Job
-from recapp.cli.recipe_of_job import check_sweep, recipe_of_job
+from recapp.cli.stored_recipe import as_scored, match_stored
 from recapp.console import note, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, RecappError, suggest
-from recapp.processes.lock import locked, locked_as_named
-from recapp.processes.rank_environment import external_rank, shared_run_directory
+from recapp.processes.rank_environment import (
+    external_rank,
+    locked,
+    locked_as_named,
+    shared_run_directory,
+)
 from recapp.processes.rank_process import wait_for_rank_0_error, write_error_file
 from recapp.processes.stopping import (
     Stopped,
@@ -47,10 +60,11 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import run_record, summary
-from recapp.run.recipe import COMMANDS
+from recapp.run.commands import COMMANDS, read_settings
+from recapp.run.recipe import Train
 from recapp.settings import option_files
-from recapp.settings.check_settings import override_names
-from recapp.settings.option_files import FLAGS, is_group, named_folders
+from recapp.settings.option_files import FLAGS, Folders, is_group, named_folders
+from recapp.settings.records import override_names
 
 HELP = ("--help", "-h")
 VERSION = "--version"
@@ -101,7 +115,7 @@ def run(
         folders = named_folders(flags)
         first = (
             *directory_overrides(writes, overrides),
-            *compose.stored_choices(name, overrides, folders),
+            *compose.stored_choices(overrides, folders),
         )
         if sweeps:
             check_sweep(name, first, overrides, folders)
@@ -328,7 +342,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     words = [word for word in behind[:1] if word not in overrides and not word.startswith("-")]
     folders = named_folders(arguments)
     composed = compose.compose(
-        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
+        name, [*compose.stored_choices(overrides, folders), *overrides], folders
     )
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
@@ -446,3 +460,154 @@ def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = kept_flag
+
+
+# ---- recipes
+
+LENGTH: tuple[Literal["max_epochs"], Literal["max_steps"]] = ("max_epochs", "max_steps")
+
+
+def recipe_of_job(
+    config: DictConfig,
+    command: str,
+    overrides: Sequence[str],
+    choices: Mapping[str, str],
+    folders: Folders,
+) -> Any:
+    """Return the record of a command's settings. Paths are absolute, so that a run's checkpoint
+    works from any directory.
+
+    Args:
+        config: The settings that Hydra composed.
+        command: The name of the command.
+        overrides: The command line.
+        choices: The option chosen of each group.
+        folders: Directories with further options, besides recapp's own.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        CheckpointError: The checkpoint does not exist, is damaged, or is of a later version.
+        ArtefactError: The same for an artefact.
+    """
+    if compose.names_checkpoint(config):
+        path = Path.cwd() / Path(str(config.ckpt_path)).expanduser()
+        return stored_recipe(path, command, overrides, folders, config)
+    plain = compose.with_absolute_paths(compose.to_plain(config))
+    return read_settings(plain | {"choices": choices}, command)
+
+
+def stored_recipe(
+    path: Path,
+    command: str,
+    overrides: Sequence[str],
+    folders: Folders,
+    composed: DictConfig | None = None,
+) -> Any:
+    """Return the recipe that a stored model was trained with. The command line replaces only the
+    settings that it names.
+
+    Args:
+        path: The checkpoint or artefact.
+        command: The command, which gives the type of the record.
+        overrides: The command line.
+        folders: Directories with further options, besides recapp's own.
+        composed: What Hydra has composed of the command line; None composes it.
+    """
+    from recapp.stored.checkpoint import read_manifest
+    from recapp.stored.stored_model import read_stored
+
+    manifest = read_stored(path) if command in ("eval", "predict") else read_manifest(path)
+    recipe = match_stored(
+        compose.recipe_over(manifest.config, command, overrides, folders, composed), manifest
+    )
+    if command == "train":
+        return with_one_length(recipe, overrides)
+    # an artefact has no plan of training
+    scores = command == "predict" or not manifest.kind.resumes
+    return as_scored(recipe, overrides) if scores else recipe
+
+
+def with_one_length(recipe: Train, overrides: Sequence[str]) -> Train:
+    """Return the recipe of a resumed run with one limit of training: if the command line sets one
+    of trainer.max_epochs and trainer.max_steps, the checkpoint's other limit is dropped.
+    """
+    named = override_names(overrides)
+    trainer = recipe.trainer
+    for one, other in (LENGTH, LENGTH[::-1]):
+        sets_only_one = f"trainer.{one}" in named and f"trainer.{other}" not in named
+        if sets_only_one and getattr(trainer, one) is not None:
+            trainer = trainer.without(other)
+    return replace(recipe, trainer=trainer)
+
+
+def recipe_under(command: str, overrides: Sequence[str]) -> Any:
+    """Return the recipe of a command under some overrides. In a job, `--config-dir` adds options.
+
+    Args:
+        command: The name of the command.
+        overrides: Overrides that name no stored model.
+
+    Raises:
+        ConfigError: A setting or an option does not exist, or has a wrong value.
+    """
+    try:
+        config = compose.without_hydra(compose.compose(command, overrides))
+    except (HydraException, OmegaConfBaseException) as error:
+        known = compose.known_settings(command, overrides)
+        raise ConfigError(compose.in_one_line(error, known)) from error
+    return recipe_of_job(config, command, overrides, {}, ())
+
+
+# ---- a sweep
+
+
+def check_sweep(
+    command: str, first: Sequence[str], overrides: Sequence[str], folders: Folders
+) -> None:
+    """Check that a job accepts every value of a sweep, before the first job: a misspelt number must
+    not end the sweep after hours.
+
+    Each swept setting takes its values in turn, with the first values of the other settings. Values
+    that a sweeper draws (intervals, distributions) are checked by their job. glob(...) finds only
+    options that exist.
+
+    Args:
+        command: The command.
+        first: Overrides that come before the command line.
+        overrides: The overrides of the command line.
+        folders: Directories with further options, besides recapp's own.
+
+    Raises:
+        ConfigError: A value is not allowed.
+        HydraException: A setting or an option does not exist.
+    """
+    parser = OverridesParser.create()
+    values = [texts for text in overrides if (texts := _values(parser.parse_override(text), text))]
+    first_values = [of_one[0] for of_one in values]
+    whole = compose.compose(command, [*first, *first_values], folders)
+    if compose.names_checkpoint(whole):  # its settings are not known yet
+        return
+    recipe_of_job(compose.without_hydra(whole), command, (), {}, folders)
+    for number, of_one in enumerate(values):
+        for value in of_one[1:]:
+            job = [*first_values[:number], value, *first_values[number + 1 :]]
+            parsed = parser.parse_override(value)
+            if is_group(parsed.key_or_group, folders):
+                config = compose.compose(command, [*first, *job], folders)
+            else:  # composing again takes a fifth of a second, too long for hundreds of seeds
+                config = whole.copy()
+                OmegaConf.set_struct(config, False)
+                OmegaConf.update(config, parsed.key_or_group, parsed.value(), merge=False)
+            recipe_of_job(compose.without_hydra(config), command, (), {}, folders)
+
+
+def _values(override: Override, text: str) -> list[str]:
+    """Return the overrides of single jobs that an override of a sweep stands for, if they are known
+    before the first job.
+    """
+    if not override.is_sweep_override():
+        return [text]
+    if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        return []
+    key = override.get_key_element()
+    return [f"{key}={value!s}" for value in override.sweep_string_iterator()]

@@ -22,8 +22,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
-from recapp.run.recipe import COMMANDS, EXPERIMENTS
-from recapp.settings.check_settings import names_of
+from recapp.run.commands import COMMANDS, EXPERIMENTS
 from recapp.settings.option_files import (
     Folders,
     conf_dir,
@@ -32,7 +31,7 @@ from recapp.settings.option_files import (
     option_file,
     options,
 )
-from recapp.settings.records import leaves
+from recapp.settings.records import leaves, names_of
 from recapp.settings.values import shown
 
 ADDED = ("plan", "experiment")  # groups without a default option
@@ -254,7 +253,6 @@ def _about(group: str, option: str, folders: Folders, columns: int) -> Iterator[
 
 
 def _is_table(name: str, _: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a long table of numbers."""
     return name.endswith(WHOLE)
 
 

@@ -3,12 +3,14 @@ ids.
 
     settings, columns -> open_rows -> ClickRows -> streams of batches
                                                 -> sizes of tables, statistics of ids
+                                   -> rows_read    what a run says of its rows
+                                   -> first_outside, place_of_id    ids without a row
 
 This needs no Lightning, so a plan on paper reads the same rows as the ranks of a run.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from recapp.dataset.data_file import DataFile
+from recapp.dataset.collate import Collate
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.decode import decode_finite, decode_labels
+from recapp.dataset.decode import BadValue, decode_finite, decode_labels
 from recapp.dataset.files import left_out
-from recapp.dataset.footers import time_range
+from recapp.dataset.formats import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
-from recapp.dataset.sequential_rows import arrow_chunks, fitted, table_rows
-from recapp.dataset.source import Source, open_source, split
+from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature, table_rows
+from recapp.dataset.source import Segment, Source, open_source, split
 from recapp.dataset.stream import BatchStream, make_loader
-from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.settings.values import Paths
 from recapp.tables.config import EmbeddingConfig, TableLookup
@@ -185,7 +186,6 @@ def open_rows(
 
 
 LABEL_ROWS = 2**20
-LABEL_PARTS = 256  # of row groups; opening a file takes time, too
 NAMED = 3  # the most names of what is left out, for each reason
 
 
@@ -200,26 +200,13 @@ def rows_read(
         schema: The columns.
         paths: The values of the settings that name them, by setting.
     """
-    files_by_split = {
-        name: _files_with_rows(source) for name, source in sources.items() if source.rows
-    }
-    splits = {
-        name: _split_read(sources[name], split_files, schema)
-        for name, split_files in files_by_split.items()
-    }
-    files = list(
-        {
-            file.path: file for split_files in files_by_split.values() for file in split_files
-        }.values()
-    )
-    ends = {name: time_range(files, name, unit) for name, unit in schema.times.items()}
-    times = {name: end and [moment(end[0]), moment(end[1])] for name, end in ends.items()}
+    splits = {name: _split_read(source, schema) for name, source in sources.items() if source.rows}
     rest: dict[str, list[str]] = {}
     for setting, value in paths.items():
         for why, names in left_out(value, setting=setting).items() if value else ():
             rest.setdefault(why, []).extend(names)
     out = [{"why": w, "count": len(names), "names": names[:NAMED]} for w, names in rest.items()]
-    return {"splits": splits, "times": times, "left_out": out}
+    return {"splits": splits, "left_out": out}
 
 
 def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> dict[str, Any]:
@@ -236,23 +223,15 @@ def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> d
     return rows_read({split: rows.of(split) for split in splits}, rows.schema, paths)
 
 
-def moment(seconds: int) -> str:
-    """Return seconds since 1970 (UTC) for people, in any year: `2026-01-31 08:15:00`."""
-    return str(np.datetime64(seconds, "s")).replace("T", " ")
-
-
-def _files_with_rows(source: Source) -> list[DataFile]:
-    return [source.files[number] for number in sorted({each.file for each in source.segments})]
-
-
-def _split_read(source: Source, files: Sequence[DataFile], schema: Schema) -> dict[str, Any]:
-    some = _spread(source)
+def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
+    numbers = sorted({segment.file for segment in source.segments})
+    some = source.slice(0, LABEL_ROWS)
     positives: dict[str, float] = {}
     with suppress(DataError, BadValue):
         positives = _positives(some, schema)
-    first, last = (os.path.abspath(files[end].path) for end in (0, -1))
+    first, last = (os.path.abspath(source.files[numbers[end]].path) for end in (0, -1))
     return {
-        "files": len(files),
+        "files": len(numbers),
         "first": first,
         "last": last,
         "rows": source.rows,
@@ -278,12 +257,92 @@ def _positives(source: Source, schema: Schema) -> dict[str, float]:
     return {name: value / source.rows for name, value in sums.items()}
 
 
-def _spread(source: Source) -> Source:
-    """Return at most `LABEL_ROWS` rows that are spread over the source, or all of fewer."""
-    if source.rows <= LABEL_ROWS and len(source.segments) <= LABEL_PARTS:
-        return source
-    parts = source.segments[:: -(-len(source.segments) // LABEL_PARTS)]
-    most = LABEL_ROWS // len(parts)
-    return Source(
-        source.files, tuple(each._replace(rows=min(each.rows, most)) for each in parts), source.bags
+# ---- ids outside of their tables: in the footers of files, and in rows after an error
+
+
+def first_outside(
+    source: Source, schema: Schema, limits: Mapping[str, range]
+) -> tuple[str, int] | None:
+    """Return a feature and an id of it that its table has no row for; None if the footers of the
+    files show none. No value is read.
+
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        limits: The ids of each feature that its table has a row for.
+    """
+    for segment in source.segments:
+        for feature, ids in limits.items():
+            for number in _range(source, schema, segment, feature) or ():
+                if number not in ids:
+                    return feature, number
+    return None
+
+
+def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> str:
+    """Return the first row of a source that has an id, and its file, as part of a line; empty if
+    there is none.
+    """
+    segments = tuple(
+        segment
+        for segment in source.segments
+        if (ends := _range(source, schema, segment, feature)) is None
+        or ends[0] <= number <= ends[1]
     )
+    narrowed = Source(source.files, segments, source.bags)
+    for path, first, begins, ids in _bags(narrowed, schema, feature):
+        positions = np.flatnonzero(ids == number)
+        if len(positions):
+            row = first + int(np.searchsorted(begins, positions[0], side="right")) - 1
+            return f"row {row} of {path}"
+    return ""
+
+
+def place_of_bag(source: Source, schema: Schema, feature: str, length: int) -> str:
+    """Return the first row of a source whose bag of a feature has so many ids, and its file, as
+    part of a line; empty if there is none.
+    """
+    for path, first, begins, _ in _bags(source, schema, feature):
+        positions = np.flatnonzero(np.diff(begins) == length)
+        if len(positions):
+            return f"row {first + int(positions[0])} of {path}"
+    return ""
+
+
+def _bags(
+    source: Source, schema: Schema, feature: str
+) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+    """Yield for each chunk of rows its file, its first row there, the offsets of the bags of a
+    feature, and the ids; nothing for a feature that is computed.
+    """
+    if feature not in schema.sparse or feature in {column.name for column in schema.derived}:
+        return
+    some = schema.unlabelled().only_raw((), (feature,))
+    narrowed = source.only([feature])
+    collate = Collate(some, narrowed.bags, "none")
+    for file, first, chunk in arrow_chunks(narrowed):
+        rows = collate.rows(chunk, file.columns, file.path, first + np.arange(chunk.num_rows))
+        (ids,) = ids_by_feature(rows, some, narrowed.bags).values()
+        bags = [bag.offsets_N1 for bag in rows.bags]
+        begins = bags[0] if bags else np.arange(len(ids) + 1)
+        yield file.path, first, begins, ids
+
+
+def _range(
+    source: Source, schema: Schema, segment: Segment, feature: str
+) -> tuple[int, int] | None:
+    """Return the least and the greatest id of a feature in a row group; None if the footer does not
+    tell, or the ids are not all numbers of the column: those that pad lists are no ids.
+    """
+    file = source.files[segment.file]
+    column = of_row_group(file, file.columns.get(feature, ""), segment.row_group)
+    known = column and column.statistics
+    if known is None or not known.has_min_max or type(known.min) is not int:
+        return None
+    computed = feature not in schema.sparse or feature in {column.name for column in schema.derived}
+    padding = schema.padding
+    padded = feature in padding if isinstance(padding, Mapping) else padding is not None
+    # 32 bits with a sign may be those of a hexadecimal number
+    if computed or padded or (feature in schema.hex and known.min < 0):
+        return None
+    return known.min, known.max

@@ -24,10 +24,9 @@ import torch
 
 from recapp.dataset.arrow_types import has_views, is_list, without_views
 from recapp.dataset.decode import (
-    FeatureBags,
+    BadValue,
     Float32Array,
     Int64Array,
-    Rows,
     decode_bags,
     decode_finite,
     decode_ids,
@@ -35,15 +34,12 @@ from recapp.dataset.decode import (
     decode_numbers,
     decode_times,
     decode_vectors,
-    join,
     padding_id,
 )
-from recapp.dataset.derive import DecodedColumns
+from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
 from recapp.dataset.schema import Schema
-from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, suggest
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 
 ROWS_JOINED = 1024
 """The most rows of a chunk for which columns of one type are decoded together: a call costs as much

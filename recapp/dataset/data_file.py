@@ -1,4 +1,4 @@
-"""A log file, and the protocol of file formats.
+"""A log file, the protocol of file formats, and the facts of files in a checkpoint.
 
     Format.facts     its columns, and the rows of each row group           when it is opened
     Format.chunks    the rows of a row group, from the first row on        when they are read
@@ -8,14 +8,35 @@ A row group is a range of rows that can be read without the rows before it. Parq
 in a format without them, each file is one. The order of an epoch is computed before a value is
 read, so a format whose files do not store their numbers of rows counts them in `facts`.
 `recapp/dataset/formats.py` chooses the format of a path.
+
+A checkpoint has the facts of its training files, which a resume compares with the current files.
+
+    file         name with its partitions, rows, bytes, digest of the marks of its contents
+    fingerprint  number of files, digest of all facts in order, and the facts of the first files
+
+The order of an epoch is a function of its files. So a position inside of an epoch is valid only for
+the same files in the same order. Directories do not count, so data may be moved. The format of a
+file chooses the bytes that mark its contents (`Format.marks`). For Parquet these are the footer,
+which is read anyway; changed pages under an equal footer are not detected.
+
+After a resume an epoch continues with these files:
+
+current files                  inside of an epoch                       between two epochs
+the same                       continue                                 continue
+the same, then new files       finish the epoch without the new files   take all files, with a note
+other files                    refuse, or take with resume_data=ignore  take all files, with a note
+no files in the checkpoint     continue, with a note                    continue, with a note
 """
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from recapp.errors import DataError
+from recapp.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,4 +203,185 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     raise DataError(
         f"{file.path}: row group {row_group} has fewer rows than were counted when the file was "
         "opened; write it again or leave it out"
+    )
+
+
+# ---- the facts of files in a checkpoint
+
+LISTED = 1000  # the most files with stored facts, so that a checkpoint stays small
+_DIGEST_BYTES = 8
+ResumeData = Literal["check", "ignore"]
+"""Whether to refuse a resume inside of an epoch if the files differ from the checkpoint's."""
+
+
+class FileFacts(NamedTuple):
+    """The compared facts of a file.
+
+    Args:
+        name: The name of the file, after the names of its partitions (`dt=2026-01-01`).
+        rows: The number of rows.
+        size: The size in bytes.
+        contents: The digest of the bytes that mark the contents, in hexadecimal.
+    """
+
+    name: str
+    rows: int
+    size: int
+    contents: str
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The facts of the files of an epoch, for a checkpoint.
+
+    Args:
+        count: The number of files.
+        digest: The digest of the facts of all files, in order, in hexadecimal.
+        first: The facts of the first `LISTED` files, which let an error name a difference.
+    """
+
+    count: int
+    digest: str
+    first: tuple[FileFacts, ...]
+
+    @classmethod
+    def of(cls, files: Sequence[FileFacts]) -> "Fingerprint":
+        """Return the fingerprint of some files."""
+        return cls(
+            len(files), _digest(repr([tuple(f) for f in files]).encode()), (*files[:LISTED],)
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fingerprint as plain values, for `from_plain`."""
+        first = [list(file) for file in self.first]
+        return {"count": self.count, "digest": self.digest, "first": first}
+
+    @classmethod
+    def from_plain(cls, plain: Any, checkpoint: str | Path) -> "Fingerprint":
+        """Return the fingerprint of a checkpoint.
+
+        Args:
+            plain: The result of `to_plain`.
+            checkpoint: The checkpoint, for messages.
+
+        Raises:
+            CheckpointError: `plain` is not a fingerprint.
+        """
+        try:
+            first = tuple(FileFacts(*facts) for facts in plain["first"])
+            return cls(int(plain["count"]), str(plain["digest"]), first)
+        except (TypeError, KeyError, ValueError):
+            raise CheckpointError(
+                f"{checkpoint}: what it says of the files that it was trained on is damaged; use "
+                "another checkpoint"
+            ) from None
+
+
+def file_facts(files: Sequence[DataFile]) -> tuple[FileFacts, ...]:
+    """Return the facts of open files, after reading the marks of their contents.
+
+    Raises:
+        DataError: A file can no longer be read.
+    """
+    facts = []
+    for file in files:
+        try:
+            digest = _digest(file.format.marks(file.path))
+        except OSError as error:
+            raise DataError(f"{file.path}: cannot be read ({error.strerror})") from error
+        facts.append(FileFacts(_name(file.path), file.starts[-1], file.stamp.size, digest))
+    return tuple(facts)
+
+
+def difference(fingerprint: Fingerprint, files: Sequence[FileFacts]) -> str:
+    """Return the first difference of the files of a checkpoint from the current ones, in words;
+    empty without one. Files that were added behind them are none.
+
+    Args:
+        fingerprint: The fingerprint of the checkpoint.
+        files: The facts of the current files, in reading order.
+    """
+    if Fingerprint.of(files[: fingerprint.count]) == fingerprint:
+        return ""
+    for was, now in zip(fingerprint.first, files, strict=False):
+        if was.name != now.name:
+            gone = was.name not in {file.name for file in files}
+            return f"{was.name} is gone" if gone else f"{now.name} stands where {was.name} stood"
+        if was.rows != now.rows:
+            return f"{was.name} had {was.rows:,} rows and has {now.rows:,}"
+        if was.size != now.size:
+            return f"{was.name} had {was.size:,} bytes and has {now.size:,}"
+        if was != now:
+            return f"{was.name} has other contents, with as many rows and bytes as before"
+    if len(files) < len(fingerprint.first):
+        return f"{fingerprint.first[len(files)].name} is gone"
+    if len(files) < fingerprint.count:
+        return (
+            f"{fingerprint.count - len(files):,} of {fingerprint.count:,} files are gone from the "
+            "end"
+        )
+    return f"one of the files behind the first {LISTED:,} is another one"
+
+
+def _name(path: str) -> str:
+    """Return the name of a file with its partitions, such as dt=2026-01-01/part-0.parquet."""
+    *directories, name = Path(path).parts
+    count = 0
+    while count < len(directories) and "=" in directories[-1 - count]:
+        count += 1
+    return "/".join([*directories[len(directories) - count :], name])
+
+
+def _digest(raw: bytes) -> str:
+    return blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def resumed_files(
+    plain: Any,
+    files: Sequence[FileFacts],
+    *,
+    batches: int,
+    checkpoint: str | Path,
+    resume_data: ResumeData = "check",
+) -> tuple[int | None, str]:
+    """Return the number of first files with which the epoch of a checkpoint is finished, None for
+    all files; and a note for people, or an empty text.
+
+    Args:
+        plain: The fingerprint of the checkpoint, as plain values; None if it has none.
+        files: The facts of the current files.
+        batches: The batches of the epoch that were trained before the save.
+        checkpoint: The checkpoint, for messages.
+        resume_data: `check` refuses different files, `ignore` takes them.
+
+    Raises:
+        CheckpointError: The files differ in the middle of an epoch, or the fingerprint is damaged.
+    """
+    if plain is None:
+        return None, (
+            f"{checkpoint} was written before checkpoints knew their data: whether the "
+            "training files have changed since is not checked"
+        )
+    fingerprint = Fingerprint.from_plain(plain, checkpoint)
+    change = f"the training files have changed since {checkpoint} was saved"
+    if not (other := difference(fingerprint, files)):
+        added = files[fingerprint.count :]
+        if not added:
+            return None, ""
+        return fingerprint.count if batches else None, (
+            f"training files were added since {checkpoint} was saved: {len(added):,} with "
+            f"{sum(file.rows for file in added):,} rows; they begin "
+            f"{'with the next epoch' if batches else 'now'}"
+        )
+    if not batches:
+        return None, f"{change}: {other}; the next epoch reads them as they are"
+    change = f"{change}, after {batches:,} batches of an epoch: {other}"
+    if resume_data == "ignore":
+        return None, (
+            f"resume_data=ignore: {change}; the epoch goes on after as many batches of what "
+            "is there now"
+        )
+    raise CheckpointError(
+        f"{change}; rows would be trained twice or never: bring the files back, go on from a "
+        "checkpoint of an epoch's end, or set resume_data=ignore"
     )

@@ -209,20 +209,6 @@ class DataSettings:
             path=f"{self.path}_{scale.numerator}_{scale.denominator}",
         )
 
-    def scale_in_words(self) -> str | None:
-        """Return the scaled sizes as text, for people; None for a scale of 1."""
-        small = self.scaled
-        if small is self:
-            return None
-        parts = [f"batches of {small.batch_size:,} rows instead of {self.batch_size:,}"]
-        if self.val_batch_size:
-            parts.append(f"to validate {small.val_batch_size:,} instead of {self.val_batch_size:,}")
-        if self.generate and small.generate:
-            parts.append(
-                f"generated rows {small.generate.rows:,} instead of {self.generate.rows:,}"
-            )
-        return f"dataset.scale={self.scale}: {', '.join(parts)}"
-
 
 def _fraction(value: object, name: str, examples: str) -> Fraction:
     try:

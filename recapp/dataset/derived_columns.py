@@ -11,7 +11,7 @@
     time (timestamp)  --sine, cosine-> time_day_sin .. (numbers)
 
 Training, validation, prediction and servers compute them from decoded columns, in one place
-(`recapp/dataset/derive.py`). Values that are fitted on the training rows
+(`recapp/dataset/rows.py`). Values that are fitted on the training rows
 (`recapp/dataset/sequential_rows.py`) are stored with the model.
 
 A vocabulary replaces the ids of a feature, also of a derived one. So it comes last.

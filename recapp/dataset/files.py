@@ -21,11 +21,12 @@ from pathlib import Path
 
 from recapp.dataset.formats import (
     COMPRESSED,
-    all_suffixes,
-    format_names,
+    FORMAT_NAMES,
+    SUFFIXES,
+    begin_of,
     format_of,
     is_data,
-    kind_of,
+    is_prose,
 )
 from recapp.errors import DataError, alike, meant
 from recapp.settings.small_files import read_text
@@ -54,7 +55,7 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
     path_list = given_paths(paths)
     if not path_list:
         raise DataError(
-            f"{setting}: an empty list; name a directory, a glob or {format_names()} files"
+            f"{setting}: an empty list; name a directory, a glob or {FORMAT_NAMES} files"
         )
     return [name for path in path_list for name in _Listing(path, setting).files]
 
@@ -99,7 +100,13 @@ class _Listing:
         self.setting = setting
         self.left_out: dict[str, list[str]] = {}
         self._entered: dict[str, Path] = {}
-        self._refuse_uri()
+        if uri := _URI.match(path):
+            raise self._error(
+                f"write the path itself, {path[len('file://') :]}"
+                if uri[1].lower() == "file"
+                else "recapp reads local and mounted directories, it has no client for "
+                f"{uri[1]}://; mount it or copy the files, then name that path"
+            )
         try:
             self.files = self._expanded()
         except OSError as error:
@@ -166,15 +173,11 @@ class _Listing:
         if below := [entry for entry in entries if entry.is_dir() and _holds_data(entry)]:
             refuse_splits(list(map(str, below)), directory, self.setting, self.path)
             raise self._error(
-                f"no {format_names()} files here, but in {', '.join(one.name for one in below)}; "
+                f"no {FORMAT_NAMES} files here, but in {', '.join(one.name for one in below)}; "
                 "name one of those directories"
             )
         has = f"has {', '.join(entry.name for entry in entries[:5])}" if entries else "is empty"
-        kinds = ((e.name, kind_of(str(e))) for e in entries if e.is_file())
-        hint = next((f"; {name} is {kind.name}: {kind.fix}" for name, kind in kinds if kind), "")
-        raise self._error(
-            f"no {format_names()} files ({all_suffixes()}); the directory {has}{hint}"
-        )
+        raise self._error(f"no {FORMAT_NAMES} files ({SUFFIXES}); the directory {has}")
 
     def _walk(self, here: Path, top: Path) -> list[str]:
         """List the data of a directory, or of its partitions and of theirs.
@@ -218,7 +221,7 @@ class _Listing:
                 reason = "hidden"
             else:
                 kinds[kind].append(entry)
-                reason = "directories" if kind == "directory" else f"not {format_names()}"
+                reason = "directories" if kind == "directory" else f"not {FORMAT_NAMES}"
             if _hidden(entry) or kind in ("directory", "other"):
                 self.left_out.setdefault(reason, []).append(os.path.relpath(entry, top))
         files = kinds["file"]
@@ -228,25 +231,12 @@ class _Listing:
 
     def _refuse_unknown(self, file: Path, beside: Path) -> None:
         """Refuse a file without a suffix that lies beside data, unless it is a page of text."""
-        kind = kind_of(str(file)) if file.is_file() else None
-        prose = kind is not None and kind.name.startswith("text")
-        if not file.is_file() or file.suffix or not file.stat().st_size or prose:
-            return
-        name = kind.name if kind else f"neither {format_names()} nor text"
-        raise self._error(
-            f"{file.name} is {name}, and lies beside {beside.name}: "
-            f"{kind.fix if kind else 'write it again'}, or move it elsewhere"
-        )
-
-    def _refuse_uri(self) -> None:
-        if not (uri := _URI.match(self.path)):
-            return
-        if uri[1].lower() == "file":
-            raise self._error(f"write the path itself, {self.path[len('file://') :]}")
-        raise self._error(
-            "recapp reads local and mounted directories, it has no client for "
-            f"{uri[1]}://; mount it or copy the files, then name that path"
-        )
+        unknown = file.is_file() and not file.suffix and file.stat().st_size > 0
+        if unknown and not is_prose(begin_of(str(file))[0]):
+            raise self._error(
+                f"{file.name} is neither {FORMAT_NAMES} nor text, and lies beside "
+                f"{beside.name}: write it again, or move it elsewhere"
+            )
 
     def _refuse_tables(self, directories: Iterable[Path]) -> None:
         inside = [directory.absolute() for directory in directories]
@@ -344,7 +334,7 @@ _KEYS = {
     "test_path": "test",
 }
 _KEY_OF_WORD = {word: key for key, words in _KEYS.items() for word in words.split()}
-_SUFFIXES = {suffix.strip(". ") for suffix in f"{all_suffixes()}, snappy".split(",")}
+_SUFFIXES = {suffix.strip(". ") for suffix in f"{SUFFIXES}, snappy".split(",")}
 
 
 def refuse_splits(names: Sequence[str], top: Path, setting: str, value: str) -> None:

@@ -1,5 +1,4 @@
-"""Choose the format of a file by its path, or by its first bytes; tell what a file is that no
-format reads, and how it becomes Parquet. No other file chooses a reader.
+"""Choose the format of a file by its path, or by its first bytes. No other file chooses a reader.
 
 Parquet files are opened with a footer that was parsed and checked before.
 
@@ -167,14 +166,6 @@ class Parquet:
             return file.read(length + _TAIL_BYTES)
 
 
-def column_bytes(file: DataFile, row_group: int) -> int:
-    """Return the bytes on disk of the columns to read in a row group."""
-    group = read_footer(file.path, file.stamp).metadata.row_group(row_group)
-    columns = [group.column(i) for i in range(group.num_columns)]
-    names = set(file.read)
-    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
-
-
 def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
     """Return what the footer says of a column in a row group, also of a column of lists; None for
     other nested columns, and for files of other formats.
@@ -255,7 +246,7 @@ class DelimitedText:
         """
         first, second, *_ = [*begin.splitlines(), b"", b""]
         same = [m for m in _DELIMITERS.encode() if 0 < first.count(m) == second.count(m)]
-        return is_printed(begin) and bool(same) and begin.lstrip()[:1] not in (b"{", b"[")
+        return is_prose(begin) and bool(same)
 
     def facts(self, path: str, stamp: Stamp) -> Facts:
         """Return the columns, all of text, and the number of rows, which are counted.
@@ -317,9 +308,10 @@ def begin_of(path: str) -> tuple[bytes, str | None]:
     return begin, codec
 
 
-def is_printed(begin: bytes) -> bool:
-    """Return whether the first bytes of a file are lines of text."""
-    return b"\n" in begin and not begin.translate(None, _PRINTED)
+def is_prose(begin: bytes) -> bool:
+    """Return whether the first bytes of a file are lines of text, and no JSON."""
+    printed = b"\n" in begin and not begin.translate(None, _PRINTED)
+    return printed and begin.lstrip()[:1] not in (b"{", b"[")
 
 
 def _opened(path: str, columns: Sequence[str] | None) -> Any:
@@ -340,24 +332,21 @@ def _opened(path: str, columns: Sequence[str] | None) -> Any:
         text = begin.decode(encoding)
     line = (text.removeprefix("\ufeff").splitlines() or [""])[0]
     delimiter = "\t" if "\t" in line else max(_DELIMITERS, key=line.count)
+    names = [name.strip('"') for name in line.split(delimiter)]
+    without_gaps = all(names[1:]) and len(set(names)) == len(names)
+    counted = names == [str(index) for index in range(len(names))]
+    header = without_gaps and (counted or not any(map(_is_number, names)))
     texts = dict.fromkeys(columns or (), pa.string())
     return csv.open_csv(
         pa.input_stream(path, compression=codec),
         csv.ReadOptions(
             use_threads=False,
-            autogenerate_column_names=bool(line) and not _is_header(line, delimiter),
+            autogenerate_column_names=bool(line) and not header,
             encoding=encoding,
         ),
         csv.ParseOptions(delimiter=delimiter),
         csv.ConvertOptions(column_types=texts, include_columns=list(texts)),
     )
-
-
-def _is_header(line: str, delimiter: str) -> bool:
-    names = [name.strip('"') for name in line.split(delimiter)]
-    without_gaps = all(names[1:]) and len(set(names)) == len(names)
-    counted = names == [str(index) for index in range(len(names))]
-    return without_gaps and (counted or not any(map(_is_number, names)))
 
 
 def _is_number(text: str) -> bool:
@@ -370,56 +359,12 @@ def _is_number(text: str) -> bool:
 
 FORMATS: tuple[Format, ...] = (Parquet(), DelimitedText())
 """The known formats. A file that none of them knows is read in the first format."""
+FORMAT_NAMES = " or ".join(format.name for format in FORMATS)
+SUFFIXES = ", ".join(suffix for format in FORMATS for suffix in format.suffixes)
 
 COMPRESSED = (".gz", ".bz2", ".zst")
 # suffixes that tell no format: none, numbers (part.0, part-0.c000) and names of compressions
 _NO_FORMAT = re.compile(r"(\.[^a-z]*|\.c[0-9]+|\.(snappy|gz|gzip|zstd?|lz4|lzo|br|brotli))?")
-_LIBSVM = re.compile(r"\S+( \d+:\S+)+ *")
-
-
-class OtherFormat(NamedTuple):
-    """What a file is that no format reads.
-
-    Args:
-        name: What such a file is, in words.
-        fix: How it becomes Parquet, in words.
-    """
-
-    name: str
-    fix: str
-
-
-_by = "{} converts it".format
-_DUCKDB = _by("duckdb FILE -c \"COPY (SELECT ...) TO 'x.parquet'\"")
-_COLUMNS = "write each array as a column: pyarrow.parquet.write_table(pyarrow.table({...}), PATH)"
-_TRUSTED = f"load it if you trust it, and {_COLUMNS}"
-_KINDS = (  # offset, bytes there, name, fix
-    (0, b"PARE", "Parquet with an encrypted footer", "write it without encryption"),
-    (0, b"ARROW1", "an Arrow file", _by("polars.read_ipc(FILE).write_parquet('x.parquet')")),
-    (
-        0,
-        b"\xff\xff\xff\xff",
-        "an Arrow stream",
-        _by("polars.read_ipc_stream(FILE).write_parquet('x.parquet')"),
-    ),
-    (0, b"FEA1", "a Feather file of version 1", _by("pandas.read_feather(FILE).to_parquet(PATH)")),
-    (0, b"ORC", "an ORC file", _by("pandas.read_orc(FILE).to_parquet(PATH)")),
-    (0, b"Obj\x01", "an Avro file", _by("polars.read_avro(FILE).write_parquet(PATH)")),
-    (8, b"DUCK", "a DuckDB database", _DUCKDB),
-    (0, b"SQLite format 3\0", "an SQLite database", _DUCKDB),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", _by("pandas.read_hdf(FILE).to_parquet(PATH)")),
-    (0, b"\x93NUMPY", "an array of NumPy", _COLUMNS),
-    (0, b"\xfd7zXZ\0", "compressed by xz", "decompress it (xz -d)"),
-    *((0, bytes([0x80, protocol]), "a pickle", _TRUSTED) for protocol in range(2, 6)),
-    (
-        0,
-        b"PK\x03\x04",
-        "a zip archive, which workbooks of Excel, npz of NumPy and files of torch.save are, too",
-        f"unzip it and name what was inside; or read it, and {_COLUMNS}",
-    ),
-    (0, b"\xff\xfe", "text in UTF-16", "write it in UTF-8 (iconv -f utf-16 -t utf-8)"),
-    (0, b"\xfe\xff", "text in UTF-16", "write it in UTF-8 (iconv -f utf-16 -t utf-8)"),
-)
 
 
 def format_of(path: str) -> Format:
@@ -435,16 +380,6 @@ def is_data(path: str) -> bool:
     return bool(_known(path) or (no_format and _by_bytes(path)))
 
 
-def format_names() -> str:
-    """Return the names of the formats, for messages."""
-    return " or ".join(format.name for format in FORMATS)
-
-
-def all_suffixes() -> str:
-    """Return the suffixes of all formats, for messages."""
-    return ", ".join(suffix for format in FORMATS for suffix in format.suffixes)
-
-
 def _known(path: str) -> Format | None:
     plain = Path(path).with_suffix("") if Path(path).suffix.lower() in COMPRESSED else Path(path)
     suffix = plain.suffix.lower()
@@ -454,49 +389,3 @@ def _known(path: str) -> Format | None:
 def _by_bytes(path: str) -> Format | None:
     begin, _ = begin_of(path)
     return next((format for format in FORMATS if format.knows(begin)), None)
-
-
-def kind_of(path: str, format: Format | None = None) -> OtherFormat | None:
-    """Return what a file is that no format reads; None for unknown bytes.
-
-    Args:
-        path: The file; an unreadable one is unknown.
-        format: The format that did not read it; None if that was not tried. Its own files
-            are damaged, and of no kind.
-    """
-    begin, codec = begin_of(path)
-    kind = _of_bytes(begin)
-    text = kind is not None and kind.name.startswith("text")
-    damaged = kind is not None and kind.name.startswith("text with")
-    if format and (format.knows(begin) or (damaged and isinstance(format, DelimitedText))):
-        return None
-    if codec and not text:
-        inside = f" ({kind.name})" if kind else ""
-        return OtherFormat(f"compressed by {codec}{inside}", "decompress it")
-    return kind
-
-
-def _of_bytes(begin: bytes) -> OtherFormat | None:
-    for offset, magic, name, fix in _KINDS:
-        if begin[offset : offset + len(magic)] == magic:
-            return OtherFormat(name, fix)
-    return _of_text(begin.decode(errors="replace")) if is_printed(begin) else None
-
-
-def _of_text(text: str) -> OtherFormat:
-    text = text.lstrip("\ufeff \t\r\n")
-    line = text.partition("\n")[0]
-    if re.match(r"\{|\[\s*{", text):
-        return OtherFormat(
-            "JSON",
-            _by("polars.read_ndjson(FILE).write_parquet('x.parquet')")
-            + " where each line is a row, "
-            "else pandas.read_json(FILE, dtype=False).to_parquet(PATH)",
-        )
-    if _LIBSVM.fullmatch(line):
-        return OtherFormat("libsvm", "write a column of lists of the ids, and one of the label")
-    if DelimitedText().knows(text.encode()):
-        return OtherFormat("text with a delimiter between columns", "give it the suffix .csv")
-    return OtherFormat(
-        "text without a delimiter of one sign", "put tabs or commas between its columns"
-    )

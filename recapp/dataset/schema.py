@@ -27,8 +27,12 @@ from recapp.dataset.derived_columns import (
     derived_from,
 )
 from recapp.errors import CheckpointError, ConfigError, DataError, alike, meant, suggest
-from recapp.tables.listed import features_by_table, row_features
-from recapp.tables.table_settings import TableSettings, TablesOfDataset
+from recapp.tables.table_settings import (
+    TableSettings,
+    TablesOfDataset,
+    features_by_table,
+    row_features,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +86,7 @@ class Schema:
         sparse_namings: Other namings of the sparse columns, also in order of preference.
         positional: Whether to read a file by position if no naming finds a feature. The file must
             have exactly the label, dense and sparse columns, in this order (labels of a known name
-            must come first).
+            must come first); where no label is read, it may have one or none.
         hex: The sparse features whose text is hexadecimal.
         integers: The sparse features whose text must spell integers, because a table takes their
             ids for rows. The text of a feature in both lists is hexadecimal.
@@ -354,19 +358,23 @@ class Schema:
         Raises:
             CheckpointError: The rules differ, or the stored record is damaged.
         """
-        hex = encoding.get("hex") if isinstance(encoding, Mapping) else None
+        stored = encoding if isinstance(encoding, Mapping) else {}
+        hex = stored.get("hex")
+        try:
+            trained_on = [derived_from(plain) for plain in stored.get(DERIVED, [])]
+        except (TypeError, KeyError, ValueError):
+            hex = None
         if (
-            not isinstance(encoding, Mapping)
-            or not isinstance(hex, list)
-            or not isinstance(encoding.get("text"), str)
-            or not _are_names(encoding.get(LISTS, []))
+            not isinstance(hex, list)
+            or not isinstance(stored.get("text"), str)
+            or not _are_names(stored.get(LISTS, []))
         ):
             raise CheckpointError(
                 f"the manifest of {kind} {checkpoint} is damaged: ids={encoding!r}"
             )
-        if encoding["text"] != TEXT_HASH:
+        if stored["text"] != TEXT_HASH:
             raise CheckpointError(
-                f"{kind} {checkpoint}: text ids are hashed by {encoding['text']}, "
+                f"{kind} {checkpoint}: text ids are hashed by {stored['text']}, "
                 f"this recapp hashes by {TEXT_HASH}"
             )
         others = [name for name in self.sparse if (name in hex) != (name in self.hex)]
@@ -377,33 +385,24 @@ class Schema:
                 f"{trained}: set dataset.naming and dataset.hex as it was trained, "
                 f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
-        if unknown := sorted(set(encoding.get(LISTS, [])).difference(self.sparse)):
+        if unknown := sorted(set(stored.get(LISTS, [])).difference(self.sparse)):
             raise CheckpointError(
                 f"{kind} {checkpoint} was trained on lists of {unknown[0]}, which is no sparse "
                 "feature here: set dataset.sparse as it was trained, or its manifest is damaged"
             )
         for key in (PADDING, SEPARATOR):
-            if (there := encoding.get(key)) != self.id_encoding().get(key):
+            if (there := stored.get(key)) != self.id_encoding().get(key):
                 raise CheckpointError(
                     f"{kind} {checkpoint} was trained with dataset.{key}="
                     f"{'null' if there is None else there}: set it as it was trained"
                 )
-        derived = encoding.get(DERIVED, [])
-        if derived == [column.plain() for column in self.derived]:
-            return
-        try:
-            trained_on = [derived_from(plain).in_words() for plain in derived]
-        except (TypeError, KeyError, ValueError):
+        if trained_on != list(self.derived):
+            odd = [f"with {one.in_words()}" for one in trained_on if one not in self.derived]
+            odd += [f"without {one.in_words()}" for one in self.derived if one not in trained_on]
             raise CheckpointError(
-                f"the manifest of {kind} {checkpoint} is damaged: ids.derived={derived!r}"
-            ) from None
-        here = [column.in_words() for column in self.derived]
-        odd = [f"with {words}" for words in trained_on if words not in here]
-        odd += [f"without {words}" for words in here if words not in trained_on]
-        raise CheckpointError(
-            f"{kind} {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
-            f"{SETTINGS} as it was trained"
-        )
+                f"{kind} {checkpoint} was trained {odd[0] if odd else 'with another order'}: set "
+                f"{SETTINGS} as it was trained"
+            )
 
     def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:
         """Find the file's own name of each column.
@@ -448,7 +447,7 @@ class Schema:
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
         """Return the columns by position; empty if the schema or the file does not allow this."""
         features = self.dense + self.sparse
-        names = (*self.labels, *features)
+        first = present[: -len(features)]  # of rows to score, a label that is not read
         known = {
             name
             for naming in (features, *self.dense_namings, *self.sparse_namings)
@@ -460,12 +459,14 @@ class Schema:
             or self.weights
             or self.times
             or self.vectors
-            or len(present) != len(names)
+            or len(present) < len(features)
+            or len(first) not in ([len(self.labels)] if self.labels else [0, 1])
             or known & set(present)
             or labels & set(present[len(self.labels) :])
         ):
             return {}
-        return dict(zip(names, present, strict=True))
+        columns = zip(features, present[-len(features) :], strict=True)
+        return {**dict(zip(self.labels, first, strict=False)), **dict(columns)}
 
 
 def _are_names(value: object) -> TypeGuard[list[str]]:
@@ -486,34 +487,26 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
     """
     if dataset.naming == "criteo":
         schema = criteo_schema(dataset.label)
-        return replace(
-            schema,
-            hex=schema.hex + dataset.hex,
-            weight=dataset.weight,
-            derived=columns_of(dataset, schema.dense, schema.sparse, _shared(tables)),
-            times=dataset.times or {},
-            vectors=dataset.vectors or {},
-            padding=dataset.padding,
-            separator=dataset.separator or {},
-        )
-    if not dataset.sparse:
+    elif dataset.sparse:
+        schema = Schema(dataset.label, dataset.dense, dataset.sparse)
+    else:
         raise ConfigError(
             "dataset.sparse is empty: name the columns that hold ids, "
             'e.g. "dataset.sparse=[user,item]"'
         )
     if isinstance(tables, TablesOfDataset):
         hashed = (tables.id_rule or dataset.id_rule) == "hash"
-        rows = set() if hashed else set(dataset.sparse)
+        rows = set() if hashed else set(schema.sparse)
+        shared = [[column, owner] for column, owner in (tables.shared or {}).items()]
     else:
         rows = row_features(tables)
-    return Schema(
-        dataset.label,
-        dataset.dense,
-        dataset.sparse,
-        hex=dataset.hex,
-        integers=tuple(name for name in dataset.sparse if name in rows),
+        shared = features_by_table(tables)
+    return replace(
+        schema,
+        hex=schema.hex + dataset.hex,
+        integers=tuple(name for name in schema.sparse if name in rows),
         weight=dataset.weight,
-        derived=columns_of(dataset, dataset.dense, dataset.sparse, _shared(tables)),
+        derived=columns_of(dataset, schema.dense, schema.sparse, shared),
         times=dataset.times or {},
         vectors=dataset.vectors or {},
         padding=dataset.padding,
@@ -540,12 +533,6 @@ def check_sizes(dataset: DataSettings, schema: Schema) -> None:
                 f"dataset.table_dims names {name}, which is no sparse column; "
                 f"{suggest(name, schema.features)}"
             )
-
-
-def _shared(tables: TableSettings) -> list[list[str]]:
-    if isinstance(tables, TablesOfDataset):
-        return [[column, owner] for column, owner in (tables.shared or {}).items()]
-    return features_by_table(tables)
 
 
 def criteo_schema(label: str | Sequence[str] | None = "label") -> Schema:

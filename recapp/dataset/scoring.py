@@ -30,13 +30,13 @@ from recapp.dataset.arrow_types import value_type, without_views
 from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile
 from recapp.dataset.data_settings import ScoringSettings
-from recapp.dataset.decode import Rows
 from recapp.dataset.files import file_names
+from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import Source, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 
 SETTING = "input"
 ROWS_PER_GROUP = 262_144  # the least in the output, except in the last: readers prefer large groups
@@ -104,7 +104,10 @@ class PredictionInput:
                 part = chunk.slice(0, size - row % size)
                 numbers_N = file_row + np.arange(part.num_rows, dtype=np.int64)
                 pieces.append(collate.rows(part, file.columns, file.path, numbers_N))
-                chunks.append(self._kept_columns(part))
+                kept = [without_views(part.column(name)) for name in self.kept.names]
+                types = self.kept.types
+                arrays = [one.cast(kind) for one, kind in zip(kept, types, strict=True)]
+                chunks.append(pa.RecordBatch.from_arrays(arrays, schema=self.kept))
                 chunk = chunk.slice(part.num_rows)
                 file_row += part.num_rows
                 row += part.num_rows
@@ -126,14 +129,6 @@ class PredictionInput:
         return InputBatch(
             batch.dense_BI, batch.sparse, batch.labels, batch.weights, None, first, table
         )
-
-    def _kept_columns(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = [
-            column if column.type == field.type else column.cast(field.type)
-            for field in self.kept
-            for column in [without_views(chunk.column(field.name))]
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.kept)
 
 
 @dataclass(frozen=True)
@@ -191,29 +186,12 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
         raise ConfigError("input must be given: name the rows that are to be scored")
     names = file_names(settings.input, setting=SETTING)
     unlabelled = schema.unlabelled()
-    source = _open(names, schema, unlabelled)
+    source = open_files(names, unlabelled, setting=SETTING)
     kept_schema = _kept_schema(source.files, settings.columns)
     files = tuple(file._replace(kept=tuple(kept_schema.names)) for file in source.files)
     return PredictionInput(
         replace(source, files=files), unlabelled, kept_schema, transform, settings
     )
-
-
-def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
-    """Open files with or without labels; this matters for files that are read by position, where
-    labels are further columns.
-
-    Raises:
-        DataError: The files do not have the columns, with or without labels.
-    """
-    try:
-        return open_files(names, unlabelled, setting=SETTING)
-    except DataError:
-        if schema.positional and schema.labels:
-            with suppress(DataError):
-                labelled = open_files(names, schema, setting=SETTING)
-                return labelled.only(schema.inputs)
-        raise
 
 
 def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema:

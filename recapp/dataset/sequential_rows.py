@@ -13,6 +13,7 @@ one. Memory holds the distinct values and their counts, not the rows.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -26,16 +27,26 @@ from recapp.console import note
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_file import DataFile, chunks
-from recapp.dataset.decode import TICKS, Int64Array, Rows, decode_ids, decode_times
-from recapp.dataset.derive import log_edges, places
+from recapp.dataset.decode import (
+    TICKS,
+    BadValue,
+    Int64Array,
+    as_text,
+    decode_ids,
+    decode_times,
+    shown,
+)
 from recapp.dataset.derived_columns import LOG, Derivation, DerivedColumn
+from recapp.dataset.rows import Rows, log_edges, places
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
-from recapp.dataset.text import as_text, shown
 from recapp.errors import DataError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 FIRST_ROWS = 1024  # whose values are looked at before training
+# beyond these a time is likely to have another unit: seconds of the years 1980 and 2200
+SOONEST = 315_532_800
+LATEST = 7_258_118_400
 COUNTED_ROWS = 65_536
 COUNTED_VALUES = 2**20  # different values whose frequencies are in memory
 ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share a row, even later ones
@@ -267,6 +278,15 @@ def remarks(source: Source, schema: Schema) -> Iterator[str]:
             if column.reads == (name,)
             and (column.kind is Derivation.HOUR or str(column.setting).startswith("day"))
         ]
+        seconds = np.zeros(0, np.int64)
+        with suppress(BadValue):
+            seconds = decode_times(rows.column(file.columns[name]), schema.times[name])
+        odd = seconds[(seconds != MISSING) & ((seconds < SOONEST) | (seconds > LATEST))]
+        if len(odd):
+            yield (
+                f"column {name} holds times such as {np.datetime64(int(odd[0]), 's')}: is "
+                f"dataset.times={{{name}: {schema.times[name]}}} the unit of its numbers?"
+            )
         if pa.types.is_date(kinds[name]) and of_day:
             yield (
                 f"column {name} holds dates, which have no time of day: {', '.join(of_day)} say "

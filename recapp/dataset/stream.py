@@ -50,11 +50,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recapp.dataset.collate import Collate, join_batches
 from recapp.dataset.data_file import chunks
-from recapp.dataset.decode import Rows, join
+from recapp.dataset.rows import Rows, join
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.errors import ConfigError, DataError
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 
 DEFAULT_SHUFFLE_ROWS = 4096
 IntArray = npt.NDArray[np.int64]

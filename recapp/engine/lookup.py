@@ -31,13 +31,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recapp.engine.fused_update import FusedUpdate
-from recapp.engine.outputs import BatchOutput
 from recapp.engine.requests import Requests
 from recapp.engine.row_store import RowStore
-from recapp.engine.state import EngineState
+from recapp.engine.state import BatchOutput, EngineState
 from recapp.errors import ConfigError
-from recapp.kernels.links import Bags, Counts, Links
-from recapp.kernels.ragged import gather, runs, starts
+from recapp.kernels.links import Bags, Counts, Links, gather, runs, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.ids import LookupRows, OutsideTable

@@ -4,7 +4,7 @@
     position of a key, strip  --> found among sorted     KeyedStore
                                   positions: held[row]; not found: its start value
 
-The caller passes the rows to the store (`recapp/inference/placed_model.py` maps them from an
+The caller passes the rows to the store (`recapp/inference/held_tables.py` maps them from an
 artefact). `KeyedStore` finds rows by sorted numbers. It holds all rows of dynamic tables, or only
 the rows of static tables that some batches read.
 """
@@ -99,10 +99,6 @@ class ReadOnlyStore(RowStore):
     def blocks(self, averaged: bool = False) -> Iterator[Block]:
         """Yield nothing: these rows are stored elsewhere."""
         yield from ()
-
-    def extra_repr(self) -> str:
-        """Return the number, the width and the format of the rows."""
-        return f"{self.rows:,} rows x {self.width}, {_kind(self.held)}, read-only"
 
 
 class KeyedStore(ReadOnlyStore):
@@ -201,9 +197,3 @@ def join_rows(parts: Sequence[Held]) -> Held:
     if len(parts) == 1:
         return parts[0]
     return like(parts[0], torch.cat([values_of(p) for p in parts]))
-
-
-def _kind(rows: Held) -> str:
-    if isinstance(rows, QuantisedRows):
-        return f"{rows.bits} bits"
-    return str(rows.dtype).removeprefix("torch.")

@@ -25,7 +25,7 @@ from recapp.kernels.links import Counts
 from recapp.sharding.layout import Layout, Piece
 from recapp.sparse.transfer import to_device
 from recapp.transport.communicator import Comm
-from recapp.transport.message_layout import MessageLayout
+from recapp.transport.step_messages import MessageLayout
 
 
 class RowPieces(NamedTuple):

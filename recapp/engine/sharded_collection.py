@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from recapp.engine.dynamic_keys import ALWAYS_LOADED, KEYS
-from recapp.engine.outputs import Member
 from recapp.engine.row_store import RowStore, StoredGroup
-from recapp.engine.sharded_state import load_dynamic, load_strips, stored_names
+from recapp.engine.sharded_state import TableStrips, load_dynamic, load_strips, stored_names
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.state import Member
 from recapp.engine.table_weights import MethodOf, TableParameter
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, rules_of
@@ -34,19 +33,20 @@ from recapp.optim.table_rule import check_same_rule, rule_in_backward, with_froz
 from recapp.settings.other_systems import fused
 from recapp.sharding.layout import Block, copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.bags_of_samples import pooled_of_samples
-from recapp.tables.collections import ModuleByName, embedding_tables, key_of
-from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
-from recapp.tables.unsharded_collection import (
+from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
+    ModuleByName,
     SequenceTables,
     UnshardedCollection,
+    embedding_tables,
+    key_of,
     sequences,
 )
+from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.transport.communicator import Comm
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])

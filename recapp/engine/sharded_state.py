@@ -8,8 +8,7 @@ A strip is (rows, cols, tensor), where rows and cols are the begin and end of it
 A rank may hold several strips of a table, or none. Where the plan mixes rows, a strip has a fourth
 entry, (multiplier, shift) of `recapp/tables/row_order.py`, and its rows are positions. Whole tables
 are always in the order of rows. Tensors are views, as in any state dict: copy them to keep them.
-`torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it
-(`recapp/engine/table_strips.py`).
+`torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it.
 
 `load_state_dict` takes strips, also from a file, or whole tables. Every rank copies the part of its
 own strips. So a whole table loads on all ranks, and strips of another plan load where they cover
@@ -30,24 +29,234 @@ module.
 
 The state dict contains only weights. The state of the optimiser has the same form in the state dict
 of the tables' fused optimiser (`recapp/compat/torchrec/keyed.py`).
+
+In memory the entry of a table has the methods of torch's ShardedTensor, so that programs that fill
+shards run:
+
+    for shard in model.state_dict()["bags.embedding_bags.users.weight"].local_shards():
+        row, column = shard.metadata.shard_offsets
+        rows, columns = shard.metadata.shard_sizes
+        part = pretrained[row : row + rows, column : column + columns]
+        shard.tensor.copy_(part)       # into the table itself
+
+In a file an entry is plain: `torch.save` writes an OrderedDict of `shape` and `strips`, which
+`torch.load(weights_only=True)` reads without recapp. That reader calls only a few constructors.
+`OrderedDict` is one of them; none of them makes a list.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recapp.engine.dynamic_keys import KEYS, ROWS, WAITING
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.table_strips import Strip, shape_in, strips_in
-from recapp.sharding.layout import Block, copy_rows, overlap
+from recapp.errors import ConfigError
+from recapp.sharding.layout import Block, Layout, copy_rows, overlap
 from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import RUNS, positions_of, runs_of
 from recapp.tables.row_order import RowOrder
+from recapp.transport.communicator import Comm
+
+if TYPE_CHECKING:
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
+    from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+
+Strip = (
+    tuple[tuple[int, int], tuple[int, int], Tensor]
+    | tuple[tuple[int, int], tuple[int, int], Tensor, tuple[int, int]]
+)
+"""(begin, end) of the rows, (begin, end) of the columns, the values, and (multiplier, shift) where
+rows are mixed.
+"""
+
+_STRIPS = "strips"
+_SHAPE = "shape"
+
+
+@dataclass(eq=False)
+class TableStrips:
+    """A rank's strips of one tensor of a table. Iteration gives (rows, cols, tensor).
+
+    Args:
+        name: The name of the table.
+        strips: The strips.
+        shape: The shape of the whole tensor; None for a dynamic table, whose rows come and go.
+        rank: This rank.
+        placed: (rank, rows, cols) of the rectangles of all ranks; rows and cols as in strips.
+    """
+
+    name: str
+    strips: list[Strip]
+    shape: tuple[int, int] | None
+    rank: int
+    placed: list[tuple[int, tuple[int, int], tuple[int, int]]]
+
+    @staticmethod
+    def of(
+        blocks: Iterable[Block],
+        table: EmbeddingConfig,
+        columns: int,
+        layout: Layout,
+        rank: int,
+    ) -> "TableStrips":
+        """Return a rank's strips of a tensor of a table.
+
+        Args:
+            blocks: The rank's rectangles of the tensor.
+            table: The table.
+            columns: The number of columns of the tensor: the columns of the table, or 1 for a
+                tensor with one value per row.
+            layout: The places of the rows of all tables.
+            rank: The rank.
+        """
+        dynamic = table.dynamic is not None
+        shape = None if dynamic else (table.num_embeddings, columns)
+        per_row = columns != table.embedding_dim
+        placed = [
+            (
+                s.rank,
+                (s.rows.start, s.rows.stop),
+                (0, 1) if per_row else (s.cols.start, s.cols.stop),
+            )
+            for s in layout.shards_of(table.name)
+        ]
+        strips = strips_of(blocks, keeps_empty=dynamic)
+        return TableStrips(table.name, strips, shape, rank, placed)
+
+    def __iter__(self) -> Iterator[Strip]:
+        return iter(self.strips)
+
+    def __len__(self) -> int:
+        return len(self.strips)
+
+    def __getitem__(self, number: int) -> Strip:
+        return self.strips[number]
+
+    def local_shards(self) -> "list[LocalShard]":
+        """Return the shards of this rank, like ShardedTensor's method. Each has `tensor`, a view of
+        the table's rows, and `metadata` with `shard_offsets`, `shard_sizes` and `placement`.
+
+        Raises:
+            ConfigError: Rows are mixed, or the table is dynamic: offsets would not be rows.
+        """
+        from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
+
+        self._check_numbered("local_shards")
+        return [
+            LocalShard(tensor, _metadata(self.rank, rows, cols, tensor.device))
+            for rows, cols, tensor, *_ in self.strips
+        ]
+
+    def metadata(self) -> "ShardedTensorMetadata":
+        """Return `size` and `shards_metadata` of the whole tensor, like ShardedTensor's method.
+        `shards_metadata` has the shards of all ranks, with one shard per rank for a replica.
+
+        Raises:
+            ConfigError: Rows are mixed, or the table is dynamic: offsets would not be rows.
+        """
+        from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
+
+        self._check_numbered("metadata")
+        device = self.strips[0][2].device if self.strips else torch.device("cpu")
+        shards = [_metadata(*place, device) for place in self.placed]
+        return ShardedTensorMetadata(shards_metadata=shards, size=self.size())
+
+    def size(self) -> torch.Size:
+        """Return the shape of the whole tensor.
+
+        Raises:
+            ConfigError: The table is dynamic: its rows come and go.
+        """
+        if self.shape is None:
+            self._check_numbered("size")
+        return torch.Size(self.shape or ())
+
+    def _check_numbered(self, asked: str) -> None:
+        """Check that the rows of strips are row numbers.
+
+        Raises:
+            ConfigError: Rows are mixed, or the table is dynamic.
+        """
+        if self.shape is None:
+            raise ConfigError(
+                f"table {self.name}: {asked}: the table is dynamic, and only static tables have "
+                "shards of numbered rows: read its rows by `for rows, cols, tensor in` the "
+                "entry and its keys from the entry `keys`, and write both by load_state_dict"
+            )
+        if any(len(strip) > 3 for strip in self.strips):
+            raise ConfigError(
+                f"table {self.name}: {asked}: its plan mixes rows (row_order=mixed), so offsets "
+                "would be positions, not rows: give load_state_dict the whole table, or leave "
+                "row_order out of the plan"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = {} if self.shape is None else {_SHAPE: tuple(self.shape)}
+        return OrderedDict, ([*plain.items(), (_STRIPS, list(self.strips))],)
+
+    def __copy__(self) -> "TableStrips":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TableStrips":
+        return replace(self, strips=deepcopy(self.strips, memo))
+
+
+def strips_of(blocks: Iterable[Block], keeps_empty: bool = False) -> list[Strip]:
+    """Return this rank's strips of one tensor of a table: views, or copies for dynamic tables.
+
+    Args:
+        blocks: The rank's rectangles of the tensor.
+        keeps_empty: Whether to keep strips without rows, which have the width of an empty table.
+    """
+    return [
+        (
+            (b.rows.start, b.rows.stop),
+            (b.cols.start, b.cols.stop),
+            b.data[:],
+            *(((b.order.multiplier, b.order.shift),) if b.order else ()),
+        )
+        for b in blocks
+        if b.rows or keeps_empty
+    ]
+
+
+def strips_in(value: Any) -> list[Strip] | None:
+    """Return the strips of an entry of a state dict: a whole tensor, `TableStrips`, the dict that a
+    file has for them, or a list of (rows, cols, tensor). Return None for other values.
+    """
+    if isinstance(value, Tensor):
+        return [((0, value.shape[0]), (0, value.shape[1]), value)] if value.dim() == 2 else None
+    if isinstance(value, Mapping):
+        value = value.get(_STRIPS)
+    return list(value) if isinstance(value, TableStrips | list | tuple) else None
+
+
+def shape_in(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of the whole tensor from an entry of a state dict; None where the entry has
+    none.
+    """
+    if isinstance(value, Mapping):
+        value = value.get(_SHAPE)
+        return tuple(value) if isinstance(value, list | tuple) else None
+    shape = value.shape if isinstance(value, Tensor | TableStrips) else None
+    return None if shape is None else tuple(shape)
+
+
+def _metadata(rank: int, rows: tuple[int, int], cols: tuple[int, int], device: torch.device) -> Any:
+    """Return the metadata of a rectangle in the form of torch's sharded tensors."""
+    from torch.distributed._shard.metadata import ShardMetadata
+
+    sizes = [rows[1] - rows[0], cols[1] - cols[0]]
+    return ShardMetadata([rows[0], cols[0]], sizes, f"rank:{rank}/{device.type}")
 
 
 def stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
@@ -82,9 +291,11 @@ def load_strips(
         The reason why the tensor cannot be loaded, in which case nothing is copied; empty after
         success.
     """
-    fault = _fault(value, blocks, shape, dtype)
+    if fault := _fault(value, shape, dtype):
+        return fault
+    stored = [block_of(strip, shape) for strip in strips_in(value) or ()]
+    fault = _uncovered(blocks, stored)
     if not fault:
-        stored = _stored(value, shape)
         with torch.no_grad():
             for block in blocks:
                 for s in stored:
@@ -92,14 +303,8 @@ def load_strips(
     return fault
 
 
-def _stored(value: Any, shape: tuple[int, int]) -> list[Block]:
-    return [block_of(strip, shape) for strip in strips_in(value) or ()]
-
-
-def _fault(value: Any, blocks: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
-    """Return the reason why a value cannot be loaded into the blocks of a table; empty where it
-    can.
-    """
+def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
+    """Return the reason why a value is no tensor of a table, whole or in strips; empty if it is."""
     stored_shape = shape_in(value) or shape
     if stored_shape != shape:
         return f"a tensor of shape {stored_shape} is stored, the table is {shape}"
@@ -115,8 +320,13 @@ def _fault(value: Any, blocks: Sequence[Block], shape: tuple[int, int], dtype: t
             return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
+    return ""
+
+
+def _uncovered(blocks: Sequence[Block], stored: Sequence[Block]) -> str:
+    """Return which block strips do not cover; empty where they cover all."""
     for block in blocks:
-        if not _covered(block, _stored(value, shape)):
+        if not _covered(block, stored):
             return (
                 f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
                 f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
@@ -302,7 +512,7 @@ def _fill(
     number_N[stored_keys.row_N] = torch.arange(len(stored_keys.row_N), device="cpu")
     rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
     counts = {table: {ROWS: rows_R, WAITING: [0] * RUNS}}
-    for block in shared.stored.blocks_to_load(counts, shared.updates, table):
+    for block in shared.blocks_to_load(counts, shared.updates, table):
         if block.tensor == KEYS:
             block.data.copy_(stored_keys.key_N[block.rows.start : block.rows.stop, None])
         elif block.tensor == "weight":
@@ -314,7 +524,7 @@ def _fill(
                     at_N = (to_N[inside_N] - block.rows.start).to(block.data.device)
                     part = values.detach()[:, _from(cols, left)][inside_N.to(values.device)]
                     block.data[at_N, _from(cols, block.cols.start)] = part.to(block.data)
-    shared.stored.loaded()
+    shared.loaded()
 
 
 def _inside(number_N: Tensor, numbers: range) -> Tensor:
@@ -328,31 +538,133 @@ def _strips(value: Any) -> list[_Strip]:
 
 def _dynamic_fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
     """Return the reason why keys or rows do not fit a table; empty where they fit."""
-    total = 0
-    for name, value, width, dtype in (
-        (KEYS, keys, 1, torch.int64),
-        ("weight", weights, table.embedding_dim, table.data_type.dtype),
-    ):
-        if isinstance(value, Tensor) and (value.dim() != 2 or value.shape[1] != width):
-            return f"{name} is a tensor of shape {tuple(value.shape)}, must be [rows, {width}]"
-        if strips_in(value) is None:
-            return f"{name} is a {type(value).__name__}: must be a tensor or (rows, cols, tensor)s"
-        try:
-            for (r0, r1), (c0, c1), tensor in _strips(value):
-                inside = 0 <= r0 <= r1 and 0 <= c0 <= c1 <= width
-                if not inside or tuple(tensor.shape) != (r1 - r0, c1 - c0):
-                    return f"{name} has a strip that does not fit into a table of [rows, {width}]"
-                if tensor.dtype != dtype:
-                    return f"{name} is {tensor.dtype}, must be {dtype}: convert it"
-                if tensor.device.type == "meta":
-                    return f"{name} is on the meta device, which has no values"
-                total = max(total, r1) if name == KEYS else total
-                if r1 > total:
-                    return f"weight has {r1} rows, but there are {total} keys"
-        except (TypeError, ValueError, AttributeError):
-            return f"{name} has an entry that is no (rows, cols, tensor)"
-    return ""
+    with suppress(TypeError, ValueError, IndexError):  # of an entry that is no strip
+        rows = max((rows[1] for rows, _, _ in _strips(keys)), default=0)
+        for name, value, width, dtype in (
+            (KEYS, keys, 1, torch.int64),
+            ("weight", weights, table.embedding_dim, table.data_type.dtype),
+        ):
+            if fault := _fault(value, (rows, width), dtype):
+                return f"{name}: {fault}"
+        return ""
+    return f"{KEYS}: an entry is no (rows, cols, tensor)"
 
 
 def _from(numbers: range, start: int) -> slice:
     return slice(numbers.start - start, numbers.stop - start)
+
+
+PART_BYTES = 64 * 2**20  # of a message: rank 0 needs this memory in addition to the tables
+
+
+def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Assemble the state dict of the unsharded model on rank 0. Every rank calls it.
+
+    Rank 0 needs memory for all tables. The others send their strips in messages of at most 64 MiB.
+
+    Args:
+        model: A `DistributedModelParallel` or any other module with sharded collections.
+
+    Returns:
+        On rank 0 a copy on the CPU with the entries of the unsharded model's `state_dict`. It loads
+        into the unsharded model, and on every rank into a sharded model. On other ranks an empty
+        dict.
+    """
+    tables = [m for m in model.modules() if isinstance(m, ShardedTables)]
+    comm = tables[0].comm if tables else Comm()
+    state = model.state_dict()
+    strips_of = {
+        name: value.strips for name, value in state.items() if isinstance(value, TableStrips)
+    }
+    whole = gathered_tables(strips_of, comm)
+    if comm.rank:
+        return {}
+    return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
+
+
+def gathered_tables(strips_of: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Tensor]:
+    """Assemble whole tables on rank 0 from the strips of all ranks. Every rank calls it.
+
+    Args:
+        strips_of: The strips of this rank, by the name of the table in the state dict.
+        comm: The ranks.
+
+    Returns:
+        On rank 0 each table on the CPU; on other ranks empty tensors.
+    """
+    headers_W = comm.all_gather(
+        {
+            name: [(rows, cols, part.dtype, tuple(mixed)) for rows, cols, part, *mixed in strips]
+            for name, strips in strips_of.items()
+        }
+    )
+    return {
+        name: _gathered(strips, [headers[name] for headers in headers_W], comm)
+        for name, strips in strips_of.items()
+    }
+
+
+StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype, tuple[tuple[int, int], ...]]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Comm) -> Tensor:
+    """Return a whole table on rank 0; on other ranks an empty tensor. Where several ranks hold a
+    strip, the first of them sends it.
+    """
+    described = [
+        (rank, number, *strip)
+        for rank, headers in enumerate(headers_W)
+        for number, strip in enumerate(headers)
+    ]
+    shape = (
+        max(rows[1] for *_, rows, _, _, _ in described),
+        max(cols[1] for *_, cols, _, _ in described),
+    )
+    here = shape if comm.rank == 0 else (0, 0)
+    whole = torch.empty(here, dtype=described[0][-2], device="cpu")
+    target = Block("", "", shape, range(shape[0]), range(shape[1]), whole, True)
+    seen = set()
+    for rank, number, rows, cols, dtype, mixed in described:
+        if (rows, cols) in seen:
+            continue
+        seen.add((rows, cols))
+        step = max(1, PART_BYTES // max(1, (cols[1] - cols[0]) * dtype.itemsize))
+        for first in range(rows[0], rows[1], step):
+            part = (first, min(first + step, rows[1]))
+            sent = (
+                strips[number][2][part[0] - rows[0] : part[1] - rows[0]]
+                if comm.rank == rank
+                else None
+            )
+            arrived = _to_rank_0(sent, rank, (part[1] - part[0], cols[1] - cols[0]), dtype, comm)
+            if arrived is not None:
+                order = RowOrder(shape[0], *mixed[0]) if mixed else None
+                copy_rows(target, arrived, range(*part), range(*cols), order)
+    return whole
+
+
+def _to_rank_0(
+    sent: Tensor | None, source: int, shape: tuple[int, int], dtype: torch.dtype, comm: Comm
+) -> Tensor | None:
+    """Send the rows of one rank to rank 0 and return them there. Other ranks get None without
+    waiting.
+    """
+    if comm.rank not in (0, source):
+        return None
+    if source == 0:
+        return sent
+    size = shape[0] * shape[1] * dtype.itemsize
+    bytes_N = (
+        torch.empty(size, dtype=torch.uint8, device=comm.device)
+        if sent is None
+        else sent.contiguous().view(-1).view(torch.uint8)
+    )
+    nothing = [(0, 0)] * comm.world
+    spans = [(0, 0)] * comm.world
+    spans[source if comm.rank == 0 else 0] = (0, size)
+    comm.swap(bytes_N, *((nothing, spans) if comm.rank == 0 else (spans, nothing)))()
+    return bytes_N.view(dtype).view(shape) if comm.rank == 0 else None

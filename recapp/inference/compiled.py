@@ -27,15 +27,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import (
+    ShardedCollection,
+    ShardedEmbeddingBagCollection,
+    sharded_collections,
+)
 from recapp.errors import ConfigError
 from recapp.processes.faults import fault_of_compiler
-from recapp.sparse.batch import Batch
-from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.meta_file import is_a
 from recapp.stored.stored_model import Artefact
-from recapp.tables.config import TableLookup
 from recapp.tasks.task import Task
 
 COMPILED = "compiled/dense.pt2"
@@ -75,10 +77,12 @@ class DenseInput(NamedTuple):
 class _Given(nn.Module):
     """Stand in for a collection, and return the vectors that were assigned before."""
 
-    def __init__(self, spec: DenseInput, lookups: Sequence[TableLookup]) -> None:
+    def __init__(self, collection: ShardedCollection) -> None:
         super().__init__()
-        self.spec = spec
-        self.lookups = tuple(lookups)
+        self.lookups = tuple(collection.lookups)
+        columns = tuple(x.columns or x.dim for x in self.lookups)
+        pooled = isinstance(collection, ShardedEmbeddingBagCollection)
+        self.spec = DenseInput(tuple(x.output for x in self.lookups), columns, pooled)
         self.vectors: list[Tensor] = []
         self.features: object = None
 
@@ -109,8 +113,8 @@ class DenseOnly(nn.Module):
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
         self.task = task
-        collections = collections_of(model)
-        memo: dict[int, Any] = {id(c): _Given(input_of(c), c.lookups) for c in collections}
+        collections = sharded_collections(model)
+        memo: dict[int, Any] = {id(c): _Given(c) for c in collections}
         self.model = copy.deepcopy(model, memo)
         self._sources = [memo[id(c)] for c in collections]
 
@@ -136,18 +140,6 @@ class DenseOnly(nn.Module):
         for source in self._sources:
             source.vectors = []
         return tuple(outputs.values())
-
-
-def collections_of(model: nn.Module) -> list[ShardedCollection]:
-    """Return the sharded collections of a model, each once, in order."""
-    return [m for m in model.modules() if isinstance(m, ShardedCollection)]
-
-
-def input_of(collection: ShardedCollection) -> DenseInput:
-    """Return the inputs of the dense part from a collection."""
-    pooled = isinstance(collection, ShardedEmbeddingBagCollection)
-    columns = tuple(x.columns or x.dim for x in collection.lookups)
-    return DenseInput(tuple(x.output for x in collection.lookups), columns, pooled)
 
 
 def looked_up(collections: Sequence[ShardedCollection], batch: Batch) -> list[Tensor]:
@@ -178,7 +170,7 @@ class CompiledModel(nn.Module):
     def __init__(self, portable: nn.Module, code: Any, names: Sequence[str]) -> None:
         super().__init__()
         self.portable = portable
-        self.collections = collections_of(portable)
+        self.collections = sharded_collections(portable)
         for collection in self.collections:
             if isinstance(collection, ShardedEmbeddingBagCollection):
                 collection.leave_room(0)
@@ -209,7 +201,7 @@ def compile_dense(model: nn.Module, task: Task, dense: int) -> tuple[bytes, dict
         NotCompiled: The collections have different dtypes, there is no compiler, TMPDIR has
             blanks, or torch cannot export the model; the text gives the reason.
     """
-    dtype, *others = dict.fromkeys(c.shared.dtype for c in collections_of(model))
+    dtype, *others = dict.fromkeys(c.shared.dtype for c in sharded_collections(model))
     if others:
         both = f"{dtype} and {others[0]}".replace("torch.", "")
         raise NotCompiled(
@@ -341,14 +333,11 @@ def _release(version: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor")]
-    before = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for logger, level in zip(loggers, before, strict=True):
-                logger.setLevel(level)
+            logging.disable(before)

@@ -7,7 +7,6 @@ from recapp.errors import ConfigError
 from recapp.settings.values import Natural, Within, read, takes
 
 AUTO = "auto"
-REPORT_ROWS = 100_000
 Quantize = Literal["none", "fp16", "int8", "int4"]
 
 
@@ -32,7 +31,7 @@ class Export:
     quantize: Quantize | Literal["auto"] = "none"
     quantize_tables: dict[str, Quantize] | None = None
     budget_ne: Annotated[float, Within(0)] | None = None
-    report_rows: Natural = REPORT_ROWS
+    report_rows: Natural = 100_000
     compile: bool = True
     name: str | None = None
     overwrite: bool = False

@@ -23,13 +23,12 @@ from recapp.console import note
 from recapp.engine.read_only_store import KeyedStore, ReadOnlyStore
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.errors import CheckpointError, ConfigError, suggest
-from recapp.inference.placed_model import one_rank
-from recapp.inference.storage import row_bytes, storage_of, stored, values
+from recapp.inference.held_tables import one_rank, row_bytes, storage_of, stored, values
 from recapp.kernels.links import Links
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.named_collections import of_all_members
+from recapp.tables.table_settings import of_all_members
 from recapp.tasks.task import Task
 
 RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
@@ -49,7 +48,6 @@ class _RecordingStore(ReadOnlyStore):
         self._seen: dict[int, list[Tensor]] = {}
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Record the rows."""
         for strip in [0] if strip_N is None else _distinct(strip_N).tolist():
             rows = row_N if strip_N is None else row_N[strip_N == strip]
             self._seen.setdefault(strip, []).append(_distinct(to_host(rows.long())))
@@ -79,12 +77,6 @@ class MeasuredChoice(NamedTuple):
     metrics: dict[str, float]
     cost: float
     scores: Tensor
-
-    def largest_change(self, other: "MeasuredChoice") -> float:
-        """Return the largest difference between two scores of the same sample."""
-        if not self.scores.numel():
-            return 0.0
-        return float((self.scores - other.scores).abs().max())
 
 
 class Probe:

@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from recapp.kernels.numba_cache import inlined
-from recapp.kernels.numba_partition import on_one_thread, on_threads
-from recapp.kernels.numba_vectors import bound_rule
+from recapp.kernels.numba_vectors import bound_rule, on_one_thread, on_threads
 from recapp.kernels.simd import get, load, prefetch, put, store, zeros
 
 COLUMNS_TOGETHER = 32  # of rows that take their steps together

@@ -6,7 +6,7 @@ used again from batch to batch. The reference documents the functions; `numba_in
 `numba_unique.py` and `numba_vectors.py` explain the fast algorithms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -17,11 +17,10 @@ from typing_extensions import override
 
 from recapp.kernels import numba_catch_up as missed
 from recapp.kernels import numba_integers as integers
-from recapp.kernels import numba_partition as partition
-from recapp.kernels import numba_row_statistics as statistics
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
+    CACHE_LINE_BYTES,
     Bags,
     Counts,
     Links,
@@ -31,25 +30,147 @@ from recapp.kernels.links import (
     decay_of,
     one_by_one,
 )
-from recapp.kernels.numba_calls import (
-    THREADS_FROM_ROWS,
-    array,
-    array_or_empty,
-    behind,
-    matrix,
-    past_caches,
-    rate_argument,
-    run_bags,
-    run_strips,
-    scalar,
-    threads_of_torch,
-    touched,
-)
 from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex, find_sorted
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend, rows_behind
 from recapp.optim.rules import Rate, RowRule
+
+STREAM_FROM_BYTES = 4 << 20  # smaller targets stay in the caches until they are read
+# Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows
+THREADS_FROM_ROWS = 2048
+
+
+def array(tensor: Tensor | None) -> Any:
+    """Return a tensor's memory as an array; 16-bit floats get the integer types that `simd.py`
+    reads.
+    """
+    if tensor is None:
+        return None
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    elif tensor.dtype == torch.float16:
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy()
+
+
+def array_or_empty(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    """Return a tensor's memory as an array, or an empty array of its type for None.
+
+    So one compiled kernel serves both; None would need another kernel.
+    """
+    return _EMPTY[dtype] if tensor is None else tensor.numpy()
+
+
+_EMPTY = {
+    dtype: torch.empty(0, dtype=dtype).numpy()
+    for dtype in (torch.int32, torch.float32, torch.float64)
+}
+
+
+def scalar(dtype: torch.dtype, value: float) -> Any:
+    """Return a number in the type of the arithmetic."""
+    return np.float64(value) if dtype == torch.float64 else np.float32(value)
+
+
+def rate_argument(lr: Rate) -> Any:
+    """Return learning rates in the form for kernels: a number or a tuple of numbers."""
+    return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
+
+
+def past_caches(in_lines: bool, target: Tensor) -> bool:
+    """Return whether results are written past the caches."""
+    return (
+        in_lines
+        and target.nbytes >= STREAM_FROM_BYTES
+        and target.data_ptr() % CACHE_LINE_BYTES == 0
+    )
+
+
+def matrix(links: Links, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the fields of `Matrix`, with entries in the type of the arithmetic."""
+    return (
+        array(links.index_N),
+        array_or_empty(links.offsets_M1, torch.int32),
+        array_or_empty(links.weights_N, dtype),
+    )
+
+
+def touched(
+    row_U: Tensor,
+    mean_KU: Tensor | None,
+    weights_RD: Tensor,
+    state: Sequence[Tensor],
+    dtype: torch.dtype,
+    decay: float = 0.0,
+) -> tuple[Any, ...]:
+    """Return the fields of `Touched`: the rows of a store that a batch updates."""
+    none = array_or_empty(None, dtype)
+    state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
+    means = none if mean_KU is None else array(mean_KU.view(-1))
+    rows = array(row_U), means, array(weights_RD.view(-1))
+    return *rows, state0, state1, float(decay), scalar(dtype, 0)
+
+
+def behind(
+    steps_R: Tensor, weights_RD: Tensor, state: Sequence[Tensor], dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """Return the fields of `Behind`: the rows of a store with missed steps."""
+    none = array_or_empty(None, dtype)
+    state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
+    return array(steps_R), array(weights_RD.view(-1)), state0, state1, scalar(dtype, 0)
+
+
+def threads_of_torch() -> int:
+    """Return the number of threads that torch uses, at most those of numba's pool."""
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+def run_bags(
+    serial: Callable[..., Any],
+    on_threads: Callable[..., Any],
+    made_for: tuple[Any, ...],
+    arguments: tuple[Any, ...],
+    links: Links,
+) -> None:
+    """Run a kernel on as many threads as torch uses, or on one if there is too little work.
+
+    Args:
+        serial: The function that makes the kernel for one thread.
+        on_threads: The function that makes the kernel for several threads.
+        made_for: The arguments of `serial` and `on_threads`.
+        arguments: The kernel's arguments before the bags.
+        links: The sparse matrix.
+    """
+    threads = threads_of_torch()
+    if threads == 1 or links.bags < THREADS_FROM_ROWS:
+        serial(*made_for)(*arguments, 0, links.bags)
+        return
+    offsets_M1 = array_or_empty(links.offsets_M1, torch.int32)
+    numba.set_num_threads(threads)
+    on_threads(*made_for)(*arguments, vectors.split_bags(offsets_M1, links.bags, threads))
+
+
+def run_strips(
+    serial: Callable[..., Any],
+    on_threads: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    threads: int,
+) -> None:
+    """Run a kernel whose strips have been assigned to threads.
+
+    Args:
+        serial: The kernel for one thread.
+        on_threads: The kernel for several threads.
+        arguments: The kernel's arguments before the threads.
+        threads: The number of threads.
+    """
+    if threads == 1:
+        serial(*arguments, 0, 1)
+        return
+    numba.set_num_threads(threads)
+    on_threads(*arguments, np.arange(threads + 1))
+
 
 # Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
 # The threads of TBB or of numba's own layer would compete with this pool for the cores.
@@ -220,7 +341,7 @@ class NumbaBackend(TorchBackend):
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = threads_of_torch() if P >= THREADS_FROM_PAIRS else 1
-        thread_I = partition.assign_threads(np.diff(pair_I1), threads)
+        thread_I = vectors.assign_threads(np.diff(pair_I1), threads)
         row_arrays = (
             array(number),
             array(row),
@@ -483,7 +604,7 @@ class NumbaBackend(TorchBackend):
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
         total_U = torch.empty(links.bags, dtype=torch.float64)
-        statistics.squares(width)(
+        vectors.squares(width)(
             array(gradients), matrix(links, dtype), scalar(dtype, 0), links.bags, array(total_U)
         )
         return total_U
@@ -503,7 +624,7 @@ class NumbaBackend(TorchBackend):
         kinds = tuple(kind for _, kind in rule.state)
         total_KU = torch.empty(rule.means, links.bags, dtype=torch.float64)
         assert rule.squares is not None
-        statistics.row_squares(
+        vectors.row_squares(
             rule.squares, tuple(rule.constants), kinds, rule.means, weights_RD.shape[1]
         )(
             array(gradients),
@@ -518,14 +639,14 @@ class NumbaBackend(TorchBackend):
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
         n_K = np.zeros(len(base_K), np.int64)
-        statistics.find_pieces(array(row_U), array(base_K), array(piece_U), array(nth_U), n_K)
+        vectors.find_pieces(array(row_U), array(base_K), array(piece_U), array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
     @override
     def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
-        statistics.scatter_parts(
+        vectors.scatter_parts(
             array(part_U), array(first_K), array(piece_U), array(nth_U), array(parts)
         )
 
@@ -540,7 +661,7 @@ class NumbaBackend(TorchBackend):
         dtype: torch.dtype,
     ) -> Tensor:
         mean_U = torch.empty(len(piece_U), dtype=dtype)
-        statistics.mean_of_parts(
+        vectors.mean_of_parts(
             array(parts),
             array(begin_JK),
             array(piece_U),
@@ -650,7 +771,7 @@ class NumbaBackend(TorchBackend):
         copies = array(self._copies("copies", threads * size, dtype)).reshape(threads, size)
         entries_I = np.diff(array(links.offsets_M1)[staged.row_I1])
         results_I = np.diff(staged.row_I1)
-        thread_I = partition.assign_threads(bags_I + entries_I + results_I, threads)
+        thread_I = vectors.assign_threads(bags_I + entries_I + results_I, threads)
         strips = array(staged.where_M), staged.bag_I1, staged.row_I1
         run_strips(
             vectors.run_staged(*made_for),

@@ -13,20 +13,36 @@ A kernel sums vectors of the source along a sparse matrix for the results first 
 writes the sums to a `Target`; its `number` is the stride of the source. `update` takes the sums as
 gradients of `Touched` rows; its `number` is the learning rate. A staged kernel reads `StagedSource`
 vectors and works for the threads first .. last. On threads, `edge_T1` stands for `first, last`:
-thread t has edge[t] .. edge[t + 1] (`numba_partition.py`).
+thread t has edge[t] .. edge[t + 1].
 
 Callers pass the fields of a record as a plain tuple, and the kernel makes the record: numba takes
 1.5 us longer to find the types in a named tuple (measured).
+
+Row statistics of rows that are cut into strips: the sum of squares of each touched row, the
+row's piece, and the sum over its strips. A part is the sum of squares of a row within one strip.
+
+Work is divided over threads by cost, not by the number of parts.
+
+The ids of a bag differ a hundredfold (MLPerf's tables have 1 to 100 per sample): with equal numbers
+of bags or tables, one of two threads would wait for half of the step. The partition changes no
+result.
+
+A function for one thread or several takes the part `first .. last` of the work and four arguments
+a, b, c and d, whose meaning is its own, such as store, requests, output and sizes. Each is an array
+or a tuple of arrays and numbers, as many as a kernel needs: numba passes no nested tuples to
+threads.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+from numba import prange
 from numba.extending import register_jitable
 
-from recapp.kernels.numba_cache import inlined
-from recapp.kernels.numba_partition import on_one_thread, on_threads
+from recapp.kernels.numba_cache import compiled, inlined
+from recapp.kernels.numba_integers import piece_of
 from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_record
 from recapp.kernels.simd import (
     broadcast,
@@ -44,6 +60,91 @@ from recapp.kernels.simd import (
     stream,
     zeros,
 )
+
+jit = compiled()
+Make = Callable[..., Callable[..., None]]
+"""A function that takes the numbers of a closure and returns a function to inline into kernels."""
+
+
+def on_one_thread(make: Make) -> Any:
+    """Return a function that makes the kernel for one thread: f(a, b, c, d, first, last)."""
+    return lru_cache(None)(lambda *made_for: jit(make(*made_for)))
+
+
+def on_threads(make: Make) -> Any:
+    """Return a function that makes the kernel for several threads: f(a, b, c, d, edge_T1). Thread t
+    works on the part edge[t] .. edge[t + 1].
+    """
+
+    @lru_cache(None)
+    def kernel_for(*made_for: Any) -> Any:
+        serial = make(*made_for)
+
+        def kernel(a: Any, b: Any, c: Any, d: Any, edge_T1: Any) -> None:
+            for t in prange(len(edge_T1) - 1):
+                serial(a, b, c, d, edge_T1[t], edge_T1[t + 1])
+
+        kernel.__name__ = kernel.__qualname__ = f"{serial.__name__}_on_threads"
+        return compiled(parallel=True)(kernel)
+
+    return kernel_for
+
+
+def assign_threads(cost_I: Any, threads: int) -> Any:
+    """Return the thread of each strip: the most expensive strip first, each to the thread with the
+    least work (Graham's longest processing time first).
+
+    Args:
+        cost_I: The cost of each strip, in any unit.
+        threads: The number of threads.
+    """
+    thread_I = np.zeros(len(cost_I), np.int64)
+    # numpy sorts here, because numba would take 1.5 seconds to compile a sort
+    if threads > 1:
+        _assign_in_order(
+            cost_I, np.argsort(-cost_I, kind="stable"), np.zeros(threads, np.int64), thread_I
+        )
+    return thread_I
+
+
+@jit
+def _assign_in_order(cost_I: Any, order_I: Any, load_T: Any, thread_I: Any) -> None:
+    """Write the thread of each strip, in the given order of strips."""
+    for i in order_I:
+        thread_I[i] = np.argmin(load_T)
+        load_T[thread_I[i]] += cost_I[i]
+
+
+@jit
+def split_bags(offsets_M1: Any, M: Any, threads: Any) -> Any:
+    """Return where the bags of each thread begin: thread t has bags edge[t] .. edge[t + 1].
+
+    The sum of entries and results is about the same for all threads.
+
+    Args:
+        offsets_M1: The offsets of the bags' entries; empty: one entry per bag.
+        M: The number of bags.
+        threads: The number of threads.
+    """
+    edge_T1 = np.zeros(threads + 1, np.int64)
+    edge_T1[threads] = M
+    for t in range(1, threads):
+        if len(offsets_M1) == 0:
+            edge_T1[t] = M * t // threads
+            continue
+        first = 0
+        last = M
+        begin = int(get(offsets_M1, 0))
+        share = (int(get(offsets_M1, M)) - begin + M) * t // threads
+        while first < last:
+            middle = (first + last) >> 1
+            if int(get(offsets_M1, middle)) - begin + middle < share:
+                first = middle + 1
+            else:
+                last = middle
+        edge_T1[t] = first
+    return edge_T1
+
 
 WIDE_COLUMNS = 64  # the sum of a wider row takes nearly all registers of AVX2
 # A vector is prefetched this many vectors before its use (of 4 to 64, 16 to 32 are best, up to a
@@ -433,3 +534,120 @@ update = on_one_thread(updating)
 update_on_threads = on_threads(updating)
 run_staged = on_one_thread(staging)
 run_staged_on_threads = on_threads(staging)
+
+
+@lru_cache(None)
+def squares(width: int) -> Callable[..., None]:
+    """Return the kernel that writes the fp64 sum of squares of each touched row's gradient.
+
+    The strips of one row exchange these sums.
+    """
+    total = summed(width)
+
+    @jit
+    def squares(gradients: Any, matrix: Any, like: Any, U: Any, square_U: Any) -> None:
+        m = Matrix(*matrix)
+        for u in range(U):
+            g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), like)
+            put(square_U, u, square_total(g))
+
+    return squares
+
+
+def _bound_squares(
+    expression: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
+) -> Callable[..., Any]:
+    """Return a rule's expression `squares` with the constants filled in."""
+    register_jitable(error_model="numpy")(expression)
+
+    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
+    def bound_squares(w: Any, g: Any, lr: Any, state: Any) -> Any:
+        return expression(w, g, lr, sqrt, *(constants + state))
+
+    return bound_squares  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def row_squares(
+    expression: Callable[..., tuple[Any, ...]],
+    constants: tuple[float, ...],
+    state: tuple[str, ...],
+    means: int,
+    width: int,
+) -> Callable[..., None]:
+    """Return the kernel that writes the fp64 sums of squares of the tensors that a rule squares,
+    [K, U]. It reads the rows before their update.
+
+    Args:
+        expression: The rule's expression `squares`.
+        constants: The constants of the rule.
+        state: "row" or "element" for each state tensor; one or two.
+        means: The number of sums, 2 or 4.
+        width: The columns of the store.
+    """
+    squared = _bound_squares(expression, constants)
+    total = summed(width)
+    first_kind, second_kind = (*state, "none")[:2]
+    read0, _ = held_row(first_kind, width)
+    read1, _ = held_row(second_kind, width)
+
+    @jit
+    def row_squares(gradients: Any, matrix: Any, rows: Any, lr: Any, square_KU: Any) -> None:
+        m = Matrix(*matrix)
+        t = Touched(*rows)
+        U = len(t.row_U)
+        for u in range(U):
+            g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
+            row = int(get(t.row_U, u))
+            w = load(t.weights, row * width, t.like, width)
+            e = read0(t.state0, row, t.like)
+            if second_kind == "none":
+                squares_K = squared(w, g, lr, (e,))
+            else:
+                squares_K = squared(w, g, lr, (e, read1(t.state1, row, t.like)))
+            put(square_KU, u, square_total(squares_K[0]))
+            put(square_KU, U + u, square_total(squares_K[1]))
+            if means == 4:
+                put(square_KU, 2 * U + u, square_total(squares_K[2]))
+                put(square_KU, 3 * U + u, square_total(squares_K[3]))
+
+    return row_squares
+
+
+@jit
+def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> None:
+    """Write the piece of each row and its number within the piece; count the rows of each piece in
+    `n_K`.
+    """
+    for u in range(len(row_U)):
+        k = piece_of(get(row_U, u), base_K, 0, len(base_K))
+        put(piece_U, u, k)
+        put(nth_U, u, get(n_K, k))
+        put(n_K, k, get(n_K, k) + 1)
+
+
+@jit
+def scatter_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
+    """Write the part of each row at the offset of its piece plus its number within the piece."""
+    for u in range(len(part_U)):
+        put(parts, get(first_K, get(piece_U, u)) + get(nth_U, u), get(part_U, u))
+
+
+@jit
+def mean_of_parts(
+    parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any
+) -> None:
+    """Write the mean over the whole row: the sum of its parts in the order of the strips, divided
+    by its columns.
+
+    The parts of piece k in strip j begin at offset `begin_JK[j, k]`; a negative offset means no
+    strip.
+    """
+    for u in range(len(piece_U)):
+        total = 0.0
+        k = int(get(piece_U, u))
+        for j in range(begin_JK.shape[0]):
+            begin = begin_JK[j, k]
+            if begin >= 0:
+                total += get(parts, begin + get(nth_U, u))
+        mean_U[u] = total / get(dim_K, k)

@@ -21,28 +21,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
 from recapp.kernels.key_index import SortedIndex, find_sorted
 from recapp.kernels.links import (
+    RUN_BITS,
+    SQUARE_BLOCK,
     Bags,
     Counts,
+    Grouped,
     Links,
     Routes,
     Scratch,
-    decay_of,
-    offset_dtype,
-)
-from recapp.kernels.quantised import QuantisedRows, dequantise
-from recapp.kernels.ragged import (
-    Grouped,
     counts_of,
+    decay_of,
     gather,
     group,
     numbered,
     numbered_runs,
+    offset_dtype,
     runs,
     starts,
 )
+from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.optim.rules import Rate, RowRule
 from recapp.sparse.transfer import to_device, to_host, true_indices
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recapp.tables.named_collections import BAGS, SEQUENCES
-from recapp.tables.table_settings import WIDE
+from recapp.tables.table_settings import BAGS, SEQUENCES, WIDE
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 
 MEMBERS = "members"
 """The key of what each member returned, among the outputs of an ensemble."""

@@ -36,7 +36,7 @@ from recapp.optim.rules import (
     rowwise_adagrad,
     sgd,
 )
-from recapp.tables.unsharded_collection import UnshardedCollection
+from recapp.tables.collections import UnshardedCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
 """Entries of a param group that change no result (dampening acts on momentum alone)."""

@@ -42,12 +42,10 @@ from recapp.planner.options import (
     options_of,
 )
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.problem import Dense, PlanningProblem, Topology, dense_of
 from recapp.planner.rank_memory import bytes_per_rank, check_memory, check_reserve, weight_bytes
 from recapp.planner.search import (
-    EXACT_COMBINATIONS,
     capacity_of,
-    exhaustive,
     greedy,
     improved,
     of_kinds,
@@ -56,7 +54,6 @@ from recapp.planner.search import (
     relaxed_choice,
 )
 from recapp.planner.search_space import Assignment, SearchSpace, TableBundle, lower_bound
-from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
@@ -76,7 +73,6 @@ class Outcome:
         plan: The plan.
         cost: The price of the plan.
         lower_bound_seconds: A lower bound of the step under the same constraints and prices.
-        exact: Whether the search tried every combination.
         bundles: The bundles with their options.
         assignment: The chosen options and ranks.
         problem: The problem of the plan and its price.
@@ -85,7 +81,6 @@ class Outcome:
     plan: ShardingPlan
     cost: PlanCost
     lower_bound_seconds: float
-    exact: bool
     bundles: tuple[TableBundle, ...]
     assignment: Assignment
     problem: PlanningProblem
@@ -97,7 +92,7 @@ def plan_tables(
     *,
     name: str = AUTOMATIC,
 ) -> Outcome:
-    """Return the best plan that the search finds; for small problems, the best of all plans.
+    """Return the best plan that the search finds.
 
     Args:
         problem: Tables, machine, batch, optimiser and id statistics.
@@ -112,7 +107,7 @@ def plan_tables(
     if not tables:
         cost = cost_of([], problem)
         plan = ShardingPlan({}, problem.topology.world_size, name)
-        return Outcome(plan, cost, cost.step_seconds, True, (), (), problem)
+        return Outcome(plan, cost, cost.step_seconds, (), (), problem)
     c = constraints_of(tables, constraints or {}, problem.topology)
     typed_tables = [
         t
@@ -125,19 +120,11 @@ def plan_tables(
     space = SearchSpace(_bundles(typed_tables, c, problem), fixed_of(problem))
     bundles = space.bundles
     capacity = capacity_of(problem.topology)
-    exact = space.combinations() <= EXACT_COMBINATIONS
     best, bound = _best_assignment(space, capacity, problem)
-    if exact:
-        best = exhaustive(
-            space,
-            capacity,
-            lambda assignment: _cost(bundles, assignment, problem).step_seconds,
-            best,
-        )
     if best is None:
         raise _does_not_fit(space, capacity, problem, name)
     cost = _cost(bundles, best, problem)
-    bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # may differ by rounding
+    bound = min(bound, cost.step_seconds)  # may differ by rounding
     search_plan = _plan(bundles, best, problem, name)
     parameters = {
         name: replace(s, as_parameter=True)
@@ -145,7 +132,7 @@ def plan_tables(
         if c[name].as_parameter and s.mode == "replicated"
     }
     plan = replace(search_plan, tables={**search_plan.tables, **parameters})
-    return Outcome(plan, cost, bound, exact, tuple(bundles), best, problem)
+    return Outcome(plan, cost, bound, tuple(bundles), best, problem)
 
 
 class EmbeddingShardingPlanner:
@@ -239,7 +226,7 @@ class EmbeddingShardingPlanner:
         self,
         module: nn.Module,
         sharders: Sequence[Any] | None = None,
-        process_group: "dist.ProcessGroup | None" = None,
+        pg: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
         """Plan on rank 0 and return that plan on every rank. Every rank calls this; all ranks raise
         an error of rank 0.
@@ -247,12 +234,11 @@ class EmbeddingShardingPlanner:
         Args:
             module: As for `plan`.
             sharders: As for `plan`.
-            process_group: The ranks; None takes the default group, or only this process without
-                one.
+            pg: The ranks; None takes the default group, or only this process without one.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
-        group = process_group or dist.group.WORLD
+        group = pg or dist.group.WORLD
         planner = copy(self)
         if self.topology is None:
             ranks = dist.get_world_size(group)
@@ -262,8 +248,6 @@ class EmbeddingShardingPlanner:
 
 
 class _Group:
-    """Broadcast over a process group."""
-
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         self.group = group
         self.rank = dist.get_rank(group)

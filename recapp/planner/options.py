@@ -30,8 +30,7 @@ from recapp.planner.cost import (
 )
 from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.pricing import Cut, cut_of, price_all, work_of
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.sharding_types import (
     BUILT_IN,

@@ -8,7 +8,7 @@ from recapp.errors import PlanError
 from recapp.kernels.quantised import bytes_of_record
 from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import RowRule
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, IdRule

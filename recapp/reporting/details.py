@@ -1,5 +1,5 @@
 """The details of validations in a run's directory, `details.json`: metrics by slice, calibration by
-bucket, values of a bootstrap; and whether two evaluations differ by more than noise.
+bucket, values of a bootstrap.
 
     {"validations": [{"step": 400, "by C1": [{"value": "a1", "rows": 120, "auc": .71, ...}, ...],
                       "buckets": [{"rows": ..., "predicted": .03, "clicks": .02}, ...],
@@ -14,16 +14,8 @@ from statistics import quantiles
 from typing import Any
 
 from recapp.console import Column, note, print_table
-from recapp.errors import ConfigError
 from recapp.reporting import page
-from recapp.reporting.run_record import (
-    DETAILS_FILE,
-    RunRecord,
-    read_document,
-    read_measures,
-    read_run,
-    write_whole,
-)
+from recapp.reporting.run_record import DETAILS_FILE, RunRecord, read_document, write_whole
 
 KEPT = 50  # validations of a run
 WORST = 10  # slices of a column that are shown
@@ -182,86 +174,3 @@ def part_of_page(details: Mapping[str, Any]) -> list[str]:
         title = f"Worst slices by {column}"
         tables.append(page.table(slices[:WORST], columns_of_slices(slices, column), title))
     return [page.heading("Where the model is wrong"), page.columns(tables)] if tables else []
-
-
-# ---- two evaluations
-
-
-def differences(a: Path, b: Path) -> list[dict[str, Any]]:
-    """Return a record for each metric that two evaluations of the same rows have: its `title`, the
-    values `a` and `b`, the `difference` b - a, the ends `low` and `high` of its 95 % interval, and
-    the `verdict`.
-
-    The bootstrap (`recapp/tasks/detail_metrics.py`) gives a row the same weight in both, so
-    what makes the rows hard for both models cancels (a paired bootstrap; Efron and Tibshirani 1993,
-    "An Introduction to the Bootstrap").
-
-    Args:
-        a: The directory of an evaluation with `metrics.bootstrap`.
-        b: The directory of the other one.
-
-    Raises:
-        ConfigError: One does not exist or has no bootstrap, or they were measured on different
-            rows.
-    """
-    first = _bootstrap("a", a)
-    second = _bootstrap("b", b)
-    if any(first.get(each) != second.get(each) for each in ("drawn", "rows")):
-        raise ConfigError(
-            f"a={a} b={b}: were measured on other rows or labels, or with another "
-            "metrics.bootstrap: evaluate both on the same data"
-        )
-    measures = read_measures(a, b)
-    rows = []
-    for name, of_a in first["metrics"].items():
-        values = [_value(directory, name) for directory in (a, b)]
-        ends = interval(_changes(of_a, second["metrics"].get(name)))
-        if ends is None or None in values:
-            continue
-        measure = measures.get(name)
-        rows.append(
-            {
-                "title": measure.title if measure else name,
-                "a": values[0],
-                "b": values[1],
-                "difference": values[1] - values[0],
-                "low": ends[0],
-                "high": ends[1],
-                "verdict": _verdict(*ends, measure.better if measure else None),
-            }
-        )
-    if not rows:
-        raise ConfigError(f"a={a} b={b}: have no metric with intervals in common")
-    return rows
-
-
-def _bootstrap(side: str, directory: Path) -> dict[str, Any]:
-    if not directory.is_dir():
-        raise ConfigError(f"{side}={directory}: no such directory")
-    bootstrap: dict[str, Any] | None = read_details(directory).get("bootstrap")
-    if not bootstrap:
-        raise ConfigError(
-            f"{side}={directory}: has no bootstrap: python -m recapp.eval ckpt_path=... "
-            "metrics.bootstrap=200 hydra.run.dir=DIR writes one"
-        )
-    return bootstrap
-
-
-def _value(directory: Path, name: str) -> Any:
-    run = read_run(directory) or RunRecord()
-    return run.value(f"{run.split or 'val'}_{name}")
-
-
-def _changes(of_a: list[Any], of_b: list[Any] | None) -> list[float]:
-    """Return b - a for each sample of the rows; empty if a value is not known."""
-    if of_b is None or None in (*of_a, *of_b):
-        return []
-    return [y - x for x, y in zip(of_a, of_b, strict=True)]
-
-
-def _verdict(low: float, high: float, better: str | None) -> str:
-    if low <= 0 <= high:
-        return "noise"
-    if better is None:
-        return "differs"
-    return "b is better" if (low > 0) == (better == "max") else "a is better"

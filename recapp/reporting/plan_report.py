@@ -4,47 +4,31 @@ reason for each table's sharding.
 The runner-up of a table is the best other sharding type while all other tables keep their places.
 It works for any plan, also for a plan made by plan rules or by hand: the plan's own rectangles are
 one more option for the planner.
-
-Beside runs it compares what was predicted with what was measured: two plans whose ranges overlap
-count as equal on the machine.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from statistics import median
 from typing import Any
 
 from recapp.errors import PlanError
 from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.options import Option, option_of, options_of, own_seconds, phases_of
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.pricing import plan_cost
-from recapp.planner.problem import PlanningProblem
+from recapp.planner.pricing import buffer_bytes, plan_cost
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.search import PartialPlan, capacity_of
 from recapp.planner.search_space import Placement, SearchSpace, TableBundle
-from recapp.planner.topology import Topology
-from recapp.reporting.run_record import (
-    KINDS,
-    Performance,
-    PlannedRank,
-    PlannedTable,
-    PlanReport,
-    Traffic,
-)
+from recapp.reporting.run_record import PlannedRank, PlannedTable, PlanReport, Traffic
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, TableLookup
 from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size
 SHOWN_SHARDS = 4  # of a table with more shards, only these and the number of shards are shown
-STEP = "step, ms"
-MeasuredRun = tuple[str, PlanReport, Performance]  # with the name of the run
 SMALL = 0.001  # share of the step; a phase that changes by less is not named
 
 
@@ -402,98 +386,3 @@ def _words(lookup: TableLookup) -> str:
         PoolingType.NONE: "sequence",
     }
     return f"{lookup.feature} {words.get(lookup.pooling, lookup.pooling)}"
-
-
-# ---- beside runs
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A number of a plan: as predicted, and as measured in `runs` runs.
-
-    Args:
-        run: The names of the runs.
-        plan: The name of the plan.
-        ranks: The number of ranks.
-        what: The number: the step, a phase, the bytes of the fullest rank, or those that a rank
-            sends in a step.
-        predicted: The median prediction.
-        measured: The median of the measurements.
-        error: The relative error of the prediction; None if nothing was measured.
-        least: The least measurement.
-        most: The greatest measurement.
-        runs: The number of runs.
-    """
-
-    run: str
-    plan: str
-    ranks: int
-    what: str
-    predicted: float
-    measured: float
-    error: float | None
-    least: float
-    most: float
-    runs: int
-
-
-def compared(runs: Sequence[MeasuredRun]) -> list[Prediction]:
-    """Return the numbers of every plan.
-
-    Runs that repeat one plan count as one: the median, with the least and the greatest value. (A
-    sweep over seeds and plans alternates the plans.)
-    """
-    plans: dict[Any, list[MeasuredRun]] = {}
-    for run in runs:
-        _, report, measured = run
-        weights = tuple(rank.weights for rank in report.ranks)
-        key = report.name, weights, measured.batch_per_rank, report.hardware
-        plans.setdefault(key, []).append(run)
-    return [row for repeats in plans.values() for row in _repeated(repeats)]
-
-
-def _repeated(repeats: Sequence[MeasuredRun]) -> Iterator[Prediction]:
-    numbers = [dict(_numbers(report, measured)) for _, report, measured in repeats]
-    for what in numbers[0]:
-        predicted = median(of_run[what][0] for of_run in numbers)
-        values = [of_run[what][1] for of_run in numbers]
-        measured = median(values)
-        yield Prediction(
-            run=", ".join(name for name, _, _ in repeats),
-            plan=repeats[0][1].name,
-            ranks=repeats[0][2].ranks,
-            what=what,
-            predicted=predicted,
-            measured=measured,
-            error=predicted / measured - 1 if measured else None,
-            least=min(values),
-            most=max(values),
-            runs=len(values),
-        )
-
-
-def _numbers(
-    report: PlanReport, measured: Performance
-) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield each number of a run, as predicted and as measured: the step, each phase as the mean
-    over the ranks, the bytes of the fullest rank, and those that a rank sends in a step.
-    """
-    yield STEP, (report.step_ms, measured.step_ms)
-    phases = measured.mean_phases()
-    yield from ((f"{phase}, ms", (report.mean_ms(phase), phases[phase])) for phase in PHASES)
-    for kind in KINDS:
-        both = [max(getattr(rank, kind) for rank in x) for x in (report.ranks, measured.memory)]
-        yield f"{kind}, MB", (both[0] / 1e6, both[1] / 1e6)
-    planned = max(sum(getattr(rank, kind) for kind in KINDS) for rank in report.ranks)
-    yield "tables, MB", (planned / 1e6, max(rank.tables for rank in measured.memory) / 1e6)
-    sent = [n / measured.ranks / 1e6 for n in (report.sent_bytes, sum(measured.sent_bytes))]
-    yield "sent a rank, MB", (sent[0], sent[1])
-
-
-def separated_pairs(rows: Sequence[Prediction]) -> tuple[int, int]:
-    """Return the number of pairs of plans whose measured ranges do not overlap, and the number of
-    these pairs that have the predicted order.
-    """
-    steps = sorted((row for row in rows if row.what == STEP), key=lambda row: row.measured)
-    pairs = [(a, b) for a, b in combinations(steps, 2) if a.most < b.least]
-    return len(pairs), sum(a.predicted < b.predicted for a, b in pairs)

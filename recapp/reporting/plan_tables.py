@@ -47,20 +47,6 @@ RANK = [
     Column("capacity", "capacity\nMB", ",.1f", 1e6),
     *(Column(f"{phase}_ms", f"{phase}\nms", ".3f") for phase in PHASES),
 ]
-DIFFERENCE = [
-    Column("table", "table"),
-    Column("a", "a"),
-    Column("b", "b"),
-    Column("a_predicted_ms", "a ms", ".3f"),
-    Column("b_predicted_ms", "b ms", ".3f"),
-    Column("change_ms", "b - a", "+.3f"),
-]
-CHANGE = [
-    Column("phase", "phase, ms"),
-    Column("a", "a", ".3f"),
-    Column("b", "b", ".3f"),
-    Column("change", "b - a", "+.3f"),
-]
 
 
 def print_plan(report: PlanReport) -> None:
@@ -182,62 +168,6 @@ def _traffic(report: PlanReport) -> str:
         f"A step sends {size(report.sent_bytes)} between ranks, {size(most)} from the busiest and "
         f"{size(least)} from the idlest; largest pair {size(max(sent))}."
     )
-
-
-# ---- two plans
-
-
-def difference(a: PlanReport, b: PlanReport) -> list[dict[str, Any]]:
-    """Return a record for each table that two plans shard differently: type, mode and ranks in each
-    plan, and the change of the table's own time.
-    """
-    of_b = {row.table: row for row in b.rows}
-    keys = ("type", "mode", "ranks", "bytes", "predicted_ms")
-    return [
-        {
-            "table": one.table,
-            **{f"a_{key}": getattr(one, key) for key in keys},
-            **{f"b_{key}": getattr(other, key) for key in keys},
-            "change_ms": other.predicted_ms - one.predicted_ms,
-        }
-        for one in a.rows
-        if ((other := of_b[one.table]).shards, other.mode) != (one.shards, one.mode)
-    ]
-
-
-def print_difference(a: PlanReport, b: PlanReport) -> None:
-    """Print the tables that two plans shard differently, then phases and ranks side by side.
-
-    Args:
-        a: A plan.
-        b: Another plan of the same tables.
-    """
-    rows = difference(a, b)
-    _print_wrapped(
-        f"a = {a.name}: {a.step_ms:.2f} ms; b = {b.name}: {b.step_ms:.2f} ms; "
-        f"{len(rows)} of {len(a.rows)} tables differ"
-    )
-    if rows:
-        of_a, of_b = ({row.table: row for row in x.rows} for x in (a, b))
-        lines = [
-            row | {"a": _place(of_a[row["table"]], a), "b": _place(of_b[row["table"]], b)}
-            for row in rows[:MOST_TABLES]
-        ]
-        _print_table(lines, DIFFERENCE)
-    times = {phase: [max(rank.ms(phase) for rank in x.ranks) for x in (a, b)] for phase in PHASES}
-    times["step"] = [a.step_ms, b.step_ms]
-    phases = [{"phase": p, "a": x, "b": y, "change": y - x} for p, (x, y) in times.items()]
-    _print_table(phases, CHANGE)
-    full_a, full_b = (max(rank.bytes for rank in x.ranks) for x in (a, b))
-    print()
-    _print_wrapped(
-        f"fullest rank {size(full_a)} and {size(full_b)}; sent in a step {size(a.sent_bytes)} and "
-        f"{size(b.sent_bytes)}"
-    )
-
-
-def _place(row: PlannedTable, report: PlanReport) -> str:
-    return f"{row.type} {ranks_text(row.ranks, report.world_size)}"
 
 
 # ---- a page

@@ -252,8 +252,8 @@ def versions() -> dict[str, str]:
 
 
 def print_rows_read(plain: Mapping[str, Any]) -> None:
-    """Print the files and rows of each split as a table, and lines of labels, times and what is
-    left out below.
+    """Print the files and rows of each split as a table, and lines of labels and what is left
+    out below.
 
     Args:
         plain: The record of `recapp/dataset/click_rows.py`.
@@ -294,18 +294,6 @@ def _brief(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[:10]}..{name[-14:]}"
 
 
-def entries_of(read: RowsRead) -> dict[str, str]:
-    """Return the record as texts by their name, for the foot of a page."""
-    splits = read.splits
-    files = [f"{files_of(split)} to {USES.get(name, name)}" for name, split in splits.items()]
-    shares = [
-        f"{label} {share:.2%} of the rows to {USES.get(name, name)}"
-        for name, split in splits.items()
-        for label, share in split.positives.items()
-    ]
-    return {"Files": "; ".join(files), "Labels": ", ".join(shares), **dict(_facts(read))}
-
-
 def files_of(split: SplitRead) -> str:
     """Return the files of a split in words: `3 files, a.parquet to c.parquet`."""
     first, last = (Path(getattr(split, end)).name for end in ("first", "last"))
@@ -315,18 +303,12 @@ def files_of(split: SplitRead) -> str:
 def _facts(read: RowsRead) -> Iterator[tuple[str, str]]:
     """Yield the parts of a record that are no table, as a name and a text."""
     sampled = [
-        f"{split.positives_of:,} of the {split.rows:,} rows to {USES.get(name, name)}"
+        f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
         for name, split in read.splits.items()
         if split.positives and split.positives_of < split.rows
     ]
     if sampled:
-        yield "Shares", f"counted on {', '.join(sampled)}, spread over all files"
-    ends = [
-        f"{name} {' to '.join(ends)} UTC" if ends else f"{name}: files do not tell"
-        for name, ends in read.times.items()
-    ]
-    if ends:
-        yield "Times", ", ".join(ends)
+        yield "Shares", f"counted on {', '.join(sampled)}"
     if out := left_out_of(read):
         yield "Left out", out
 

@@ -10,8 +10,7 @@ from recapp.errors import ConfigError, RecappError, suggest
 from recapp.optim.named_rules import RULES, Rules, table_rules
 from recapp.optim.rules import RowRule
 from recapp.planner.planner_settings import PlanSettings
-from recapp.settings.check_settings import find_constructor, told
-from recapp.settings.records import TARGET, Constructor, constructor
+from recapp.settings.records import TARGET, Constructor, constructor, find_constructor, told
 from recapp.settings.values import check_arguments
 from recapp.tasks.measures import GAUC, MetricSettings
 from recapp.tasks.task import Task
@@ -155,7 +154,9 @@ def row_rules(sparse: Constructor) -> Rules:
     """
     rule = _rule(sparse.without("tables"), "optimizer.sparse")
     of_tables = table_rules(
-        sparse.plain(), "optimizer.sparse", lambda plain, name: _rule(constructor(plain), name)
+        sparse.plain(),
+        "optimizer.sparse",
+        lambda plain, name: _rule(constructor(plain, name), name),
     )
     return {"*": rule, **of_tables} if of_tables else rule
 
@@ -225,7 +226,7 @@ def build_task(
     if name not in outputs:
         raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
     if metrics and metrics.adds:
-        from recapp.tasks.added_metrics import added_metrics  # imports torch
+        from recapp.tasks.detail_metrics import added_metrics  # imports torch
 
         task.add(added_metrics(task, outputs[name], metrics, make))
     return task

@@ -27,14 +27,13 @@ from recapp.settings.records import Constructor
 from recapp.stored.manifest import Manifest
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.stored_model import Artefact
-from recapp.tables.collections import embedding_tables
-from recapp.tables.named_collections import ModelTables
-from recapp.tables.table_settings import TablesOfDataset
-from recapp.tables.unsharded_collection import (
+from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     UnshardedCollection,
+    embedding_tables,
 )
+from recapp.tables.table_settings import ModelTables, TablesOfDataset
 
 
 def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:

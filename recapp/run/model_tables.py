@@ -9,8 +9,7 @@ from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
-from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor
+from recapp.settings.records import Constructor, find_constructor
 from recapp.settings.values import shown
 from recapp.tables.config import (
     DataType,
@@ -22,16 +21,19 @@ from recapp.tables.config import (
     table_config,
 )
 from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
-from recapp.tables.listed import listed_tables
-from recapp.tables.named_collections import (
+from recapp.tables.table_settings import (
     BAGS,
     SEQUENCES,
+    WIDE,
     CollectionTables,
+    FurtherTables,
     ModelTables,
+    TableSettings,
+    TablesOfDataset,
+    listed_tables,
     model_tables,
     usual_collection,
 )
-from recapp.tables.table_settings import WIDE, FurtherTables, TableSettings, TablesOfDataset
 
 UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"

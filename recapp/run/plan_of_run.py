@@ -14,13 +14,12 @@ from dataclasses import replace
 
 from recapp.errors import PlanError
 from recapp.optim.named_rules import rules_of
-from recapp.planner.buffers import with_reserve
 from recapp.planner.embedding_planner import Outcome, plan_tables
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
-from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
+from recapp.planner.pricing import with_reserve
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, Topology, dense_of, topology_of
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.topology import Topology, topology_of
 from recapp.processes.launch import rank_count
 from recapp.run.model import build_model
 from recapp.run.recipe import OnPaper, Recipe
@@ -30,7 +29,7 @@ from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.named_collections import of_all_members
+from recapp.tables.table_settings import of_all_members
 
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
 """Bytes of one number in a message between ranks, by `engine.payload`."""
@@ -121,7 +120,7 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
             mode=plan.mode or "auto",
             column_width=plan.column_width or 64,
             row_order=plan.row_order or "natural",
-            deal=plan.deal or "balanced",
+            balanced=plan.deal != "round_robin",
             statistics=problem.statistics,
             batch_per_rank=problem.batch_per_rank,
             lookups=problem.lookups,

@@ -28,7 +28,7 @@ from recapp.run.training import (
     changed_optimizer,
     has_bar,
 )
-from recapp.settings.records import constructor, to_plain
+from recapp.settings.records import TARGET, constructor, to_plain
 from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
 from recapp.stored.model_manifests import CheckpointManifest
 from recapp.stored.model_store import is_checkpoint
@@ -102,7 +102,11 @@ class Resumed:
         """
         entry = self.manifest.config.get("callbacks")
         stored = entry.values() if isinstance(entry, Mapping) else ()  # a damaged file may hold any
-        before = [to_plain(constructor(each)) for each in stored if isinstance(each, Mapping)]
+        before = [
+            to_plain(constructor(each, "callbacks"))
+            for each in stored
+            if isinstance(each, Mapping) and TARGET in each
+        ]
         changed = [
             (f"callbacks.{name}", build_callback(now, f"callbacks.{name}", folder))
             for name, now in self.recipe.callbacks.items()

@@ -19,9 +19,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
+from recapp.dataset.click_rows import first_outside, place_of_id
+from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
-from recapp.dataset.fingerprint import file_facts, resumed_files
-from recapp.dataset.footers import first_outside, place_of_id
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
 from recapp.dataset.source import (
@@ -48,8 +48,7 @@ from recapp.stored.start_values import check_values as check_start_files
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import OutsideTable
-from recapp.tables.named_collections import MOST_MEMBERS, named_tables, of_all_members
-from recapp.tables.table_settings import TablesOfDataset
+from recapp.tables.table_settings import MOST_MEMBERS, TablesOfDataset, named_tables, of_all_members
 
 AS_BEFORE = "set dataset, tables and model as they were when it was saved"
 MOST_LOOKS = 20_000  # at the range of a column in a row group: some tenths of a second
@@ -122,9 +121,12 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     _check_metrics(recipe, schema)
     if isinstance(recipe.tables, TablesOfDataset):
         check_sizes(recipe.dataset, schema)
-    if words := recipe.dataset.scale_in_words():
-        note(words)
     dataset = recipe.dataset.scaled
+    if dataset is not recipe.dataset:
+        note(
+            f"dataset.scale={recipe.dataset.scale}: batches of {dataset.batch_size:,} rows instead "
+            f"of {recipe.dataset.batch_size:,}"
+        )
     here = rank_info()
     ranks = here.world if here else rank_count(recipe.trainer.devices, recipe.trainer.accelerator)
     check_order(dataset.batch_size, dataset.lanes, ranks)

@@ -19,7 +19,7 @@ from recapp import console
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.placed_model import mapped_tables, placed
+from recapp.inference.held_tables import mapped_tables, placed
 from recapp.processes.rank_environment import is_first
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Eval, Recipe, Train

@@ -36,20 +36,19 @@ from recapp.dataset.data_settings import ScoringSettings
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.errors import ConfigError, alike, suggest
 from recapp.optim.rules import sgd
-from recapp.planner.topology import RESERVE_BYTES
+from recapp.planner.problem import RESERVE_BYTES
 from recapp.processes.rank_environment import is_first, rank_info
 from recapp.run.constructors import construct, make_a
 from recapp.run.model import check_outputs
 from recapp.run.plan_of_run import build_plan, problem_of_run
 from recapp.run.recipe import Recipe, Train
 from recapp.run.run_rows import write_generated
-from recapp.settings.check_settings import find_constructor
-from recapp.settings.records import Constructor, constructor, to_plain
-from recapp.sparse.batch import Batch
+from recapp.settings.records import Constructor, constructor, find_constructor, to_plain
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.checkpoint import goes_on_in
 from recapp.stored.manifest import Manifest
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.tables.named_collections import of_all_members
+from recapp.tables.table_settings import of_all_members
 from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
@@ -168,7 +167,9 @@ def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     return ChangedOptimizer(
         before,
         now,
-        lambda plain, optimizer, total: make_schedule(constructor(plain), optimizer, lambda: total),
+        lambda plain, optimizer, total: make_schedule(
+            constructor(plain, "optimizer.schedule"), optimizer, lambda: total
+        ),
     )
 
 

@@ -1,4 +1,5 @@
-"""The HTTP routes of a server. Each protocol reads its bodies in a file of its own.
+"""The HTTP routes of a server, and its page for people. Each protocol reads its bodies in a file of
+its own.
 
 | route                                            | answers                                   |
 |--------------------------------------------------|-------------------------------------------|
@@ -14,32 +15,38 @@
 
 Every error is `{"error": "one line"}`. Pages of other sites may not post: a browser sends the
 origin of the page, and the server accepts only its own origin.
+
+The page at `/` has its style and its script inside, and loads nothing from other sites: its
+Content-Security-Policy header lets the browser use only those two, by their hashes. The script
+reads `/metrics` once a second.
 """
 
 import asyncio
+import base64
+import hashlib
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
+from html import escape
+from importlib import resources
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from recapp.console import readable
+from recapp.console import Column, readable
 from recapp.errors import suggest
-from recapp.inference.led_ranks import Leader
-from recapp.serving.batching import Batcher, QueuedRequest
+from recapp.inference.scorer import Leader
 from recapp.serving.counts import Counts
-from recapp.serving.json_rows import read_rows
+from recapp.serving.json_rows import json_answer, read_object, read_rows
 from recapp.serving.limits import Limits, OpenRequests, Refused, bad, busy, read_body
-from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
-from recapp.serving.question import Question, json_answer, read_object
-from recapp.serving.served_model import ModelInService, Served
+from recapp.serving.served_model import Batcher, ModelInService, Question, QueuedRequest, Served
 
 READERS = {"infer": read_infer, "infer_rows": read_rows}
 """The function that reads the body of each route, by the last part of the route's path."""
@@ -113,21 +120,21 @@ class Server:
         model = "/v2/models/{name}"
         places = (model, f"{model}/versions/{{version}}")
         routes = [
-            Route("/", self.page),
-            Route("/metrics", self.metrics),
-            Route("/v2", self.server),
-            Route("/v2/health/live", self.live),
-            Route("/v2/health/ready", self.ready),
-            *(Route(place, self.metadata) for place in places),
-            *(Route(f"{place}/ready", self.model_ready) for place in places),
-            *(Route(f"{place}/example", self.example) for place in places),
+            Route("/", self._page),
+            Route("/metrics", self._metrics),
+            Route("/v2", self._server),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+            *(Route(place, self._metadata) for place in places),
+            *(Route(f"{place}/ready", self._model_ready) for place in places),
+            *(Route(f"{place}/example", self._example) for place in places),
             *(
                 Route(f"{place}/{verb}", partial(self.infer, verb), methods=["POST"])
                 for place in places
                 for verb in READERS
             ),
-            Route("/v2/repository/index", self.index, methods=["POST"]),
-            Route("/v2/repository/models/{name}/load", self.load, methods=["POST"]),
+            Route("/v2/repository/index", self._index, methods=["POST"]),
+            Route("/v2/repository/models/{name}/load", self._load, methods=["POST"]),
         ]
         return Starlette(
             routes=routes,
@@ -143,55 +150,42 @@ class Server:
 
     # ---- about the server
 
-    async def page(self, request: Request) -> Response:
-        """Return the page for people."""
+    async def _page(self, request: Request) -> Response:
         return page_of(self.model.current(), self.version)
 
-    async def metrics(self, request: Request) -> Response:
-        """Return the metrics as Prometheus text."""
+    async def _metrics(self, request: Request) -> Response:
         return Response(self.counts.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    async def server(self, request: Request) -> Response:
-        """Return the metadata of the server."""
+    async def _server(self, request: Request) -> Response:
         return json_answer({"name": "recapp", "version": self.version, "extensions": EXTENSIONS})
 
-    async def live(self, request: Request) -> Response:
-        """Answer that the process is alive."""
+    async def _live(self, request: Request) -> Response:
         return json_answer({"live": True})
 
-    async def ready(self, request: Request) -> Response:
-        """Answer whether the server is ready for requests."""
+    async def _ready(self, request: Request) -> Response:
         return json_answer({"ready": self.is_ready}, 200 if self.is_ready else 503)
 
     # ---- about the model
 
     def _served(self, request: Request) -> Served:
-        """Return the model that the request's path names.
-
-        Raises:
-            Refused: The model in service has another name or version.
-        """
         served = self.model.current()
         check_place(request, served)
         return served
 
-    async def metadata(self, request: Request) -> Response:
-        """Return the metadata of the model."""
+    async def _metadata(self, request: Request) -> Response:
         return json_answer(self._served(request).metadata())
 
-    async def model_ready(self, request: Request) -> Response:
-        """Answer whether the model is ready."""
+    async def _model_ready(self, request: Request) -> Response:
         served = self._served(request)
         answer = {"name": served.name, "ready": self.is_ready}
         return json_answer(answer, 200 if self.is_ready else 503)
 
-    async def example(self, request: Request) -> Response:
+    async def _example(self, request: Request) -> Response:
         """Return example rows, and whether they are synthetic."""
         served = self._served(request)
         return json_answer({"rows": served.example(), "made_up": served.scorer.example is None})
 
-    async def index(self, request: Request) -> Response:
-        """List the model in service."""
+    async def _index(self, request: Request) -> Response:
         served = self.model.current()
         state = {
             "name": served.name,
@@ -201,7 +195,7 @@ class Server:
         }
         return json_answer([state])
 
-    async def load(self, request: Request) -> Response:
+    async def _load(self, request: Request) -> Response:
         """Reload the model from the path that the server was started with."""
         check_origin(request)
         check_place(request, self.model.current())
@@ -341,3 +335,94 @@ async def _no_route(request: Request, error: Exception) -> Response:
     path = request.url.path[:80]
     text = f"{request.method} {path}: {error.detail}; docs/serving.md lists the routes"
     return json_answer({"error": text}, error.status_code, error.headers)
+
+
+# ---- the page for people
+
+LEFT_OUT = ("path",)  # visitors of the page need not know the path of the model
+
+
+def page_of(served: Served, version: str) -> Response:
+    """Return the page of a model in service.
+
+    Args:
+        served: The model.
+        version: The version of recapp.
+    """
+    style = _file("model_page.css")
+    script = _file("model_page.js")
+    parts = {
+        "style": style,
+        "script": script,
+        "name": escape(readable(served.name)),
+        "version": escape(readable(served.scorer.version)),
+        "facts": _facts(served.scorer.info),
+        "features": _folded(
+            "features, all of them needed in every request",
+            [
+                {"name": name, "datatype": served.datatype(name)}
+                for name in served.scorer.schema.inputs
+            ],
+        ),
+        "recapp": escape(version),
+    }
+    html = _file("model_page.html")
+    for name, text in parts.items():
+        html = html.replace(f"<!--{name}-->", text).replace(f"/*{name}*/", text)
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+    }
+    return HTMLResponse(html, headers=headers)
+
+
+@cache
+def _file(name: str) -> str:
+    return resources.files("recapp.serving").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _facts(info: Mapping[str, Any]) -> str:
+    """Return the facts of a model as HTML: single facts as a list, tables as tables."""
+    single: list[tuple[str, Any]] = []
+    tables = []
+    for name, value in info.items():
+        if name in LEFT_OUT:
+            continue
+        if isinstance(value, Mapping):
+            single += [(f"{inner}", item) for inner, item in value.items()]
+        elif isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
+            tables.append((name, value))
+        else:
+            single.append((name, value))
+    items = "".join(
+        f"<div><dt>{escape(readable(name.replace('_', ' ')))}</dt><dd>{_value(value)}</dd></div>"
+        for name, value in single
+    )
+    return f'<dl class="facts">{items}</dl>' + "".join(_folded(*table) for table in tables)
+
+
+def _value(value: Any) -> str:
+    return escape(readable(Column("", "").show(value)))
+
+
+def _folded(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f"<th>{escape(readable(key.replace('_', ' ')))}</th>" for key in keys)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_value(row.get(key))}</td>" for key in keys) + "</tr>"
+        for row in rows
+    )
+    title = f"{len(rows)} {escape(readable(name))}"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<details><summary>{title}</summary><div class="scroll">{table}</div></details>'

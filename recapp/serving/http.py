@@ -24,6 +24,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from recapp.console import note
@@ -125,8 +126,8 @@ class HttpServer(uvicorn.Server):
         self._say_started = started
         self._reloads: set[asyncio.Task[None]] = set()
 
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTENS)  # asyncio has one number for LISTENS and ACCEPTS
@@ -251,13 +252,13 @@ class TimedProtocol(H11Protocol):
         else:
             self._watch()
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
         super().data_received(data)
         self._watch()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
         super().connection_lost(exc)
         self._unwatch()
 

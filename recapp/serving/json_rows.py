@@ -1,45 +1,37 @@
-"""Rows of JSON as a person writes them: `{"rows": [{"age": 31, "user": "ann", "seen": [4, 9]}]}`.
+"""JSON of clients: objects, columns of values, and rows as a person writes them:
 
-A feature that a row omits has a missing value there, like null; a feature that no row has is an
-error. Fields that are not features are ignored, like extra columns of Arrow. So a misspelt feature
-could be scored as a missing value. Therefore a row that omits a feature and has a field with almost
-the same name is refused.
+    {"rows": [{"age": 31, "user": "ann", "seen": [4, 9]}]}
 
-A value is a scalar or a list of scalars. Rows may write the ids of one feature in different ways,
-as integers, as text and in lists: a proxy that joins requests of several clients sends such rows.
-Deeper nesting is refused before Arrow reads it: Arrow
-takes minutes for a type of a thousand levels, and a body of a few kilobytes can contain one.
+Text that is not standard JSON is refused, with one line of error. A feature that a row omits has a
+missing value there, like null; a feature that no row has is an error. Fields that are not features
+are ignored, like extra columns of Arrow, but a row that has such a field must have all features:
+otherwise a misspelt feature would be scored as a missing value.
+
+A value is a scalar or a list of scalars; all rows write a feature in one way. Deeper nesting is
+refused before Arrow reads it: Arrow takes minutes for a type of a thousand levels, and a body of a
+few kilobytes can contain one.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
-from typing import Any
+from itertools import chain
+from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 from starlette.responses import Response
 from torch import Tensor
 
-from recapp.dataset.schema import TextIds
-from recapp.serving.limits import Limits, bad, check_rows
-from recapp.serving.question import (
-    Question,
-    check_ids,
-    column_of,
-    json_answer,
-    read_object,
-    scalars_of,
-)
-from recapp.serving.served_model import Served
+from recapp.dataset.arrow_types import is_list, is_text
+from recapp.dataset.schema import Schema
+from recapp.serving.limits import Limits, bad, check_most, check_rows
+from recapp.serving.served_model import Question, Served
 from recapp.tasks.task import one_or_all
 
-ALIKE = 0.8  # share of equal letters of a misspelt name: I1 is not a misspelt C1
-LONGEST = 100  # letters of a name that may be misspelt
-MOST_OTHERS = 100  # fields that are compared with the features
 NULL = "null is a missing value"
-WHOLE_FLOATS = 2**53  # below, each integer is a float of its own
 SHOWN = 5  # the most fields that an error lists
 
 
@@ -76,124 +68,166 @@ def read_rows(
 
 
 def _check_names(rows: Sequence[Mapping[str, Any]], features: tuple[str, ...]) -> None:
-    """Check that each feature is in some row, and that no row misspells a feature.
+    """Check that each feature is in some row, and that no row has another field in its place.
 
     Raises:
-        Refused: A feature is in no row, or a row misspells a feature; the error names both.
+        Refused: A feature is in no row, or a row lacks a feature and has another field.
     """
     names = {name for row in rows for name in row}
-    others = nsmallest(MOST_OTHERS, names.difference(features))
-    misspelt = {field: name for field in others if (name := _meant(field, features))}
+    others = names.difference(features)
     for name in features:
         if name not in names:
-            near = [field for field in misspelt if misspelt[field] == name]
-            hint = f"did you mean to write {name} for {near[0]:.80}?" if near else NULL
-            if others and not near:
-                hint += (
-                    f"; of other names the rows have {', '.join(x[:80] for x in others[:SHOWN])}"
-                )
+            shown = ", ".join(field[:80] for field in nsmallest(SHOWN, others))
+            hint = f"{NULL}; of other names the rows have {shown}" if others else NULL
             raise bad(f"feature {name}: missing in every row; {hint}")
-    for number, row in enumerate(rows if misspelt else ()):
-        for field in misspelt.keys() & row.keys():
-            name = misspelt[field]
-            if name not in row:
-                raise bad(
-                    f"feature {name}: missing in row {number}, which has {field:.80}; write {name} "
-                    f"instead, or null for {name}"
-                )
-
-
-@lru_cache(4096)  # requests repeat their fields
-def _meant(field: str, features: tuple[str, ...]) -> str:
-    """Return the feature that a field misspells; empty if there is none. The digits must be equal,
-    because they distinguish the columns of a log.
-    """
-    plain = {_plain(name): name for name in features if _digits(name) == _digits(field)}
-    near = get_close_matches(_plain(field), plain, 1, ALIKE) if len(field) <= LONGEST else []
-    return plain[near[0]] if near else ""
-
-
-def _plain(name: str) -> str:
-    return "".join(filter(str.isalnum, name.casefold()))
-
-
-def _digits(name: str) -> str:
-    return "".join(filter(str.isdecimal, name))
+    for number, row in enumerate(rows if others else ()):
+        field = next((field for field in row if field in others), None)
+        lacking = next((name for name in features if name not in row), None)
+        if field is not None and lacking is not None:
+            raise bad(
+                f"feature {lacking}: missing in row {number}, which has {field:.80}; write "
+                f"{lacking} instead, or null for {lacking}"
+            )
 
 
 def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:
     values = [row.get(name) for row in rows]
     schema = served.scorer.schema
-    if name in schema.vectors:
-        return _vectors(name, values)
-    dense = name in schema.dense
-    allowed = "number" if dense else "integer or text, or a list of those"
-    allowed = "integer" if name in schema.times else allowed
-    _check_flat(values, f"feature {name}", allowed)
-    values = _in_one_form(values, dense, schema.text_ids(name) is TextIds.HEX)
-    kind = None
-    if any(type(value) is int and not -(2**63) <= value < 2**63 for value in scalars_of(values)):
-        kind = pa.float64() if dense else pa.uint64()
-    if dense and (kind or {int, float} <= set(map(type, values))):
-        values = [_rounded(value) if type(value) is int else value for value in values]
-    if kind and any(isinstance(value, list) for value in values):
-        kind = pa.list_(kind)
-    return column_of(values, kind, f"feature {name}", allowed)
-
-
-def _in_one_form(values: list[Any], dense: bool, hexadecimal: bool) -> list[Any]:
-    """Return the values of a feature in one form of Arrow: numbers become text if there is text,
-    whole floats become integers beside integers, and single ids become lists if there are lists.
-
-    A value that has no such form stays, and Arrow refuses it.
-    """
-    kinds = set(map(type, scalars_of(values)))
-
-    def same(value: Any) -> Any:
-        if type(value) is list:
-            return [same(item) for item in value]
-        if not dense and type(value) is float and value.is_integer() and abs(value) < WHOLE_FLOATS:
-            value = int(value)
-        if str not in kinds or type(value) not in (int, float):
-            return value
-        if dense:
-            return repr(_rounded(value))
-        if not (type(value) is int and -(2**63) <= value < 2**64):
-            return value
-        return f"{value % 2**64:x}" if hexadecimal else str(value)
-
-    mixed = {int, float} & kinds if str in kinds else not dense and {int, float} <= kinds
-    if mixed:
-        values = [same(value) for value in values]
-    if any(type(value) is list for value in values):
-        # a list with an empty text is an empty bag, where a single one is a missing id
-        values = [v if v is None or type(v) is list else None if v == "" else [v] for v in values]
-    return values
-
-
-def _vectors(name: str, values: list[Any]) -> pa.Array:
     field = f"feature {name}"
-    _check_flat(values, field, "list of numbers")
-    for value in values:
-        if value is not None and not isinstance(value, list):
-            raise bad(f"{field}: holds {str(value)[:40]}, which is no list of numbers")
-    numbers = [
-        None if value is None else [_rounded(x) if type(x) is int else x for x in value]
-        for value in values
-    ]
-    return column_of(numbers, pa.list_(pa.float64()), field, "list of numbers")
-
-
-def _check_flat(values: list[Any], field: str, allowed: str) -> None:
+    vector = name in schema.vectors
+    numbers = vector or name in schema.dense
+    allowed = "number" if numbers else "integer or text, or a list of those"
+    allowed = "list of numbers" if vector else "integer" if name in schema.times else allowed
     kinds = set(map(type, scalars_of(values)))
     if dict in kinds or list in kinds:
         fault = "an object" if dict in kinds else "a list inside of a list"
         raise bad(f"{field}: holds a value that is no {allowed}: {fault}")
+    kind = pa.float64() if vector else None
+    if any(type(value) is int and not -(2**63) <= value < 2**63 for value in scalars_of(values)):
+        kind = pa.float64() if numbers else pa.uint64()
+    if numbers and (kind or {int, float} <= kinds):
+        values = [_rounded(value) for value in values]
+    if kind and (vector or any(isinstance(value, list) for value in values)):
+        kind = pa.list_(kind)
+    return column_of(values, kind, field, allowed)
 
 
-def _rounded(value: int) -> float:
-    """Return the nearest float to an integer; infinity if the integer is too large."""
+def _rounded(value: Any) -> Any:
+    """Return a value with the nearest floats of its integers; infinity for one that is too
+    large.
+    """
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
     try:
-        return float(value)
+        return float(value) if type(value) is int else value
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+# ---- values
+
+
+def read_object(text: bytes | memoryview) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        Refused: The text is not JSON or not an object. NaN and infinity are not JSON, although
+            Python accepts them.
+    """
+    if not len(text):
+        raise bad("the body is empty: send a JSON object")
+    try:
+        document = json.loads(bytes(text), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"the body is no JSON: {str(error).splitlines()[0][:120]}") from None
+    if not isinstance(document, dict):
+        raise bad(f"the body must be a JSON object, not {type(document).__name__}")
+    return document
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON; write null where a value is missing")
+
+
+def written(document: object) -> bytes:
+    """Return a document as JSON."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def json_answer(
+    document: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer whose body is a document as JSON."""
+    return Response(written(document), status, headers, media_type="application/json")
+
+
+def scalars_of(data: list[Any]) -> Iterator[Any]:
+    """Yield the values of a column and the items of its lists."""
+    return chain.from_iterable(value if isinstance(value, list) else (value,) for value in data)
+
+
+def column_of(data: list[Any], kind: pa.DataType | None, field: str, valid: str) -> pa.Array:
+    """Return values of JSON as a column.
+
+    Args:
+        data: The values; None is a missing value.
+        kind: The type of the column; None infers it.
+        field: The words for the field in an error.
+        valid: The words for valid values in an error.
+
+    Raises:
+        Refused: A value is not a number or text of this type.
+    """
+    try:
+        if kind is not None:
+            in_lists = is_list(kind)
+            scalars = list(scalars_of(data)) if in_lists else data
+            _check_kinds(scalars, kind.value_type if in_lists else kind)
+        elif any(isinstance(value, bool) for value in data):
+            raise pa.ArrowInvalid("true and false are no numbers")
+        return pa.array(data, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+        fault = str(error).splitlines()[0][:120]
+        raise bad(f"{field}: holds a value that is no {valid}: {fault}") from None
+
+
+def _check_kinds(data: list[Any], kind: pa.DataType) -> None:
+    """Raise ArrowInvalid for a value of another type, which Arrow would truncate or convert."""
+    text = pt.is_string(kind)
+    allowed = {
+        str: text,
+        bool: pt.is_boolean(kind),
+        int: not (text or pt.is_boolean(kind)),
+        float: pt.is_floating(kind),
+        type(None): True,
+    }
+    for kind_of_value in set(map(type, data)):
+        if not allowed.get(kind_of_value):
+            value = next(value for value in data if type(value) is kind_of_value)
+            raise pa.ArrowInvalid(repr(value)[:40])
+
+
+def check_ids(table: pa.Table, schema: Schema, limits: Limits) -> None:
+    """Check the number of ids of a request, over all features and rows.
+
+    Args:
+        table: The raw rows of the request.
+        schema: The columns of the model.
+        limits: The bounds of ids.
+
+    Raises:
+        Refused: There are more than `max_ids`.
+    """
+    chunks = ((name, chunk) for name in schema.sparse for chunk in table.column(name).chunks)
+    count = sum(_ids_in(chunk, schema.separator.get(name)) for name, chunk in chunks)
+    check_most(count, "max_ids", f"the request has {count:,} ids", limits)
+
+
+def _ids_in(column: pa.Array, separator: str | None = None) -> int:
+    """Return the number of ids in a column of single ids, of lists or of texts with a separator."""
+    if not is_list(column.type):
+        several = separator is not None and is_text(column.type)
+        more = pc.sum(pc.count_substring(column, separator)).as_py() if several else None
+        return len(column) + (more or 0)
+    # reads lengths only: a list of nulls may declare any length and holds no bytes
+    return int(pc.sum(pc.list_value_length(column)).as_py() or 0)

@@ -42,16 +42,15 @@ from torch import Tensor
 
 from recapp.dataset.schema import Schema
 from recapp.errors import suggest
-from recapp.serving.limits import Limits, bad, check_rows
-from recapp.serving.question import (
-    Question,
+from recapp.serving.json_rows import (
     check_ids,
     column_of,
     json_answer,
     read_object,
     written,
 )
-from recapp.serving.served_model import Served, columns_of
+from recapp.serving.limits import Limits, bad, check_rows
+from recapp.serving.served_model import Question, Served, columns_of
 
 JSON_LENGTH = "inference-header-content-length"
 BINARY = "application/octet-stream"

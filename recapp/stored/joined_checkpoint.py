@@ -33,7 +33,7 @@ from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManif
 from recapp.stored.model_store import files_at
 from recapp.stored.store import TMP, beside
 from recapp.stored.stored_model import Checkpoint, every_file
-from recapp.tables.named_collections import MOST_MEMBERS, member_name
+from recapp.tables.table_settings import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm
 
 SAME = ("model", "tables", "task")

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 from recapp.console import note
-from recapp.dataset.derive import places
+from recapp.dataset.rows import places
 from recapp.dataset.schema import Schema
-from recapp.dataset.vector_rows import VectorRows
+from recapp.dataset.source import VectorRows
 from recapp.errors import ConfigError, IdError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
-from recapp.sparse.batch import MISSING
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.model_store import entry_of, is_checkpoint, size_of

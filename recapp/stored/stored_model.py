@@ -225,7 +225,9 @@ class Snapshot(Generic[M]):
         Raises:
             RecappError: The file is damaged.
         """
-        entry = self.manifest.files[file]
+        entry = self.manifest.files.get(file)
+        if entry is None:
+            raise self.manifest.damaged(f"{file} is not listed")
         if crc32_of(self.opened(file)) != entry.get("crc32"):
             raise self.kind.error(
                 f"{self.manifest.folder / file} is damaged: its bytes are not those that were "
@@ -356,8 +358,6 @@ class Artefact(Snapshot[ArtefactManifest]):
             ArtefactError: The artefact has none, or they are damaged.
         """
         lines = self.manifest.entry("features", dict).get(DERIVED)
-        if DERIVED_FILE not in self.manifest.files:
-            raise self.manifest.damaged(f"{DERIVED_FILE} is not listed")
         return self._made(DERIVED_FILE, lambda raw: read_values(raw, lines, columns))
 
     def _made(self, file: str, make: Callable[[bytes], T]) -> T:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from recapp.errors import ConfigError, suggest
 from recapp.sparse.bags import offsets_of
+from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.sparse.transfer import to_host
 from recapp.tables.config import PoolingType, TableLookup
 

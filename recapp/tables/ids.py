@@ -48,8 +48,7 @@ from torch import Tensor
 from recapp.console import note_once
 from recapp.errors import ConfigError, IdError
 from recapp.sparse.bags import offsets_of
-from recapp.sparse.batch import MISSING
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.bags_of_samples import check_samples
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType, TableLookup

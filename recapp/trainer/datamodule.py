@@ -28,17 +28,23 @@ from torch import Tensor
 from typing_extensions import override
 
 from recapp.console import note, progress, short_path
-from recapp.dataset.click_rows import ClickRows, open_rows, rows_of, rows_read
-from recapp.dataset.data_settings import SCORE, DataSettings, ScoringSettings
-from recapp.dataset.derived_columns import SETTINGS
-from recapp.dataset.fingerprint import (
+from recapp.dataset.click_rows import (
+    ClickRows,
+    open_rows,
+    place_of_bag,
+    place_of_id,
+    rows_of,
+    rows_read,
+)
+from recapp.dataset.data_file import (
     FileFacts,
     Fingerprint,
     ResumeData,
     file_facts,
     resumed_files,
 )
-from recapp.dataset.footers import place_of_bag, place_of_id
+from recapp.dataset.data_settings import SCORE, DataSettings, ScoringSettings
+from recapp.dataset.derived_columns import SETTINGS
 from recapp.dataset.schema import Schema
 from recapp.dataset.scoring import (
     Measured,
@@ -58,8 +64,7 @@ from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
-from recapp.processes.lock import locked
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.artefact_files import values_in
 from recapp.stored.checkpoint import read_meta
 from recapp.tables.config import EmbeddingConfig, TableLookup
@@ -438,7 +443,7 @@ class ClickData(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, the batch size of its batches, and the fingerprint of the training
-        files of its epoch (`recapp/dataset/fingerprint.py`).
+        files of its epoch (`recapp/dataset/data_file.py`).
         """
         files = self._rows_of(self.position.epoch).train.files if self._opened else ()
         known = Fingerprint.of(self._facts[: len(files)]) if self._facts is not None else None

@@ -25,14 +25,12 @@ from typing_extensions import override
 
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, TrainingError
-from recapp.optim.clipping import gradient_norm
-from recapp.optim.optimizer import hybrid
+from recapp.optim.optimizer import gradient_norm, hybrid
 from recapp.optim.schedule import Plateau
-from recapp.sparse.batch import Batch
-from recapp.tasks.click import CLICK
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
-from recapp.tasks.task import Task, one_or_all
+from recapp.tasks.task import CLICK, Task, one_or_all
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import ends_step
 

@@ -31,7 +31,7 @@ from recapp.console import note, short_path
 from recapp.errors import CheckpointError, ConfigError, RecappError
 from recapp.optim.named_rules import settings_of_table
 from recapp.optim.optimizer import HybridOptimizer, groups_of_tables
-from recapp.settings.check_settings import find_constructor
+from recapp.settings.records import find_constructor
 from recapp.settings.values import shown
 from recapp.stored.meta_file import WRONG_STATE, in_words, state_must_fit
 

@@ -43,13 +43,12 @@ from recapp.engine.sharded_collection import (
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_weights import UpdatedWeight
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm, clip_value
 from recapp.optim.named_rules import Rules, distinct_rules
-from recapp.optim.optimizer import HybridOptimizer
+from recapp.optim.optimizer import HybridOptimizer, clip_norm, clip_value
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, numbers_of_rule, rule_over
 from recapp.transport.communicator import Comm, average_over_ranks
-from recapp.transport.dense_gradients import AverageOverRanks
+from recapp.transport.step_messages import AverageOverRanks
 
 
 class StepOfRanks(DDPStrategy):

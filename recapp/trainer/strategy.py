@@ -57,16 +57,15 @@ from recapp.parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware
-from recapp.planner.problem import PlanningProblem, dense_of
+from recapp.planner.problem import PlanningProblem, Topology, dense_of, hosts_in_blocks
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import die_with_parent, saving
 from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.checkpoint import (
     load_together,
     remove_checkpoint,
@@ -93,14 +92,10 @@ from recapp.trainer.sharded_checkpoint import (
     manifest_of,
     plain_part_of,
 )
-from recapp.trainer.step_of_ranks import (
-    StepOfRanks,
-    rules_of_optimizers,
-    running_statistics,
-)
-from recapp.transport.choose_transport import make_comm
+from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
 from recapp.transport.communicator import mean_hidden
-from recapp.transport.dense_gradients import hook_of
+from recapp.transport.join_ranks import make_comm
+from recapp.transport.step_messages import hook_of
 
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 """The text of torch's error after some ranks have waited in vain for others."""
@@ -138,7 +133,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         reserve_bytes: The bytes of this memory that tables may not use.
         hardware: The rates by which the planner estimates times; None takes the default of the
             device.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
         backend: The backend of the kernels (`recapp/kernels/backend.py`).
         payload: The dtype of the vectors and gradients that are sent; None takes the compute dtype.
         modes: The modes of tables whose plan leaves the mode open. Modes that stay open are decided

@@ -38,12 +38,11 @@ from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.planner.problem import dense_of
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology, dense_of
 from recapp.reporting.phases import PHASES
 from recapp.settings.records import to_plain
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import make_comm
 
 CPU = torch.device("cpu")
 MODEL = TinyModel("small", 32, 4, (8,), (8, 1))

@@ -24,12 +24,12 @@ from recapp.modules.feature_processor_ import (
 from recapp.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torch import nn
 
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError, DataError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 

@@ -10,9 +10,7 @@ from importlib import import_module
 import pytest
 
 import recapp
-from recapp.compat import hugectr_names, torchrec_names
-
-NAMES = torchrec_names.NAMES | hugectr_names.NAMES
+from recapp.compat.foreign_names import NAMES
 
 
 def by_attributes(path):
@@ -46,8 +44,8 @@ def test_importing_the_package_loads_neither_torch_nor_an_adapter():
 def test_a_module_that_recapp_has_too_keeps_its_own_names_and_gets_the_others():
     module = import_module("recapp.sparse.jagged_tensor")
     assert module.__file__.endswith("recapp/sparse/jagged_tensor.py")
-    assert "JaggedTensor" in vars(module) and "KeyedTensor" not in vars(module)
-    assert module.KeyedTensor is recapp.KeyedTensor
+    assert "JaggedTensor" in vars(module) and "KeyedJaggedTensor" not in vars(module)
+    assert module.KeyedJaggedTensor is recapp.KeyedJaggedTensor
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 RULES = {"sgd": sgd, "rowwise_adagrad": rowwise_adagrad, "adam": adam}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.compat.torchrec.fused_params import (
+from recapp.compat.torchrec.keyed import (
     EmbOptimType,
     rule_of_fused_params,
     rules_of_fused_params,
@@ -25,8 +25,8 @@ from recapp.optim.rules import (
 )
 from recapp.optim.table_rule import table_rule
 from recapp.parallel import EmbeddingBagCollectionSharder
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 class Foreign(Enum):

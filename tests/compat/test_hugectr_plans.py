@@ -1,6 +1,4 @@
-"""HugeCTR's plans: its well-known two as golden files, every dialect, and a broken rule at a
-time.
-"""
+"""HugeCTR's plans: its well-known two as golden files, two dialects, broken rules one at a time."""
 
 import copy
 import json
@@ -22,8 +20,7 @@ from recapp.compat.hugectr.plans import (
 from recapp.errors import PlanError
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.run.plan_of_run import build_plan, problem_of_run
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
@@ -185,68 +182,6 @@ def test_the_dialects_of_key_names_mean_the_same():
         plan_from_values(by_rows(8, "num_sharding", "sharding_id", "localized"), CRITEO, "x").tables
         == whole
     )
-    names = [t.name for t in CRITEO]
-    assert (
-        plan_from_values(
-            {
-                "shard_matrix": [[1] * 26] * 8,
-                "table_group_strategy": [list(range(26))],
-                "table_placement_strategy": ["mp"],
-            },
-            CRITEO,
-            "x",
-        ).tables
-        == whole
-    )
-    assert (
-        plan_from_values(
-            {"shard_matrix": [names] * 8, "shard_strategy": [["mp", names]]}, CRITEO, "x"
-        ).tables
-        == whole
-    )
-    split = plan_from_values(well_known(), CRITEO, "x").tables
-    ones = [[int(k in own or k in REPLICATED) for k in range(26)] for own in WHOLE]
-    dealt = [k for k in range(26) if k not in REPLICATED]
-    assert (
-        plan_from_values(
-            {
-                "shard_matrix": ones,
-                "emb_table_group_strategy": [dealt, REPLICATED],
-                "emb_table_placement_strategy": ["mp", "dp"],
-            },
-            CRITEO,
-            "x",
-        ).tables
-        == split
-    )
-    rows = [[names[k] for k in (*own, *REPLICATED)] for own in WHOLE]
-    strategy = [["mp", [names[k] for k in dealt]], ["dp", [names[k] for k in REPLICATED]]]
-    assert (
-        plan_from_values({"shard_matrix": rows, "shard_strategy": strategy}, CRITEO, "x").tables
-        == split
-    )
-
-
-def test_a_matrix_may_cut_columns_and_say_how_tables_ask():
-    plan = plan_from_values(
-        {
-            "shard_matrix": [["a", "b"], ["a"], ["a"], ["a", "c"]],
-            "shard_strategy": [["mp", [["a", 2], "b", "c"]]],
-            "compression_strategy": {"Reduction": ["a"], "unique": ["b"]},
-        },
-        [table(n, 10) for n in "abc"],
-        "x",
-    )
-    assert plan.tables["a"].shards == tuple(
-        Shard(g, range(*r), range(*c))
-        for g, r, c in (
-            (0, (0, 5), (0, 8)),
-            (1, (5, 10), (0, 8)),
-            (2, (0, 5), (8, 16)),
-            (3, (5, 10), (8, 16)),
-        )
-    )
-    assert [plan.tables[n].mode for n in "abc"] == ["pooled", "unique", "auto"]
 
 
 # lookups 0 and 1 read t, 2 reads u, 3 reads v
@@ -564,97 +499,11 @@ def test_what_is_broken_above_is_whole_before():
         plan_from_values(copy.deepcopy(plain), SHARED, "x").check(SHARED)
 
 
-MATRIX = {
-    "shard_matrix": [["t", "v"], ["u", "v"]],
-    "shard_strategy": [["mp", ["t", "u"]], ["dp", ["v"]]],
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"shard_strateg": 1}, "unknown key shard_strateg; did you mean shard_strategy"),
-        (
-            {"table_group_strategy": [[0]]},
-            "shard_matrix needs shard_strategy, or table_group_strategy and "
-            "table_placement_strategy",
-        ),
-        ({"shard_strategy": ["mp"]}, r"shard_strategy must be a list of \[placement, tables\]"),
-        (
-            {"shard_strategy": [["mp", ["t", "u"]], ["pd", ["v"]]]},
-            "group 1: placement pd: known: dp, localized, mp",
-        ),
-        (
-            {"shard_strategy": [["mp", ["t", "u"]], ["dp", ["w"]]]},
-            r"group 1: no such table w; .* \(rule 2\)",
-        ),
-        (
-            {"shard_strategy": [["mp", ["t", "u"]]]},
-            r"table v is in no group: add it to one \(rule 12\)",
-        ),
-        (
-            {"shard_strategy": [["mp", ["t", "u"]], ["dp", ["v", "t"]]]},
-            r"group 1: table t is also in group 0: a table must be in .* \(rule 12\)",
-        ),
-        (
-            {"shard_strategy": [["mp", [["t", 2], "u"]], ["dp", ["v"]]]},
-            "group 0: table t: 2 strips of columns: must divide its 16 columns",
-        ),
-        (
-            {"shard_strategy": [["mp", [["t", "a"], "u"]], ["dp", ["v"]]]},
-            "group 0: table t: strips of columns must be a whole number, not a",
-        ),
-        (
-            {"shard_matrix": [["t", "v"], ["u"]]},
-            r"group 1: table v is dp, but GPU 1 does not hold it: .* \(rule 8\)",
-        ),
-        (
-            {"shard_matrix": [["v"], ["u", "v"]]},
-            r"group 0: table t is held by no GPU: .* \(rule 12\)",
-        ),
-        ({"shard_matrix": [["t", "w"], ["u", "v"]]}, "GPU 0: no such table w"),
-        (
-            {"shard_matrix": [[1, 0], ["u", "v"]]},
-            "GPU 0: a row of shard_matrix has a 0 or a 1 for each of the 3 tables",
-        ),
-        (
-            {"shard_matrix": [1]},
-            r"shard_matrix must be a list of GPUs, each with a list of its tables \(rule 1\)",
-        ),
-        (
-            {"compression_strategy": {"reduce": ["t"]}},
-            "compression_strategy.reduce: did you mean reduction",
-        ),
-        (
-            {"compression_strategy": {"unique": ["w"]}},
-            "compression_strategy.unique: no such table w",
-        ),
-        (
-            {"compression_strategy": ["t"]},
-            "compression_strategy must be an object of reduction and unique",
-        ),
-    ],
-)
-def test_a_broken_matrix_is_refused_with_gpu_group_and_table(changes, says):
-    plan_from_values(MATRIX, SHARED, "x").check(SHARED)
-    with pytest.raises(PlanError, match=f"my.json: {says}"):
-        plan_from_values(MATRIX | changes, SHARED, "my.json")
-
-
-def test_a_matrix_of_groups_needs_as_many_words():
-    with pytest.raises(
-        PlanError,
-        match="table_group_strategy and table_placement_strategy must be lists of one length",
-    ):
-        plan_from_values(
-            {
-                "shard_matrix": [[1, 1, 1]],
-                "table_group_strategy": [[0, 1, 2]],
-                "table_placement_strategy": [],
-            },
-            SHARED,
-            "x",
-        )
+def test_a_matrix_of_later_versions_is_refused_with_its_replacement():
+    matrix = {"shard_matrix": [["t"]], "shard_strategy": [["mp", ["t"]]]}
+    assert takes(matrix)
+    with pytest.raises(PlanError, match=r"^my.json: recapp does not read plans that are a matrix"):
+        plan_from_values(matrix, SHARED, "my.json")
 
 
 def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():

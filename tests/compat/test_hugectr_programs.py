@@ -340,42 +340,27 @@ def test_the_notebooks_program_plans_and_prints_what_it_prints_there(tmp_path, c
         hugectr.print_plan(planned())
 
 
-def test_later_versions_shard_by_a_matrix_of_names():
+def test_later_versions_declare_lookups_and_leave_the_plan_to_recapp():
     ebc = hugectr.EmbeddingCollectionConfig(True, hugectr.CommunicationStrategy.Hierarchical)
-    tables = [
-        hugectr.EmbeddingTableConfig(name=str(k), max_vocabulary_size=8, ev_size=4)
-        for k in range(3)
-    ]
-    ebc.embedding_lookup(
-        table_config=tables,
-        bottom_name=[f"data{k}" for k in range(3)],
-        top_name="sparse_embedding",
-        combiner=["sum"] * 3,
-    )
+    tables = [config(name=str(k)) for k in range(3)]
+    features = [f"data{k}" for k in range(3)]
+    ebc.embedding_lookup(tables, features, "sparse_embedding", ["sum"] * 3)
+    assert [t.name for t in ebc.collection.tables] == ["0", "1", "2"]
     assert ebc.collection.plan is None
-    ebc.shard(
-        shard_matrix=[["0", "2"], ["0", "1", "2"]],
-        shard_strategy=[("mp", [("0", 2), "1"]), ("dp", ["2"])],
-        compression_strategy={hugectr.CompressionStrategy.Reduction: ["1"]},
+    says = (
+        r"recapp does not read plans that are a matrix of GPUs and tables \(shard_matrix\): leave"
     )
-    plan = ebc.collection.plan
-    assert [plan.tables[str(k)].sharding_type for k in range(3)] == [
-        "column_wise",
-        "table_wise",
-        "data_parallel",
-    ]
-    assert [plan.tables[str(k)].mode for k in range(3)] == ["unique", "pooled", "replicated"]
-    ebc.shard([["3"]], [("mp", ["0", "1", "2"])])
-    with pytest.raises(PlanError, match="shard_matrix: GPU 0: no such table 3"):
-        _ = ebc.collection
-
-
-def test_a_matrix_of_numbers_counts_tables_by_their_numbers():
+    with pytest.raises(PlanError, match=rf"EmbeddingCollectionConfig.shard: {says}"):
+        ebc.shard(
+            shard_matrix=[["0", "2"], ["0", "1", "2"]],
+            shard_strategy=[("mp", ["0", "1"]), ("dp", ["2"])],
+            compression_strategy={hugectr.CompressionStrategy.Reduction: ["1"]},
+        )
     planner = hugectr.EmbeddingPlanner()
-    for k in (2, 0, 1):
-        planner.embedding_lookup(config(table_id=k), f"data{k}", f"emb{k}", "sum")
-    made = planner.create_embedding_collection([[1, 0, 1], [0, 1, 1]], [[0, 1], [2]], ["mp", "dp"])
-    assert [made.plan.tables[f"table_{k}"].ranks for k in range(3)] == [[0], [1], [0, 1]]
+    planner.embedding_lookup(config(), "data", "emb", "sum")
+    for matrix in (([[1], [1]], [[0]], ["mp"]), ([[1]],)):
+        with pytest.raises(PlanError, match=f"takes a plan_file alone: {says}"):
+            planner.create_embedding_collection(*matrix)
 
 
 # ---- training

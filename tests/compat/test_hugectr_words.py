@@ -10,7 +10,7 @@ from recapp.cli import compose
 from recapp.errors import ConfigError
 from recapp.settings.other_systems import in_recapp_words
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.listed import listed_tables, row_features
+from recapp.tables.table_settings import listed_tables, row_features
 
 OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
 THEIRS = {"table_id": 7, "max_vocabulary_size": 10, "ev_size": 4, "min_key": 5, "max_key": 15}

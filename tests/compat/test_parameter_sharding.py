@@ -25,7 +25,7 @@ from recapp.distributed.types import (
 )
 
 from recapp import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import PlanError
 from recapp.optim.rules import sgd
 from recapp.parallel import DistributedModelParallel

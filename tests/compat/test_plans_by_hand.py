@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recapp.compat.torchrec.plans_by_hand import (
+from recapp.compat.torchrec.planning import (
     ParameterSharding,
     ShardingPlan,
     apply_to_all,
@@ -19,8 +19,8 @@ from recapp.compat.torchrec.plans_by_hand import (
 )
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Shard
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=6, feature_names=["f"])
 BAGS = EmbeddingBagCollection(tables=[TABLE], device=torch.device("meta"))

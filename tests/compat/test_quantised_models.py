@@ -9,10 +9,10 @@ from torch import nn
 
 from recapp.compat.torchrec.quantised import quantize_embeddings, shard_quant_model
 from recapp.errors import ConfigError
-from recapp.inference.storage import stored, values
+from recapp.inference.held_tables import stored, values
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import DataType, EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 TYPES = {torch.qint8: DataType.INT8, torch.quint4x2: DataType.INT4, torch.float16: DataType.FP16}
 

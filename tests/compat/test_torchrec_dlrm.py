@@ -8,8 +8,8 @@ import torch
 from recapp.compat.torchrec.batches import Batch, RandomRecDataset
 from recapp.compat.torchrec.models import DLRM, MLP, DLRMTrain
 from recapp.errors import ConfigError
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def data(**settings):

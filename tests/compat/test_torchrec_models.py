@@ -21,10 +21,10 @@ from recapp.compat.torchrec.models import (
     VectorCrossNet,
 )
 from recapp.errors import ConfigError
+from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def close(found, expected):

@@ -4,13 +4,16 @@ import pytest
 import torch
 from engine.engine_cases import make_tables
 
-from recapp.compat.torchrec.batches import RandomRecDataset
+from recapp.compat.torchrec.batches import (
+    RandomRecDataset,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from recapp.compat.torchrec.models import DLRM, DLRMTrain
-from recapp.compat.torchrec.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_tables
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 

@@ -21,8 +21,8 @@ def at(scale, **changes):
     return replace(WHOLE, scale=scale, **changes)
 
 
-def test_at_scale_one_nothing_changes_and_nothing_is_said():
-    assert WHOLE.scaled == WHOLE and WHOLE.scale_in_words() is None
+def test_at_scale_one_nothing_changes():
+    assert WHOLE.scaled is WHOLE
 
 
 def test_batches_and_generated_rows_are_scaled_and_tables_are_not():
@@ -54,15 +54,6 @@ def test_logs_that_exist_are_read_where_they_are():
     found = at("1/8", generate=None, val_batch_size=None).scaled
     assert found.path == "data/clicks" and found.generate is None
     assert (found.batch_size, found.val_batch_size) == (8_192, None)
-
-
-def test_it_is_said_in_words():
-    assert at("1/1000").scale_in_words() == (
-        "dataset.scale=1/1000: batches of 64 rows instead of 65,536, to validate 16 instead of "
-        "4,096, generated rows 41,250 instead of 41,250,000"
-    )
-    logs = at("1/8", generate=None, val_batch_size=None)
-    assert logs.scale_in_words() == "dataset.scale=1/8: batches of 8,192 rows instead of 65,536"
 
 
 @pytest.mark.parametrize("scale", ["x", "1/0", 0, -1, "9/8", "nan"])

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from recapp.dataset.arrow_types import has_views, without_views
 from recapp.dataset.collate import DENSE_TRANSFORMS, Collate
-from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
-from recapp.dataset.text import BadValue
 from recapp.errors import DataError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 SCHEMA = Schema("label", ("number",), ("id",))
 HEX = Schema("label", ("number",), ("id",), hex=("id",))

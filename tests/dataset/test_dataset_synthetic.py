@@ -18,7 +18,7 @@ from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream, normal, uniform
 from recapp.dataset.synthetic import CRITEO_SIZES, Score, read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 ROWS = 30_000
 

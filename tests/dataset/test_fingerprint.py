@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from dataset.dataset_files import numbered_source
 
-from recapp.dataset.fingerprint import (
+from recapp.dataset.data_file import (
     LISTED,
     FileFacts,
     Fingerprint,
@@ -63,7 +63,7 @@ def test_files_that_are_the_same_or_more_are_known_by_a_bounded_text(count):
         (lambda found: found.pop(), "1 of 3,000 files are gone from the end"),
         (lambda found: found.pop(2500), "1 of 3,000 files are gone from the end"),
         (lambda found: found.pop(7), "dt=7/part-0.parquet is gone"),
-        (lambda found: found.reverse(), "dt=2999/part-0.parquet is new, and stands before dt=0/"),
+        (lambda found: found.reverse(), "dt=2999/part-0.parquet stands where dt=0/"),
         (
             lambda found: found.insert(2500, found[0]),
             "one of the files behind the first 1,000 is another one",

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_files import numbered_table, row_numbers
 
+from recapp.dataset.data_file import Fingerprint, difference, file_facts
 from recapp.dataset.data_settings import ScoringSettings
-from recapp.dataset.fingerprint import Fingerprint, difference, file_facts
 from recapp.dataset.schema import Schema
 from recapp.dataset.scoring import open_input
 from recapp.dataset.sequential_rows import check_first_rows, table_rows

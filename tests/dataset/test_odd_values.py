@@ -95,3 +95,12 @@ def test_text_of_numbers_with_signs_between_is_one_id_without_a_separator(tmp_pa
 def test_a_separator_for_what_is_no_text_has_no_effect(tmp_path, values):
     (remark,) = said(tmp_path, seen=values, separator={"seen": "|"})
     assert remark.startswith("dataset.separator={seen: '|'} has no effect, because column seen")
+
+
+def test_times_of_another_unit_are_noted(tmp_path):
+    (remark,) = said(tmp_path, t=[1_767_225_600_000, 1_767_225_600])  # one in milliseconds
+    assert remark == (
+        "column t holds times such as 57971-02-25T00:00:00: is dataset.times={t: s} the unit of "
+        "its numbers?"
+    )
+    assert said(tmp_path, t=[1_767_225_600, None]) == []

@@ -8,17 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recapp.dataset.click_rows import open_rows
+from recapp.dataset.click_rows import first_outside, open_rows
 from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.footers import first_outside
 from recapp.dataset.schema import schema_of
 from recapp.dataset.source import open_files
 from recapp.dataset.stream import make_loader
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 from recapp.tables.table_settings import TablesOfDataset
 
 LISTS = [[3, 17], [], [4, 5, 6], [5], [], [17, 4]]

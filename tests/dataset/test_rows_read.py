@@ -1,4 +1,4 @@
-"""What a run says of the rows that it reads: files, labels, times, and what is left out."""
+"""What a run says of the rows that it reads: files, labels, and what is left out."""
 
 import json
 
@@ -8,18 +8,15 @@ import pytest
 from dataset_files import write_columns
 
 from recapp.dataset import click_rows as record
-from recapp.dataset.click_rows import moment, open_rows, rows_read
+from recapp.dataset.click_rows import open_rows, rows_read
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
-from recapp.reporting.run_record import RowsRead
-from recapp.reporting.summary import entries_of, print_rows_read
-from recapp.settings.records import record as to_record
+from recapp.reporting.summary import print_rows_read
 
 SCHEMA = Schema(
     ("bought", "liked", "stars"),
     (),
     ("item",),
-    times={"ts": "s", "day": "s"},
     soft_labels=("liked",),
     real_labels=("stars",),
 )
@@ -38,8 +35,6 @@ def logs(tmp_path):
                 liked=[0.5] * 20,
                 stars=[4.0] * 20,
                 item=list(range(20)),
-                ts=[100_000 * day + row for row in range(20)],
-                day=["7"] * 20,
             )
         for name in ("_SUCCESS", ".part-0.parquet.crc", "notes.txt"):
             (folder / name).write_text("x\n")
@@ -77,14 +72,6 @@ def test_files_rows_and_shares_of_labels_are_those_of_each_split(logs):
     assert "val" not in read(logs, val_share=0)["splits"]
 
 
-def test_times_are_those_of_all_files_or_not_known(logs):
-    assert read(logs)["times"] == {
-        "ts": ["1970-01-02 03:46:40", "1970-01-03 07:33:39"],
-        "day": None,
-    }
-    assert moment(1_767_225_600_000) == "57971-02-25 00:00:00"  # milliseconds, read as seconds
-
-
 def test_what_is_left_out_is_counted_by_its_reason_with_the_first_names(logs):
     found = {one["why"]: (one["count"], one["names"]) for one in read(logs)["left_out"]}
     assert found == {
@@ -95,12 +82,10 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_names(logs):
     assert read(logs / "dt=*")["left_out"] and not read(logs / "dt=*/*.parquet")["left_out"]
 
 
-@pytest.mark.parametrize("most", [("LABEL_ROWS", 40), ("LABEL_PARTS", 2)])
-def test_shares_of_many_rows_are_those_of_rows_spread_over_all_files(logs, monkeypatch, most):
-    monkeypatch.setattr(record, *most)
+def test_shares_of_many_rows_are_those_of_the_first(logs, monkeypatch):
+    monkeypatch.setattr(record, "LABEL_ROWS", 10)
     train = read(logs, val_share=0)["splits"]["train"]
-    assert (train["rows"], train["positives_of"]) == (80, 40)
-    assert train["positives"]["bought"] == (0.1 if most[0] == "LABEL_ROWS" else 0.05)
+    assert (train["rows"], train["positives_of"], train["positives"]["bought"]) == (80, 10, 0.1)
 
 
 def test_a_value_that_is_no_label_leaves_the_share_open_and_its_row_to_the_training(logs):
@@ -118,28 +103,21 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Data in {logs}" and max(map(len, lines[1:])) <= 80
     assert [line.split() for line in lines[3:5]] == [
-        ["train", "4", "70", "10.00%", "50.00%", "dt=1/part-0.parquet", "dt=2/part-1.parquet"],
+        ["train", "4", "70", "5.00%", "50.00%", "dt=1/part-0.parquet", "dt=2/part-1.parquet"],
         ["validate", "1", "10", "0.00%", "50.00%", "dt=2/part-1.parquet"],
     ]
     said = " ".join(lines[5:])
     for part in (
-        "shares: counted on 40 of the 70 rows to train, spread over all files",
-        "times: ts 1970-01-02 03:46:40 to 1970-01-03 07:33:39 UTC, day: files do not tell",
+        "shares: counted on the first 40 of 70 rows to train",
         "left out: hidden 5 (_metadata, dt=1/.part-0.parquet.crc, dt=1/_SUCCESS, ..); directories",
         "1 (empty); not Parquet or CSV 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said
-    shown = entries_of(to_record(RowsRead, plain))
-    assert shown["Files"] == (
-        "4 files, part-0.parquet to part-1.parquet to train; part-1.parquet to validate"
-    )
-    assert shown["Labels"].startswith("bought 10.00% of the rows to train, liked 50.00% of the")
-    assert shown["Times"].startswith("ts 1970-01-02") and "hidden 5" in shown["Left out"]
 
 
 def test_long_names_of_files_are_cut_in_the_middle(tmp_path, capsys):
     name = "part-00000-0c995d28-6b8d-4f59-927c-5c4052e287de-c000.snappy.parquet"
     split = {"files": 1, "first": f"/logs/{name}", "last": f"/logs/{name}", "rows": 3}
     split |= {"positives": {}, "positives_of": 0}
-    print_rows_read({"splits": {"train": split}, "times": {}, "left_out": []})
+    print_rows_read({"splits": {"train": split}, "left_out": []})
     assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "part-00000..snappy.parquet"

@@ -191,7 +191,7 @@ def test_nothing_that_matches_is_an_error_of_the_setting_input(tmp_path):
 def test_a_file_that_is_not_parquet_is_named(tmp_path):
     (tmp_path / "a.parquet").write_text("I1,I2\n1,2\n")
     said = refused(DataError, lambda: opened(tmp_path))
-    assert said.startswith(f"input: {tmp_path}/a.parquet is text with a delimiter between")
+    assert said.startswith(f"input: {tmp_path}/a.parquet is not a whole Parquet file (")
 
 
 def test_a_wrong_type_is_named_with_column_and_file(tmp_path):

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.dataset import text
-from recapp.dataset.decode import decode_ids
+from recapp.dataset import decode
+from recapp.dataset.decode import BadValue, decode_ids
 from recapp.dataset.schema import TextIds
-from recapp.dataset.text import BadValue
 from recapp.errors import DataError
 from recapp.kernels.numba_text import ids_of_texts, xxh64
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -208,8 +207,8 @@ def test_text_has_the_same_ids_in_every_version():
 
 
 def test_without_numba_integers_are_read_and_text_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(text, "find_spec", lambda name: None)
-    text._kernel.cache_clear()
+    monkeypatch.setattr(decode, "find_spec", lambda name: None)
+    decode._kernel.cache_clear()
     assert decode_ids(pa.array([1, 2])).tolist() == [1, 2]
     with pytest.raises(DataError, match=r"columns of text ids need numba, .* pip install numba"):
         decode_ids(pa.array(["a"]))

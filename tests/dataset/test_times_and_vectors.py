@@ -12,21 +12,19 @@ import pytest
 
 from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.decode import decode_times, decode_vectors
-from recapp.dataset.derive import circle, date_ids, turns_of_numbers
+from recapp.dataset.decode import BadValue, decode_times, decode_vectors
 from recapp.dataset.derived_columns import Derivation
-from recapp.dataset.footers import time_range
+from recapp.dataset.rows import circle, date_ids, turns_of_numbers
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import example_rows, fitted, plain_rows, table_of, table_rows
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, make_loader
-from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
 from recapp.serving.open_inference import read_tensor
 from recapp.serving.open_inference import table_of as table_of_tensors
-from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING
 from recapp.stored.artefact_files import read_values, written_values
 from recapp.tables.table_settings import TablesOfDataset
 
@@ -262,7 +260,7 @@ ASKED = {"times": {"t": "s"}, "vectors": {"v": 2}, "time_features": ("hour",)}
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"v": 3}, "feature v: holds 3, which is no list of numbers"),
+        ({"v": 3}, "feature v: holds a value that is no list of numbers"),
         ({"v": [[1, 2], 3]}, "feature v: holds a value that is no list of numbers: a list ins"),
         ({"v": ["p", 1]}, "feature v: holds a value that is no list of numbers"),
         ({"t": True}, "feature t: holds a value that is no integer"),
@@ -296,32 +294,3 @@ def test_a_tensor_of_a_vector_has_its_columns():
     flags = [sent("v", "FP32", [2, 2], [1, 2, 3, 4]), sent("v.present", "BOOL", [2], [True] * 2)]
     with pytest.raises(Refused, match=r"input v\.present: write zeros for a missing vector"):
         table_of_tensors([*usual, *flags], of, Limits())
-
-
-# ---- the range of times
-
-
-@pytest.mark.parametrize(
-    ("kind", "times", "unit", "found"),
-    [
-        (pa.int64(), [MOMENT, None, -1], "s", (-1, MOMENT)),
-        (pa.int64(), [MOMENT, None, -1], "ms", (-1, MOMENT // 1000)),
-        (pa.uint64(), [2**63 + 5, 1], "ns", (0, 2**63 // 10**9)),
-        (pa.float64(), [MOMENT + 0.5, None], "s", (MOMENT, MOMENT)),
-        (pa.timestamp("s"), [MOMENT, -1], "ms", (-1, MOMENT)),
-        (pa.timestamp("ns", "UTC"), [MOMENT * 10**9 + 1], "ms", (MOMENT, MOMENT)),
-        (pa.timestamp("ms"), [MOMENT * 10**6], "ms", (MOMENT * 1000, MOMENT * 1000)),  # 46,773
-        (pa.date32(), [16_001, -1], "s", (-86_400, 16_001 * 86_400)),
-        (pa.string(), ["5"], "s", None),
-        (pa.int64(), [None, None], "s", None),
-    ],
-)
-def test_the_range_of_times_is_known_before_a_value_is_read(tmp_path, kind, times, unit, found):
-    ones = [1] * len(times)
-    pq.write_table(
-        pa.table({**dict.fromkeys(("label", "a", "x"), ones), "t": pa.array(times, kind)}),
-        tmp_path / "a.parquet",
-        row_group_size=1,
-    )
-    source = open_source(str(tmp_path), schema(label="label", times={"t": unit}))
-    assert time_range(source.files, "t", unit) == found

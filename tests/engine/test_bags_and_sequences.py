@@ -14,6 +14,7 @@ from torch import nn
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -21,7 +22,6 @@ from recapp.tables.config import (
     TableLookup,
     lookups_of,
 )
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 FEATURES = {"a": 131, "b": 17, "c": 40, "d": 9}  # rows of the smallest table that reads them
@@ -163,6 +163,7 @@ def train(comm, kind, rule_name, weighted, backend, tied=False, dynamic=False):
     return calls, shared.state.row_statistics is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "world", "backend"), one_of(8, cover(2, [KINDS, [1, 2, 4], ["numba", "torch"]]))
 )

@@ -12,9 +12,9 @@ from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, PlanError, RecappError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.initial import start_values
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel", "grid_shard", "mixed")
@@ -243,7 +243,7 @@ def test_ids_that_need_no_rows_yet_need_no_room():
     )
     for rows in (0, 64):
         collection(features).values().sum().backward()
-        found = collection.shared.stored.rows_of_runs()["t0"]["rows"]
+        found = collection.shared.rows_of_runs()["t0"]["rows"]
         assert sum(found) <= rows and (sum(found) > 0) == (rows > 0)
 
 

@@ -10,8 +10,7 @@ from engine.engine_cases import RULES, batch_of, make_tables, sharded, whole_ten
 from parity.cases import Case, Oracle, loss_of
 
 from recapp.errors import ConfigError, DataError, IdError, RankError
-from recapp.sparse.batch import MISSING
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 
 
 def message_of(comm, guilty, spoil):

@@ -10,21 +10,21 @@ import torch
 from engine_cases import batch_of, make_plan, make_tables, whole_tensors
 from parity.cases import rows_held
 
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import (
     shard_bags,
     shard_model,
     sharded_collections,
     sharded_tables,
 )
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import PlanError
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

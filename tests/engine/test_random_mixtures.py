@@ -19,7 +19,12 @@ from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
-from recapp.tables.collections import collections_in, embedding_tables
+from recapp.tables.collections import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    collections_in,
+    embedding_tables,
+)
 from recapp.tables.config import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -28,7 +33,6 @@ from recapp.tables.config import (
     lookups_of,
 )
 from recapp.tables.row_order import ROW_ORDERS
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 FEATURES = {"a": 60, "b": 7, "c": 23, "d": 23, "e": 1}  # rows of every table that reads them
 RULES = tuple(map(rule_of_case, CASES))
@@ -177,15 +181,15 @@ def train(comm, seed, path):
             keys = whole.get((table, "keys"), torch.arange(len(data))[:, None])[:, 0]
             wanted = weights[table].detach()[keys]
             torch.testing.assert_close(data, wanted, rtol=1e-8, atol=1e-9)
-    info = {"plan": shared.plan.to_dict(), "dynamic": shared.stored.rows_of_runs(), "updates": [3]}
+    info = {"plan": shared.plan.to_dict(), "dynamic": shared.rows_of_runs(), "updates": [3]}
     write_checkpoint(path, list(shared.blocks()), comm=comm, meta={"step": 3}, manifest=info)
     return whole
 
 
 def load(comm, seed, path):
     (shared,) = sharded_tables(sharded(comm, seed, 1))
-    load_blocks(path, shared.stored.blocks_to_load(read_manifest(path).dynamic, 3))
-    shared.stored.loaded()
+    load_blocks(path, shared.blocks_to_load(read_manifest(path).dynamic, 3))
+    shared.loaded()
     return rows_by_key(comm, shared)
 
 

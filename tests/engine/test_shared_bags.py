@@ -8,14 +8,14 @@ from engine.engine_cases import make_plan, make_tables
 from parity.cases import RULES, TOLERANCE, Case, Oracle, loss_of, rows_held
 from torch import nn
 
-from recapp.compat.torchrec.train_pipeline import TrainPipelineSparseDist
+from recapp.compat.torchrec.batches import TrainPipelineSparseDist
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, RankError
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 FEATURES = ["c", "shared", "a", "b"]
 HEAD = torch.linspace(-1, 1, 16 * 2 + 5 * 2 + 12, dtype=torch.float64)

@@ -16,11 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from recapp.kernels import reference
 from recapp.metrics import click_metrics
 from recapp.sparse import keyed_jagged_tensor, transfer
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables import ids
 from recapp.trainer.lookahead import LookAhead
-from recapp.transport import message_layout
+from recapp.transport import step_messages
 from recapp.transport.communicator import Comm, SideStream, side_stream
 
 STEPS = 5
@@ -299,7 +298,7 @@ def as_on_a_device(waits, stack):
             return read(tensor.as_subclass(torch.Tensor), *args)
 
         stack.enter_context(mock.patch.object(torch.Tensor, name, noted))
-    for module in (transfer, message_layout, reference, ids, keyed_jagged_tensor):
+    for module in (transfer, step_messages, reference, ids, keyed_jagged_tensor):
         stack.enter_context(mock.patch.object(module, "to_host", to_host))
     stack.enter_context(mock.patch.object(transfer, "on_host", lambda tensor: False))
     for name, make in {"tensor": torch.tensor, "from_numpy": torch.from_numpy}.items():

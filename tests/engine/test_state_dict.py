@@ -8,14 +8,13 @@ import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 
-from recapp.engine import gathered_state
-from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine import sharded_state
 from recapp.engine.sharded_collection import shard_model, sharded_collections, without_tables
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.sharded_state import TableStrips, gathered_state_dict
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -115,7 +114,7 @@ def test_a_table_is_the_strips_that_a_rank_holds(ranks):
 
 
 def gathered(comm, kind, other_kind, part_bytes):
-    gathered_state.PART_BYTES = part_bytes
+    sharded_state.PART_BYTES = part_bytes
     model = trained(comm, kind)
     sizes = []
     swap = model.comm.swap

@@ -15,7 +15,7 @@ from recapp.benchmarks.kernel_costs import Mirror
 from recapp.engine.sharded_collection import shard_bags
 from recapp.metrics import click_metrics
 from recapp.optim.rules import adam
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport.communicator import Comm, GpuSideStream

@@ -10,7 +10,7 @@ from engine.engine_cases import RULES, batch_of, make_plan, make_tables, sharded
 from parity.cases import Case, Oracle, loss_of
 
 from recapp.engine.sharded_collection import shard_bags
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 HEAD = torch.linspace(-1, 1, 16 * 2 + 5 * 2 + 12)
 MIXED = {"t0": "fp16", "t1": "fp32", "t2": "bf16"}

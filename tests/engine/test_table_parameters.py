@@ -16,15 +16,15 @@ from recapp.compat.torchrec.optimizers import (
     RowWiseAdagrad,
     in_backward_optimizer_filter,
 )
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.sharded_collection import sharded_collections, without_tables
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 META = torch.device("meta")
 OPTIMIZERS = {

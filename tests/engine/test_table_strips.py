@@ -12,13 +12,12 @@ import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables
 from lightning.fabric.utilities.apply_func import apply_to_collection
 
-from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.table_strips import TableStrips
+from recapp.engine.sharded_state import TableStrips, gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from engine.engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
 
-from recapp.kernels import numba_cpu, numba_partition
+from recapp.kernels import numba_cpu, numba_vectors
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport.communicator import Comm
 
@@ -38,9 +38,9 @@ def trained(kind, weighted, most):
 )
 def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weighted, most):
     dealt = []
-    assign_threads = numba_partition.assign_threads
+    assign_threads = numba_vectors.assign_threads
     monkeypatch.setattr(
-        numba_cpu.partition,
+        numba_cpu.vectors,
         "assign_threads",
         lambda cost_I, n: dealt.append((assign_threads(cost_I, n), n)) or dealt[-1][0],
     )
@@ -85,8 +85,8 @@ def test_many_tables_whose_ids_repeat(threads):
 
 
 def test_strips_are_dealt_by_their_ids():
-    assert numba_partition.assign_threads(np.array([10, 20, 30]), 1).tolist() == [0, 0, 0]
-    assert numba_partition.assign_threads(np.array([3, 1, 2, 100, 27, 10]), 2).tolist() == [
+    assert numba_vectors.assign_threads(np.array([10, 20, 30]), 1).tolist() == [0, 0, 0]
+    assert numba_vectors.assign_threads(np.array([3, 1, 2, 100, 27, 10]), 2).tolist() == [
         1,
         1,
         1,
@@ -94,12 +94,12 @@ def test_strips_are_dealt_by_their_ids():
         1,
         1,
     ]
-    assert numba_partition.assign_threads(np.array([5]), 2).tolist() == [0]
+    assert numba_vectors.assign_threads(np.array([5]), 2).tolist() == [0]
 
 
 def test_bags_are_cut_by_their_entries():
     lengths = np.array([1] * 60 + [30] * 2, np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    assert numba_partition.split_bags(offsets, 62, 2).tolist() == [0, 46, 62]  # 46 + 46 of 120 + 62
-    assert numba_partition.split_bags(np.zeros(0, np.int32), 62, 2).tolist() == [0, 31, 62]
-    assert numba_partition.split_bags(np.zeros(63, np.int32), 62, 2).tolist() == [0, 31, 62]
+    assert numba_vectors.split_bags(offsets, 62, 2).tolist() == [0, 46, 62]  # 46 + 46 of 120 + 62
+    assert numba_vectors.split_bags(np.zeros(0, np.int32), 62, 2).tolist() == [0, 31, 62]
+    assert numba_vectors.split_bags(np.zeros(63, np.int32), 62, 2).tolist() == [0, 31, 62]

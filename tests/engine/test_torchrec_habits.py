@@ -16,7 +16,7 @@ from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")

@@ -10,10 +10,10 @@ from recapp.engine.sharded_collection import shard_bags
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.transport.message_layout import HEADER
+from recapp.transport.step_messages import HEADER
 
 SAMPLE = [
     EmbeddingBagConfig(

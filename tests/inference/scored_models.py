@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from recapp.cli import compose as settings_of
-from recapp.run.recipe import read_settings
+from recapp.run.commands import read_settings
+from recapp.tables.collections import EmbeddingCollection
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingCollection
 
 DENSE = ("n1", "n2", "n3")
 SINGLES = ("hexed", "words", "keys", "errors", "clamped")

@@ -6,9 +6,7 @@ import torch
 from engine.test_random_mixtures import FEATURES, Mixture
 
 from recapp.engine.sharded_collection import embedding_collections, shard_model
-from recapp.inference.placed_model import mapped_tables, one_rank
-from recapp.inference.storage import stored, values
-from recapp.inference.table_files import RowWriter
+from recapp.inference.held_tables import RowWriter, mapped_tables, one_rank, stored, values
 from recapp.stored.model_manifests import ArtefactManifest
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables

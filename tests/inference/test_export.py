@@ -35,20 +35,19 @@ from recapp.export import main
 from recapp.inference.build_cpp import SOURCE
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
-from recapp.inference.placed_model import one_rank
+from recapp.inference.held_tables import TrainedTables, one_rank
 from recapp.inference.probe import Probe, least_storage
-from recapp.inference.table_files import TrainedTables
 from recapp.metrics import click_metrics
 from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.artefact_files import unfinished
 from recapp.stored.manifest import sealed
 from recapp.stored.model_store import MANIFEST
 from recapp.stored.store import REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 FAST = {"compile": False}
@@ -238,8 +237,8 @@ def test_large_tables_pass_through_a_file_that_is_gone_afterwards(
     checkpoint, logs, tmp_path, monkeypatch
 ):
     export(checkpoint, tmp_path / "a", quantize="int8", report_rows=0)
-    monkeypatch.setattr("recapp.inference.table_files.MEMORY_BYTES", 0)
-    monkeypatch.setattr("recapp.inference.table_files.PART_ELEMENTS", 100)
+    monkeypatch.setattr("recapp.inference.held_tables.MEMORY_BYTES", 0)
+    monkeypatch.setattr("recapp.inference.held_tables.PART_ELEMENTS", 100)
     export(checkpoint, tmp_path / "b", quantize="int8", report_rows=0)
     files = [sorted((tmp_path / x / "rows").iterdir()) for x in "ab"]
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
@@ -562,6 +561,7 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m["tables"][0].update(start_hash=2**70), "start values of table C1"),
         (lambda m: m["tables"][0].update(start_range=1e400), "start values of table C1"),
         (lambda m: m["tables"][1].update(storage="int4"), "C2 is not stored as the other tables"),
+        (lambda m: m["files"].pop("dense.safetensors"), r"dense\.safetensors is not listed"),
         (lambda m: m.pop("config"), "config is missing"),
         (lambda m: m.pop("name"), "name is missing"),
     ],
@@ -741,6 +741,9 @@ def test_code_that_cannot_be_loaded_is_noted(artefact, capsys):
     model = recapp.load_model(artefact, trust_compiled=True)
     assert model.info["compiled"] is False
     assert "instead of a compiled one: it cannot be loaded here: " in capsys.readouterr().err
+    rewrite(artefact, lambda info: info["compiled"].update(file="other.pt2"))
+    with pytest.raises(ArtefactError, match=r"other\.pt2 is not listed; export it again"):
+        recapp.load_model(artefact, trust_compiled=True)
 
 
 def test_without_a_compiler_the_artefact_has_no_code(checkpoint, tmp_path, monkeypatch, capsys):

@@ -12,11 +12,10 @@ from tiers import cover, one_of
 from recapp.engine.read_only_store import ReadOnlyStore
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
-from recapp.inference.placed_model import HeldTable, HeldTables
-from recapp.inference.storage import stored, values
+from recapp.inference.held_tables import HeldTable, HeldTables, stored, values
 from recapp.kernels.quantised import bytes_of_record
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import DataType
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.trainer.callbacks import held_bytes
 from recapp.transport.communicator import Comm
 
@@ -121,4 +120,3 @@ def test_a_quantised_collection_takes_its_bytes():
     records = sum(t.num_embeddings * bytes_of_record(t.embedding_dim, 4) for t in tables_of("sum"))
     held = held_bytes([collection.shared], torch.device("cpu"))
     assert held["weights"] == records and held["state"] == 0
-    assert "4 bits, read-only" in repr(collection)

@@ -14,7 +14,7 @@ from trainer.runs import fit
 import recapp
 from recapp.errors import ArtefactError, IdError, RankError, RecappError
 from recapp.inference.export_settings import Export
-from recapp.inference.led_ranks import Leader, Word, follow
+from recapp.inference.scorer import Leader, Word, follow
 from recapp.model_export import export_model
 from recapp.model_loading import load_on
 

@@ -14,8 +14,7 @@ from trainer.runs import compose, fit, make_logs
 import recapp
 from recapp.errors import CheckpointError, DataError
 from recapp.metrics import click_metrics
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 
 
 @pytest.fixture(scope="module")

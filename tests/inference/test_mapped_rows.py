@@ -107,7 +107,7 @@ def test_a_file_that_is_shorter_than_its_tables_is_named(tmp_path):
     shorter = ArtefactManifest(
         tmp_path, {}, {**artefact.files, file: {"bytes": size, "crc32": ""}}, artefact.tables
     )
-    with pytest.raises(ArtefactError, match=r"has rows that|whole number"):
+    with pytest.raises(ArtefactError, match="has rows that"):
         mapped(shorter, 4)
 
 
@@ -119,5 +119,5 @@ def test_a_file_of_keys_that_is_none_is_named(tmp_path):
     odd = ArtefactManifest(
         tmp_path, {}, {**artefact.files, file: {"bytes": size, "crc32": ""}}, artefact.tables
     )
-    with pytest.raises(ArtefactError, match="has no whole number of keys"):
+    with pytest.raises(ArtefactError, match="has keys that"):
         mapped(odd, 3)

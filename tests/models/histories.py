@@ -5,12 +5,10 @@ from types import SimpleNamespace
 import torch
 from transcription import ROWS, random_vectors
 
-from recapp.sparse.batch import Batch
-from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 LENGTHS = [2, 0, 3, 1, 5, 1]
 

@@ -9,10 +9,9 @@ from torch import nn
 from recapp.errors import ConfigError
 from recapp.models.layer_table import layer_table
 from recapp.models.published_dlrm import DLRM
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup, lookups_of
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def table(name, dim, *features, rows=5, **more):

@@ -27,16 +27,13 @@ from recapp.models.layers import FieldDropout
 from recapp.run.model import build_model
 from recapp.run.run_checks import check_training
 from recapp.run.run_rows import rows_of
-from recapp.settings.check_settings import find_constructor
 from recapp.settings.option_files import conf_dir
-from recapp.settings.records import Constructor
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.settings.records import Constructor, find_constructor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.stored.checkpoint import load_table
 from recapp.stored.stored_model import open_stored
 from recapp.tables.collections import collections_in
-from recapp.tables.named_collections import BAGS, SEQUENCES
-from recapp.tables.table_settings import WIDE
+from recapp.tables.table_settings import BAGS, SEQUENCES, WIDE
 
 TARGETS = {
     path.stem: yaml.safe_load(path.read_text())["_target_"]
@@ -157,6 +154,7 @@ def first_rows(batch, rows):
 CONTEXT = "tables.collections={first_context: {dim: 4, columns: [item]}}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "more"), [*((name, ()) for name in TARGETS), ("finalmlp", (CONTEXT,))]
 )
@@ -173,6 +171,7 @@ def drops_fields(model):
     return any(isinstance(part, FieldDropout) for part in model.modules())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TARGETS)
 def test_models_of_fields_drop_whole_vectors_on_request(name, folder):
     found = recipe("train", settings(folder, name))

@@ -5,12 +5,10 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, BatchNorm, FastDropout
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.models.layers import MLP, BatchNorm, FastDropout, FieldVectors
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 NUMBERS = 2
 ROWS = 3

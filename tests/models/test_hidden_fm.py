@@ -9,10 +9,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.models.fm import FM, FwFM, LogisticRegression
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 FEATURES = ("a", "b", "c")
 ROWS = 12

@@ -12,10 +12,9 @@ from torch import nn
 from recapp.metrics import click_metrics
 from recapp.models.attention import BST, DIN
 from recapp.models.layers import MLP
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 ITEMS = 40
 DIM = 4
@@ -115,6 +114,7 @@ def auc_after(model, steps=300, rate=0.01):
     return float(auc.compute())
 
 
+@pytest.mark.full
 def test_attention_finds_the_candidate_in_the_history_and_a_mean_does_not():
     torch.manual_seed(1)
     assert auc_after(attention()) == pytest.approx(BEST, abs=0.02)

@@ -9,8 +9,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from recapp.errors import ConfigError
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.optim.table_rule import rule_in_backward, table_rule
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):

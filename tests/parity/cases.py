@@ -19,8 +19,8 @@ from recapp.planner.rank_memory import bytes_per_rank
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 RULES = {

@@ -18,11 +18,11 @@ from recapp.compat.torchrec.optimizers import (
 )
 from recapp.engine.sharded_collection import sharded_collections
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm, gradient_norm
+from recapp.optim.optimizer import clip_norm, gradient_norm
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 RULES = {"sgd": sgd(0.5), "rowwise_adagrad": rowwise_adagrad(0.5), "adam": adam(0.1)}

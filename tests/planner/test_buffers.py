@@ -6,9 +6,8 @@ import pytest
 from jobs import recipe, small
 
 from recapp.optim.rules import sgd
-from recapp.planner.buffers import buffer_bytes
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.pricing import buffer_bytes
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.run.plan_of_run import problem_of_run
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
@@ -91,6 +90,7 @@ def test_the_validation_batch_is_that_of_the_settings_and_no_larger_than_the_dat
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("val_batch", "extra"),
     [

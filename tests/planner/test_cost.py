@@ -17,14 +17,13 @@ from recapp.optim.rules import adam, lamb, rowwise_adagrad, sgd
 from recapp.planner.cost import HEADER_BYTES, PHASES, cost_of
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.pricing import plan_cost, work_of
-from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.problem import Dense, PlanningProblem, Topology, dense_of
 from recapp.planner.rank_memory import bytes_per_rank
-from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 KERNELS = {name: Work(0, 1) for name in ("route", "link", "serve", "group")}
 KERNELS |= {name: Work(0, 1, 1.0) for name in ("answer", "combine", "spread", "update")}

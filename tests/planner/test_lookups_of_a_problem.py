@@ -7,22 +7,20 @@ import pytest
 import torch
 
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.buffers import buffer_bytes
 from recapp.planner.choose_modes import decide_modes, exchanged_bytes
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.plan_rules import table_facts
 from recapp.planner.planner_settings import ParameterConstraints
-from recapp.planner.pricing import plan_cost
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.pricing import buffer_bytes, plan_cost
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_report import explained
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup, lookups_of
 from recapp.tables.dynamic import DynamicRows
 from recapp.tables.statistics import default_statistics, measured_statistics
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 ONE = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
 SUM_AND_MEAN = (

@@ -15,8 +15,8 @@ from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
+from recapp.planner.problem import Topology
 from recapp.planner.rank_memory import bytes_per_rank, check_memory
-from recapp.planner.topology import Topology
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import compute_dtype

@@ -6,12 +6,18 @@ import pytest
 from torch import nn
 
 from recapp.errors import PlanError
-from recapp.planner.buffers import RUNTIME_BYTES, reserve_of, with_reserve
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import Machines, PlanRule
-from recapp.planner.problem import Dense, PlanningProblem, dense_of
+from recapp.planner.pricing import RUNTIME_BYTES, reserve_of, with_reserve
+from recapp.planner.problem import (
+    RESERVE_BYTES,
+    Dense,
+    PlanningProblem,
+    Topology,
+    dense_of,
+    topology_of,
+)
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.topology import RESERVE_BYTES, Topology, topology_of
 from recapp.reporting.plan_report import explained
 from recapp.tables.config import EmbeddingBagConfig
 

@@ -5,8 +5,8 @@ import pytest
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.quantised import bytes_of_record
 from recapp.planner.embedding_planner import fewest_ranks, serving_plan, stored_as
+from recapp.planner.problem import Topology
 from recapp.planner.rank_memory import bytes_per_rank
-from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig, lookups_of
 
 ROWS = (1000, 600, 400)

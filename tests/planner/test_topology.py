@@ -7,7 +7,7 @@ import pytest
 from recapp.errors import ConfigError
 from recapp.planner.hardware import default_hardware, read_hardware, read_machine, write_hardware
 from recapp.planner.planner_settings import Machines
-from recapp.planner.topology import Topology, hosts_in_blocks, machine, topology_of
+from recapp.planner.problem import Topology, hosts_in_blocks, machine, topology_of
 from recapp.settings.records import record
 
 

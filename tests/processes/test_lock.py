@@ -11,13 +11,13 @@ import pytest
 from jobs import environment
 
 from recapp.errors import ConfigError
-from recapp.processes import lock
-from recapp.processes.lock import LOCK_FILE, locked
+from recapp.processes import rank_environment
+from recapp.processes.rank_environment import LOCK_FILE, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from recapp.processes.lock import locked
+from recapp.processes.rank_environment import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -89,7 +89,7 @@ def test_one_process_may_take_its_own_lock_again(tmp_path):
 def test_a_file_that_its_holder_removes_while_another_waits_for_it_is_not_taken_for_the_lock(
     tmp_path, monkeypatch
 ):
-    flock = lock.fcntl.flock
+    flock = rank_environment.fcntl.flock
     path = tmp_path / LOCK_FILE
 
     def late(file, kind):
@@ -99,7 +99,7 @@ def test_a_file_that_its_holder_removes_while_another_waits_for_it_is_not_taken_
         flock(file, kind)
 
     seen = []
-    monkeypatch.setattr(lock.fcntl, "flock", late)
+    monkeypatch.setattr(rank_environment.fcntl, "flock", late)
     with locked(tmp_path):
         assert path.exists() and seen
 
@@ -108,7 +108,7 @@ def test_where_there_are_no_locks_it_is_said(tmp_path, monkeypatch, capsys):
     def none(file, kind):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(lock.fcntl, "flock", none)
+    monkeypatch.setattr(rank_environment.fcntl, "flock", none)
     with locked(tmp_path):
         pass
     (said,) = capsys.readouterr().err.splitlines()

@@ -24,7 +24,6 @@ ABOUT = {
                 "positives_of": 5142,
             }
         },
-        "times": {"ts": ["2026-01-01 00:00:00", "2026-01-31 23:59:59"]},
         "left_out": [{"why": "hidden", "count": 4, "names": ["_SUCCESS"]}],
     },
     "model": "DLRM",

@@ -13,12 +13,11 @@ from recapp.dataset.collate import RawRows
 from recapp.dataset.schema import Schema
 from recapp.inference.scorer import Scorer
 from recapp.serving.app import Server
-from recapp.serving.batching import Batcher
 from recapp.serving.counts import Counts
 from recapp.serving.limits import Limits
-from recapp.serving.served_model import ModelInService
+from recapp.serving.served_model import Batcher, ModelInService
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 SCHEMA = Schema(
     None, ("age", "price"), ("user", "item", "seen"), integers=("user",), lists=("seen",)

@@ -52,11 +52,6 @@ LISTS = [
     ]
     for rank in (0, 1)
 ]
-MATRIX = {
-    "shard_matrix": [["A"], ["A", "B"]],
-    "shard_strategy": [["mp", ["A", "B"]]],
-    "compression_strategy": {"unique": ["A"]},
-}
 WRONG = [
     None,
     True,
@@ -129,9 +124,9 @@ def at(plain, path):
     return plain
 
 
-@pytest.mark.parametrize("form", ["yaml", "lists", "matrix"])
+@pytest.mark.parametrize("form", ["yaml", "lists"])
 def test_whatever_is_wrong_in_a_plan_file_is_one_line(tmp_path, form):
-    right = {"yaml": yaml.safe_load(plan_to_yaml(PLAN)), "lists": LISTS, "matrix": MATRIX}[form]
+    right = {"yaml": yaml.safe_load(plan_to_yaml(PLAN)), "lists": LISTS}[form]
     for path in list(paths_in(right))[1:]:
         for number, wrong in enumerate([*WRONG, "gone"]):
             changed = copy.deepcopy(right)

@@ -18,8 +18,7 @@ from recapp.cli.compose import with_absolute_paths
 from recapp.errors import ConfigError, PlanError
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import RESERVE_BYTES, Topology
+from recapp.planner.problem import RESERVE_BYTES, PlanningProblem, Topology
 from recapp.run.plan_of_run import build_plan, problem_of_run
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding

@@ -7,8 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from recapp.errors import DataError
-from recapp.sparse.batch import MISSING, Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
 
 
 def batch(rows: int) -> Batch:

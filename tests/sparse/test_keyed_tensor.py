@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from recapp.errors import DataError
 from recapp.sparse.bags import UnknownKeyError
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import KeyedTensor
 
 
 def pooled(keys=("user", "item"), widths=(2, 3), rows=2) -> KeyedTensor:

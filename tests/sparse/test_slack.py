@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from recapp.errors import DataError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection, EmbeddingCollection
 
 KEYS = ["a", "b"]
 LENGTHS = [2, 1, 0, 3]

@@ -11,9 +11,8 @@ from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 
 from recapp.errors import DataError
-from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
 
 KEYS = ["a", "b"]
 LENGTHS = [2, 1, 0, 3]

@@ -8,9 +8,8 @@ from sparse.bags_by_hand import same
 from torch.utils import _pytree as pytree
 
 from recapp.errors import DataError
-from recapp.sparse.batch import Batch
 from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 
 KEYS = ["user", "item"]
 STRIDES = [[1, 1], [2, 2]]

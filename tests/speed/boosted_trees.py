@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.dataset.decode import Float32Array, Int64Array
 from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.sequential_rows import decoded_chunks

@@ -24,13 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from recapp.benchmarks.timing import Steps, ratio, spread
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.models.layer_table import COUNTED, ProductCounter
 from recapp.run.model import build_model
-from recapp.sparse.batch import Batch
-from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import collections_in
 from recapp.tasks.task import Task
 from recapp.trainer.module import ExtraLosses

@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.dataset.click_rows import ClickRows
 from recapp.dataset.decode import Int64Array
-from recapp.dataset.derive import places
+from recapp.dataset.rows import places
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
-from recapp.sparse.batch import MISSING, Batch
+from recapp.sparse.keyed_jagged_tensor import MISSING, Batch
 from recapp.tables.table_settings import TablesOfDataset
 from recapp.trainer.callbacks import WARM_UP_STEPS
 

@@ -20,8 +20,7 @@ from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.console import note
 from recapp.engine.read_only_store import like, values_of
 from recapp.engine.sharded_collection import embedding_collections
-from recapp.inference.placed_model import mapped_tables
-from recapp.inference.storage import values
+from recapp.inference.held_tables import mapped_tables, values
 from recapp.inference_bench import (
     MOST_STEPS,
     StoredModel,
@@ -35,10 +34,10 @@ from recapp.model_loading import load_model
 from recapp.models.published_dlrm import DLRM
 from recapp.run.model import model_to_shard
 from recapp.run.trained_model import with_columns_of
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.stored_model import Artefact
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import PoolingType
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 from .lab import Lab
 from .mapped_memory import cost_of_loading

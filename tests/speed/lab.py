@@ -15,14 +15,14 @@ import torch.distributed as dist
 from recapp.benchmarks.session import EPS, LEARNING_RATE, Session, make_plan, rule
 from recapp.benchmarks.timing import MOST_STEPS
 from recapp.benchmarks.workloads import BATCHES, Workload
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.engine.sharded_collection import shard_bags
 from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import rank_info
 from recapp.settings.records import record, to_plain
 from recapp.tables.config import PoolingType
-from recapp.tables.listed import listed_tables
+from recapp.tables.table_settings import listed_tables
 from recapp.transport.communicator import Comm, leave_process_group
 
 from .rivals import Rival, rivals

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from recapp.engine.read_only_store import values_of
-from recapp.inference.placed_model import mapped_tables
+from recapp.inference.held_tables import mapped_tables
 from recapp.inference.scorer import Scorer
 from recapp.stored.stored_model import Artefact
 

@@ -14,9 +14,9 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from recapp.kernels.constants import CACHE_LINE_BYTES
+from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled, inlined
-from recapp.kernels.numba_calls import THREADS_FROM_ROWS, array, threads_of_torch
+from recapp.kernels.numba_cpu import THREADS_FROM_ROWS, array, threads_of_torch
 from recapp.kernels.numba_vectors import FAR_RECORDS, NEAR_RECORDS
 from recapp.kernels.simd import get, prefetch, prefetch_far
 

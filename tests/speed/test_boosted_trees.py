@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from recapp.errors import ConfigError, LaunchError
 from speed import boosted_trees, other_python
 from speed.target_statistics import PRIOR_ROWS, target_statistics

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recapp.cli.recipe_of_job import recipe_under
+from recapp.cli.command import recipe_under
 from speed import fuxictr_beside, other_python
 
 WORKER = """

@@ -7,8 +7,8 @@ from torch import nn
 from recapp.console import note_once
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 BAGS = {"a": [[1, 2, 2], [], [4]], "b": [[0], [3, 1], []], "c": [[2], [2], [2, 0]]}
 WEIGHTS = {

@@ -5,8 +5,7 @@ import torch
 
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.kernels.backend import backend
-from recapp.sparse.batch import MISSING
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, TableLookup, check_max_key, lookups_of
 from recapp.tables.ids import IdRules
 

@@ -13,10 +13,10 @@ from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
 from recapp.tables import initial
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.initial import fill_initial
 from recapp.tables.row_order import mixed_order
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def table(rows=1000, dim=24, name="t", **changes):

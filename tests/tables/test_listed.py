@@ -7,7 +7,7 @@ from list_of_tables import listed
 
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig, lookups_of
-from recapp.tables.listed import listed_tables, row_features
+from recapp.tables.table_settings import listed_tables, row_features
 
 OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
 

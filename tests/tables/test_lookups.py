@@ -5,7 +5,7 @@ import torch
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.collections import collections_in, embedding_tables
+from recapp.tables.collections import EmbeddingBagCollection, collections_in, embedding_tables
 from recapp.tables.config import (
     EmbeddingBagConfig,
     EmbeddingConfig,
@@ -13,7 +13,6 @@ from recapp.tables.config import (
     TableLookup,
     lookups_of,
 )
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 
 def table(name="t", dim=2, features=("a", "b"), **more):

@@ -6,10 +6,9 @@ from list_of_tables import listed
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingCollection
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, check_lookups
-from recapp.tables.listed import listed_tables
-from recapp.tables.named_collections import BAGS, SEQUENCES
-from recapp.tables.unsharded_collection import EmbeddingCollection
+from recapp.tables.table_settings import BAGS, SEQUENCES, listed_tables
 
 ITEM = {"name": "item", "num_embeddings": 10, "embedding_dim": 4}
 USER = {"name": "user", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["u", "v"]}

@@ -9,7 +9,7 @@ import torch
 from recapp.engine.sharded_collection import shard_model
 from recapp.errors import ConfigError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.tables.collections import compute_dtype
+from recapp.tables.collections import EmbeddingBagCollection, compute_dtype
 from recapp.tables.config import (
     DataType,
     EmbeddingBagConfig,
@@ -19,7 +19,6 @@ from recapp.tables.config import (
     check_tables,
     lookups_of,
 )
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 

@@ -15,7 +15,6 @@ from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
 from recapp.reporting.details import (
     KEPT,
-    differences,
     interval,
     intervals,
     note_no_interval,
@@ -27,15 +26,13 @@ from recapp.reporting.details import (
 from recapp.reporting.summary import report_end
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
-from recapp.sparse.batch import MISSING, Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tasks.click import ClickTask
+from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
 from recapp.tasks.detail_metrics import SLICES, poisson_weights
 from recapp.tasks.measures import Measure, MetricSettings
-from recapp.tasks.task import Output, Sample, Task
+from recapp.tasks.task import ClickTask, Output, Sample, Task
 
-CLICK = Constructor("recapp.tasks.click.ClickTask")
-RATING = Constructor("recapp.tasks.rating.RatingTask")
+CLICK = Constructor("recapp.tasks.task.ClickTask")
+RATING = Constructor("recapp.tasks.task.RatingTask")
 ROWS = 301
 CUTS = [120, 0, 150, 1, 30]
 
@@ -510,38 +507,3 @@ def test_a_page_shows_calibration_and_the_worst_slices():
     assert "Calibration by bucket" in page and "Worst slices by C1" in page
     assert page.index(">v1<") < page.index(">v2<") and "0.05000" in page and ">v0<" not in page
     assert part_of_page({}) == []
-
-
-def evaluation(folder, values, drawn, auc, rows=-5):
-    """The directory of an evaluation with the values of a bootstrap."""
-    folder.mkdir()
-    found = {"drawn": drawn, "rows": rows, "metrics": {"auc": values, "calibration": values}}
-    write_details({"bootstrap": found}, folder, 0)
-    metrics = {"split": "val", "val_auc": auc, "val_calibration": auc}
-    (folder / "metrics.json").write_text(json.dumps(metrics))
-    return folder
-
-
-def test_two_evaluations_differ_if_the_interval_of_paired_differences_leaves_out_0(tmp_path):
-    random = np.random.default_rng(2)
-    noise = random.normal(0, 0.01, 100)
-    own = random.normal(0, 0.001, 100)
-    drawn = [1.0] * 100
-    a = evaluation(tmp_path / "a", (0.7 + noise).tolist(), drawn, 0.7)
-    better = evaluation(tmp_path / "b", (0.705 + noise + own).tolist(), drawn, 0.705)
-    same = evaluation(tmp_path / "c", (0.7 + noise + own).tolist(), drawn, 0.7)
-    auc, calibration = differences(a, better)
-    assert (auc["verdict"], calibration["verdict"]) == ("b is better", "differs")
-    assert auc["low"] < 0.005 < auc["high"] and auc["difference"] == pytest.approx(0.005)
-    assert differences(better, a)[0]["verdict"] == "a is better"
-    assert {row["verdict"] for row in differences(a, same)} == {"noise"}
-    others = evaluation(tmp_path / "e", [0.7] * 100, drawn, 0.7, rows=4)
-    other = evaluation(tmp_path / "d", [0.7] * 100, [2.0] * 100, 0.7)
-    for each in (other, others):
-        with pytest.raises(ConfigError, match="were measured on other rows or labels"):
-            differences(a, each)
-    with pytest.raises(ConfigError, match=r"^a=.*none: no such directory$"):
-        differences(tmp_path / "none", a)
-    (other / "details.json").unlink()
-    with pytest.raises(ConfigError, match=r"^b=.*has no bootstrap: python -m recapp\.eval"):
-        differences(a, other)

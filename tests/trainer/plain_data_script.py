@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from recapp.optim.rules import sgd
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 STEPS = 5

@@ -15,14 +15,13 @@ from recapp.inference.probe import storage_by_hand
 from recapp.models.ensemble import Ensemble
 from recapp.optim.named_rules import pick
 from recapp.planner.planner_settings import Machines, PlanRule, PlanSettings
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import topology_of
+from recapp.planner.problem import PlanningProblem, topology_of
 from recapp.run.plan_of_run import build_plan
 from recapp.run.run_checks import check_tables
 from recapp.run.training import build_callbacks
 from recapp.stored.checkpoint import load_table, read_manifest
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.named_collections import member_name, of_all_members
+from recapp.tables.table_settings import member_name, of_all_members
 
 MEMBERS = 3
 SEED = 5
@@ -60,6 +59,7 @@ def test_the_tables_of_members_differ(trained):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.full
 def test_rules_of_tables_and_names_of_a_plan_hold_for_all_members(logs):
     wanted = compose(logs, "ensemble=2", "optimizer.sparse.tables={C1: {lr: 0.5}, C2*: {lr: 1}}")
     assert {name: rule.lr for name, rule in wanted.rules.items()} == {

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.sparse.batch import Batch
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tasks.click import ClickTask
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tasks.task import ClickTask
 from recapp.trainer.module import TaskModule
 
 

@@ -95,6 +95,7 @@ def test_tables_that_a_lightning_module_freezes_before_sharding_stay(tmp_path):
     assert ("items", "sum") not in manifest.tensors
 
 
+@pytest.mark.full
 def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path, capsys):
     schedule = ("optimizer.sparse.tables={C7: {rule: sgd}}", *SCHEDULE)
     _, optimizer, manifest, scheduled = fit_twice(

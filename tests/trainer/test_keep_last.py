@@ -58,6 +58,7 @@ def saved(logs, tmp_path_factory):
     return train(logs, tmp_path_factory.mktemp("saved"), 0.7)[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("base", ["elsewhere", "first"])
 def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, base, capfd):
     best, last = first
@@ -105,6 +106,7 @@ def test_a_run_that_was_moved_takes_its_best_along(logs, tmp_path, first):
     assert named == tmp_path / "moved/checkpoints" / best.name
 
 
+@pytest.mark.full
 def test_an_earlier_best_that_is_gone_is_said_once_and_training_goes_on(
     logs, tmp_path, first, capfd
 ):
@@ -123,6 +125,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.full
 def test_a_copied_run_knows_its_best_from_that_of_another_run_in_its_old_place(
     logs, tmp_path, first, capfd
 ):

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
 from recapp.settings.records import Constructor
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer.curves import ProgressLines
 from recapp.trainer.module import TaskModule
 
@@ -50,6 +50,7 @@ class Readings(Callback):
         self.auc[trainer.global_step] = f"{pl_module.train_metrics['auc'].compute():.4f}"
 
 
+@pytest.mark.full
 def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, capsys):
     readings = Readings()
     fit(*two_epochs, readings, ProgressLines(every=13))

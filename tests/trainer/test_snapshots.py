@@ -26,7 +26,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.joined_checkpoint import join_checkpoints
 from recapp.stored.meta_file import dense_state
-from recapp.tables.named_collections import member_name
+from recapp.tables.table_settings import member_name
 from recapp.train import with_snapshots
 from recapp.trainer.keep_checkpoints import KeepSnapshots, kept_before, validate_first
 from recapp.transport.communicator import Comm
@@ -185,6 +185,7 @@ def steps_of(recipe, path):
     return [read_manifest(kept).step for kept in resumed.snapshots()]
 
 
+@pytest.mark.full
 def test_a_run_that_is_over_joins_no_model_twice(three_epochs):
     folder, recipe = three_epochs
     assert steps_of(recipe, folder / "last.ckpt") == [2 * EPOCH, 3 * EPOCH]
@@ -226,6 +227,7 @@ def test_an_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(logs, tmp_p
     assert kept == [[EPOCH], [EPOCH, 2 * EPOCH]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("validation", "step"),
     [
@@ -266,6 +268,7 @@ def dense_of(path):
     return {name: weight.tolist() for name, weight in dense_state(read_meta(path)).items()}
 
 
+@pytest.mark.full
 def test_a_run_that_ends_inside_an_epoch_keeps_as_many(logs, tmp_path):
     recipe, steps = train(logs, tmp_path / "part", f"trainer.max_steps={2 * EPOCH + 2}")
     last = tmp_path / "part" / LAST

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recapp.parallel import wrap_dense
 from recapp.transport.communicator import Comm
-from recapp.transport.dense_gradients import AverageOverRanks, hook_of
+from recapp.transport.step_messages import AverageOverRanks, hook_of
 
 STEPS = 3
 SIZES = [7, 5, 1, 3]  # of layers: buckets of few numbers, one of fewer numbers than ranks

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recapp.transport.communicator import Comm
-from recapp.transport.message_layout import HEADER, Buffers, MessageLayout, swap_counts
+from recapp.transport.step_messages import HEADER, Buffers, MessageLayout, swap_counts
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from stored import copy
 from recapp import eval as evaluation
 from recapp import train
 from recapp.cli import compose
-from recapp.cli.recipe_of_job import stored_recipe
+from recapp.cli.command import stored_recipe
 from recapp.cli.stored_recipe import check_generated, recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
@@ -210,7 +210,7 @@ NASTY = {
     "hydra.utils.get_method": {"path": "os.system"},
     "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
     "recapp.run.constructors.make": {"settings": {}, "setting": "x"},
-    "recapp.settings.check_settings.import_module": {"name": "evil"},
+    "recapp.settings.records.import_module": {"name": "evil"},
     "recapp.run.run_rows.write_generated": {},
     "recapp.stored.checkpoint.remove_checkpoint": {"path": "a.ckpt"},
     "recapp.stored.store.LOCAL.remove": {"path": "a.ckpt"},
@@ -537,7 +537,7 @@ def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, confi
         checkpoint,
         {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}},
     )
-    assert compose.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
+    assert compose.stored_choices([f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

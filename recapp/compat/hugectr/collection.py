@@ -26,16 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.compat.hugectr.plans import (
-    Lists,
-    plan_from_values,
-    printed,
-    shown_plan,
-)
+from recapp.compat.hugectr.plans import NO_MATRIX, Lists, printed, shown_plan
 from recapp.compat.hugectr.program_settings import OptParams, rules_of_opt_params
 from recapp.compat.hugectr.words import (
     LOOKUP_WORDS,
     CommunicationStrategy,
+    NamedEnum,
     check_others,
     checked,
     combiner_of,
@@ -50,7 +46,8 @@ from recapp.optim.rules import RowRule
 from recapp.settings.values import Natural
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.jagged_tensor import KeyedTensor
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import (
     EmbeddingBagConfig,
     PoolingType,
@@ -59,7 +56,6 @@ from recapp.tables.config import (
     check_max_key,
 )
 from recapp.tables.dynamic import DYNAMIC
-from recapp.tables.unsharded_collection import EmbeddingBagCollection
 
 LOOKUP = ("table", "feature", "output", "combiner")
 CONCAT = ("hotness", "truncates")
@@ -263,8 +259,6 @@ class EmbeddingCollection:
 
 
 class _Lookups:
-    """The lookups that a program declares one after the other."""
-
     def __init__(self) -> None:
         self._names: dict[EmbeddingTableConfig, str] = {}
         self._read: list[dict[str, Any]] = []
@@ -361,54 +355,26 @@ class _Lookups:
             plan = plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
         return EmbeddingCollection(tables, lookups, plan, opt_params, unsized)
 
-    def _by_matrix(self, matrix: Mapping[str, Any]) -> EmbeddingCollection:
-        """Return the collection under a plan of the later versions. A number in the plan is a
-        `table_id` (or `id_space`) if these are 0, 1, 2 and so on, else a place in the order of
-        declaration.
-        """
-        bare = self._collection()
-        numbers = [t.id_space if t.table_id is None else t.table_id for t in self._names]
-        tables = list(bare.tables)
-        if set(numbers) == set(range(len(tables))):
-            tables = [tables[numbers.index(k)] for k in range(len(tables))]
-        return self._collection(plan_from_values(matrix, tables, "shard_matrix", bare.lookups))
-
 
 class EmbeddingPlanner(_Lookups):
     """Declares lookups, and makes a collection of them under a plan."""
 
     def create_embedding_collection(
-        self,
-        plan_file: str | Path | Sequence[Any] | None = None,
-        emb_table_group_strategy: Sequence[Any] | None = None,
-        emb_table_placement_strategy: Sequence[str] | None = None,
-        *,
-        shard_matrix: Sequence[Any] | None = None,
+        self, plan_file: str | Path | None = None, *matrix: Any, **others: Any
     ) -> EmbeddingCollection:
         """Return the collection of all lookups declared so far.
 
         Args:
-            plan_file: A plan in HugeCTR's JSON or in recapp's YAML; None lets recapp plan. Version
-                4.1 has `shard_matrix` at this position.
-            emb_table_group_strategy: For a matrix: the tables of each group.
-            emb_table_placement_strategy: For a matrix: mp or dp for each group.
-            shard_matrix: A row for each GPU, with 1 for each table of which the GPU holds a part.
+            plan_file: A plan in HugeCTR's JSON or in recapp's YAML; None lets recapp plan.
+            matrix: Must be empty: version 4.1 has a plan of another form as its arguments.
+            others: No other argument is allowed.
 
         Raises:
             ConfigError: No lookup is declared, or one is wrong.
-            PlanError: The plan is wrong or belongs to other tables.
+            PlanError: The plan is wrong or belongs to other tables, or is no file.
         """
-        if plan_file is not None and not isinstance(plan_file, str | Path):
-            shard_matrix = plan_file
-            plan_file = None
-        if shard_matrix is not None:
-            return self._by_matrix(
-                {
-                    "shard_matrix": plain(shard_matrix),
-                    "table_group_strategy": plain(emb_table_group_strategy),
-                    "table_placement_strategy": plain(emb_table_placement_strategy),
-                }
-            )
+        if matrix or others or not isinstance(plan_file, str | Path | None):
+            raise PlanError(f"{PLAN} takes a plan_file alone: {NO_MATRIX}")
         bare = self._collection()
         if plan_file is None:
             return bare
@@ -416,8 +382,7 @@ class EmbeddingPlanner(_Lookups):
 
 
 class EmbeddingCollectionConfig(_Lookups):
-    """Declares lookups and the sharding of their tables, in later versions; `collection` returns
-    the result.
+    """Declares lookups, in later versions; `collection` returns the result.
 
     Args:
         use_exclusive_keys: Whether no two tables have a key in common. HugeCTR sorts keys
@@ -429,40 +394,26 @@ class EmbeddingCollectionConfig(_Lookups):
     def __init__(
         self,
         use_exclusive_keys: bool = False,
-        comm_strategy: CommunicationStrategy = CommunicationStrategy.Uniform,
+        comm_strategy: NamedEnum = CommunicationStrategy.Uniform,
     ) -> None:
         super().__init__()
-        self.use_exclusive_keys = use_exclusive_keys
-        self.comm_strategy = comm_strategy
-        self._matrix: dict[str, Any] | None = None
         if use_exclusive_keys or comm_strategy != CommunicationStrategy.Uniform:
             note_once(
                 "EmbeddingCollectionConfig: use_exclusive_keys and comm_strategy have no "
                 "effect: they select algorithms of HugeCTR with equal results"
             )
 
-    def shard(
-        self,
-        shard_matrix: Sequence[Sequence[Any]],
-        shard_strategy: Sequence[Sequence[Any]],
-        compression_strategy: Mapping[Any, Sequence[str]] | None = None,
-    ) -> None:
-        """Set the sharding of the tables; a second call replaces the first.
+    def shard(self, *arguments: Any, **named: Any) -> None:
+        """Refuse a sharding of the tables.
 
         Args:
-            shard_matrix: The tables of each GPU, by name.
-            shard_strategy: Pairs of `mp` or `dp` and tables; ("a", 2) cuts the columns of a in two.
-            compression_strategy: The tables of each `CompressionStrategy`.
+            arguments: HugeCTR's arguments, without effect.
+            named: The same by name.
+
+        Raises:
+            PlanError: Always; the error names the replacement.
         """
-        strategy = [[word, plain(group)] for word, group in shard_strategy]
-        compression = {
-            str(key): plain(tables) for key, tables in (compression_strategy or {}).items()
-        }
-        self._matrix = {
-            "shard_matrix": plain(shard_matrix),
-            "shard_strategy": strategy,
-            "compression_strategy": compression,
-        }
+        raise PlanError(f"EmbeddingCollectionConfig.shard: {NO_MATRIX}")
 
     @property
     def collection(self) -> EmbeddingCollection:
@@ -470,9 +421,8 @@ class EmbeddingCollectionConfig(_Lookups):
 
         Raises:
             ConfigError: No lookup is declared, or one is wrong.
-            PlanError: The arguments of `shard` are wrong or belong to other tables.
         """
-        return self._collection() if self._matrix is None else self._by_matrix(self._matrix)
+        return self._collection()
 
 
 def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None:

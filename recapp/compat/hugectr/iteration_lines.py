@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from recapp.sparse.batch import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import ends_step
 from recapp.trainer.module import measures_of

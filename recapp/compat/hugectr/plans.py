@@ -1,21 +1,4 @@
-"""Read the plans of HugeCTR's later versions: a matrix of GPUs and tables. HugeCTR takes it as
-Python arguments; recapp reads a JSON object with the names of these arguments.
-
-    v4.1   {"shard_matrix": [[1, 0, 1], [0, 1, 1]],        GPU x table: 1 where the GPU holds a part
-            "table_group_strategy": [[0, 1], [2]],         tables of each group
-            "table_placement_strategy": ["mp", "dp"]}      of each group
-    later  {"shard_matrix": [["C1", "C3"], ["C2", "C3"]],  by name
-            "shard_strategy": [["mp", ["C1", "C2"]], ["dp", ["C3"]]],
-            "compression_strategy": {"reduction": ["C1"], "unique": ["C2"]}}
-
-Each GPU of an mp table holds one shard, in order; all GPUs hold a dp table. `["C1", 2]` instead of
-`"C1"` cuts the columns in two: the first half of its GPUs holds the left strip, by rows.
-`reduction` sets the mode `pooled`, `unique` the mode `unique`. Both versions also accept
-`emb_table_...` for `table_...`.
-
-Sources: `EmbeddingPlanner` of v4.1, `HugeCTR/src/embeddings/embedding_collection.cpp` of 25.03.
-
-Read and write HugeCTR's plans: JSON lists of GPUs, groups and lookups. The rules are those of
+"""Read and write HugeCTR's plans: JSON lists of GPUs, groups and lookups. The rules are those of
 HugeCTR's planner.
 
     [                                            one list for each GPU, in order
@@ -51,7 +34,7 @@ HugeCTR's planner.
 HugeCTR puts a row on the shard whose id is key mod n. recapp mixes the rows of the table
 (`recapp/tables/row_order.py`), and shard s of n is the s-th of n equal strips. A shard has the same
 number of rows and the same balance in both, but other rows. Later versions of HugeCTR have a matrix
-of GPUs and tables instead (`recapp/compat/hugectr/plans.py`).
+of GPUs and tables instead, which is refused.
 
 HugeCTR's notebook writes plans with the key names of v3.7, in its own order, indented by four
 spaces. `written_plan(..., indent=4)` writes the same bytes, and `printed` returns the text that the
@@ -63,209 +46,16 @@ Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from recapp.errors import PlanError, suggest
-from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 
-MATRIX = "shard_matrix"
-GROUPS = "table_group_strategy"
 PLACEMENT = "table_placement_strategy"
-STRATEGY = "shard_strategy"
-COMPRESSION = "compression_strategy"
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
-MODES: dict[str, Mode] = {"reduction": "pooled", "unique": "unique"}
-
-
-def table_sharding(
-    table: EmbeddingConfig, gpus: Sequence[int] | None, world: int, strips: int = 1
-) -> TableSharding:
-    """Return the sharding of a table on some GPUs. If several GPUs hold rows of one strip, the rows
-    are mixed, which balances them like HugeCTR's key mod n.
-
-    Args:
-        table: The table to shard.
-        gpus: The GPUs of its shards in the order of the shards' ids: `strips` times the number of
-            shards of a strip. None replicates the table on all GPUs.
-        world: The number of GPUs.
-        strips: The number of strips of columns; each lies on an equal range of `gpus`.
-    """
-    rows = range(table.plan_rows)
-    dim = table.embedding_dim
-    if gpus is None:
-        return TableSharding(
-            tuple(Shard(g, rows, range(dim)) for g in range(world)), "replicated", "data_parallel"
-        )
-    shards = [
-        Shard(g, part, cols)
-        for run, cols in zip(
-            equal_ranges(len(gpus), strips), equal_ranges(dim, strips), strict=True
-        )
-        for g, part in zip([gpus[i] for i in run], equal_ranges(len(rows), len(run)), strict=False)
-    ]
-    kind = (
-        "table_wise"
-        if len(gpus) == 1
-        else "row_wise"
-        if list(gpus) == list(range(world)) and strips == 1
-        else "custom"
-    )
-    if strips == len(gpus) > 1:
-        kind = "column_wise"
-    mixed = len(gpus) > strips and table.dynamic is None
-    return TableSharding(tuple(shards), "auto", kind, "mixed" if mixed else "natural")
-
-
-def plan_from_matrix(
-    values: Mapping[str, Any], tables: Sequence[EmbeddingConfig], source: str
-) -> dict[str, TableSharding]:
-    """Return the sharding of every table, by its name.
-
-    Args:
-        values: The plan as plain values of JSON.
-        tables: The tables of the model.
-        source: The file, for messages.
-
-    Raises:
-        PlanError: An entry is wrong; the error names the GPU, group or table and the rule.
-    """
-    entries = {str(key).removeprefix("emb_"): value for key, value in values.items()}
-    for key in entries:
-        if key not in (known := (MATRIX, GROUPS, PLACEMENT, STRATEGY, COMPRESSION)):
-            raise PlanError(f"{source}: unknown key {key}; {suggest(key, known)}")
-    names = [t.name for t in tables]
-    group_of = _placements(entries, names, source)
-    tables_by_gpu = _tables_by_gpu(entries[MATRIX], names, source)
-    shardings = {}
-    for t in tables:
-        if t.name not in group_of:
-            raise PlanError(f"{source}: table {t.name} is in no group: add it to one (rule 12)")
-        k, word, strips = group_of[t.name]
-        gpus = [g for g, gpu_tables in enumerate(tables_by_gpu) if t.name in gpu_tables]
-        where = f"{source}: group {k}: table {t.name}"
-        if word == "dp":
-            for g in (g for g in range(len(tables_by_gpu)) if g not in gpus):
-                raise PlanError(
-                    f"{where} is dp, but GPU {g} does not hold it: add a dp table to every row "
-                    f"of {MATRIX} (rule 8)"
-                )
-        if not gpus:
-            raise PlanError(f"{where} is held by no GPU: add it to a row of {MATRIX} (rule 12)")
-        if (
-            strips < 1
-            or (word == "dp" and strips > 1)
-            or len(gpus) % strips
-            or t.embedding_dim % strips
-        ):
-            raise PlanError(
-                f"{where}: {strips} strips of columns: must divide its {t.embedding_dim} columns "
-                f"and its {len(gpus)} GPUs, and a dp table has one"
-            )
-        shardings[t.name] = table_sharding(
-            t, None if word == "dp" else gpus, len(tables_by_gpu), strips
-        )
-    return _with_modes(shardings, entries.get(COMPRESSION, {}), source)
-
-
-def _placements(
-    entries: Mapping[str, Any], names: list[str], source: str
-) -> dict[str, tuple[int, str, int]]:
-    """Return the group, placement and number of strips of columns of each table."""
-    if (STRATEGY in entries) == (GROUPS in entries) or (GROUPS in entries) != (
-        PLACEMENT in entries
-    ):
-        raise PlanError(f"{source}: {MATRIX} needs {STRATEGY}, or {GROUPS} and {PLACEMENT}")
-    groups = entries.get(GROUPS)
-    words = entries.get(PLACEMENT)
-    if STRATEGY in entries:
-        pairs = entries[STRATEGY]
-        if not isinstance(pairs, list) or not all(
-            isinstance(p, list) and len(p) == 2 for p in pairs
-        ):
-            raise PlanError(f"{source}: {STRATEGY} must be a list of [placement, tables]")
-        words = [p[0] for p in pairs]
-        groups = [p[1] for p in pairs]
-    if not isinstance(groups, list) or not isinstance(words, list) or len(groups) != len(words):
-        raise PlanError(f"{source}: {GROUPS} and {PLACEMENT} must be lists of one length")
-    group_of: dict[str, tuple[int, str, int]] = {}
-    for k, (word, group) in enumerate(zip(words, groups, strict=True)):
-        if not isinstance(word, str) or word not in WORDS or not isinstance(group, list):
-            raise PlanError(
-                f"{source}: group {k}: placement {word}: {suggest(str(word), WORDS)} and a list "
-                "of tables (rule 3)"
-            )
-        for item in group:
-            table, strips = item if isinstance(item, list) and len(item) == 2 else (item, 1)
-            name = _name(table, names, f"{source}: group {k}")
-            if name in group_of:
-                raise PlanError(
-                    f"{source}: group {k}: table {name} is also in group {group_of[name][0]}: a "
-                    "table must be in one group (rule 12)"
-                )
-            if not isinstance(strips, int):
-                raise PlanError(
-                    f"{source}: group {k}: table {name}: strips of columns must be a whole "
-                    f"number, not {strips}"
-                )
-            group_of[name] = k, WORDS[word], strips
-    return group_of
-
-
-def _tables_by_gpu(matrix: Any, names: list[str], source: str) -> list[list[str]]:
-    if (
-        not isinstance(matrix, list)
-        or not matrix
-        or not all(isinstance(row, list) for row in matrix)
-    ):
-        raise PlanError(
-            f"{source}: {MATRIX} must be a list of GPUs, each with a list of its tables (rule 1)"
-        )
-    tables_by_gpu = []
-    for g, row in enumerate(matrix):
-        if row and all(isinstance(item, int) for item in row):
-            if len(row) != len(names) or not set(row) <= {0, 1}:
-                raise PlanError(
-                    f"{source}: GPU {g}: a row of {MATRIX} has a 0 or a 1 for each of the "
-                    f"{len(names)} tables (rule 1)"
-                )
-            tables_by_gpu.append([name for name, part in zip(names, row, strict=True) if part])
-        else:
-            tables_by_gpu.append([_name(item, names, f"{source}: GPU {g}") for item in row])
-    return tables_by_gpu
-
-
-def _name(table: Any, names: list[str], where: str) -> str:
-    if isinstance(table, int) and 0 <= table < len(names):
-        return names[table]
-    if table not in names:
-        raise PlanError(f"{where}: no such table {table}; {suggest(str(table), names)} (rule 2)")
-    return str(table)
-
-
-def _with_modes(
-    shardings: dict[str, TableSharding], compression: Any, source: str
-) -> dict[str, TableSharding]:
-    if not isinstance(compression, Mapping):
-        raise PlanError(
-            f"{source}: {COMPRESSION} must be an object of {' and '.join(MODES)} with lists of "
-            "tables"
-        )
-    for word, group in compression.items():
-        if not isinstance(group, list):
-            raise PlanError(f"{source}: {COMPRESSION}.{word} must be a list of tables")
-        if str(word).lower() not in MODES:
-            raise PlanError(f"{source}: {COMPRESSION}.{word}: {suggest(str(word), MODES)}")
-        for name in (
-            _name(table, list(shardings), f"{source}: {COMPRESSION}.{word}") for table in group
-        ):
-            if shardings[name].mode != "replicated":
-                shardings[name] = replace(shardings[name], mode=MODES[str(word).lower()])
-    return shardings
-
-
 REQUIRED = ("local_embedding_list", "global_embedding_list", PLACEMENT)
 LOCAL = REQUIRED[0]
 EVERY = REQUIRED[1]
@@ -303,11 +93,17 @@ class _PlanGroup:
     id: int
 
 
+NO_MATRIX = (
+    "recapp does not read plans that are a matrix of GPUs and tables (shard_matrix): leave the "
+    "matrix out, and recapp plans itself, or give a plan file (docs/from_hugectr.md)"
+)
+
+
 def takes(values: Any) -> bool:
     """Return whether plain values have a form of HugeCTR's plans: lists by GPU, or a matrix of GPUs
-    and tables.
+    and tables, which `plan_from_values` refuses.
     """
-    return isinstance(values, list) or (isinstance(values, Mapping) and MATRIX in values)
+    return isinstance(values, list) or (isinstance(values, Mapping) and "shard_matrix" in values)
 
 
 def plan_from_values(
@@ -317,7 +113,7 @@ def plan_from_values(
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Return a HugeCTR plan as recapp's plan, with one rank for each GPU. The modes of sharded
-    tables stay open, unless the plan has a compression strategy.
+    tables stay open.
 
     Args:
         values: The plan as plain values of JSON.
@@ -327,23 +123,20 @@ def plan_from_values(
             None takes those that the tables declare.
 
     Raises:
-        PlanError: The plan breaks a rule; the error names the GPU, group, lookup and rule.
+        PlanError: The plan breaks a rule; the error names the GPU, group, lookup and rule. Or it is
+            a matrix.
     """
     if isinstance(values, Mapping):
-        shardings = plan_from_matrix(values, tables, source)
-    else:
-        shardings = _Lists(values, tables, source, lookups).plan()
+        raise PlanError(f"{source}: {NO_MATRIX}")
+    shardings = _Lists(values, tables, source, lookups).plan()
     split = any(
         s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1
         for s in shardings.values()
     )
-    world = len(values[MATRIX] if isinstance(values, Mapping) else values)
-    return ShardingPlan(shardings, world, "hugectr", (MODULO,) if split else ())
+    return ShardingPlan(shardings, len(values), "hugectr", (MODULO,) if split else ())
 
 
 class _Lists:
-    """The lists of a plan, with a check for each rule."""
-
     def __init__(
         self,
         values: Any,
@@ -384,7 +177,7 @@ class _Lists:
                 groups[k].id: g for g, groups in enumerate(self.gpus) if lookup in groups[k].local
             }
             replicated = self.gpus[0][k].word == "dp"
-            shardings[t.name] = table_sharding(
+            shardings[t.name] = _sharding(
                 t, None if replicated else [holders[i] for i in sorted(holders)], len(self.gpus)
             )
         return shardings
@@ -570,6 +363,23 @@ class _Lists:
     def _where(self, i: int) -> str:
         gpus = [g for g, groups in enumerate(self.gpus) if any(i in k.local for k in groups)]
         return f"lookup {i} lies on GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
+
+
+def _sharding(table: EmbeddingConfig, gpus: list[int] | None, world: int) -> TableSharding:
+    """Return the sharding of a table on some GPUs, in the order of the shards' ids; None replicates
+    the table on all. Rows of several GPUs are mixed, which balances them like HugeCTR's key mod n.
+    """
+    rows = range(table.plan_rows)
+    columns = range(table.embedding_dim)
+    if gpus is None:
+        replicas = tuple(Shard(g, rows, columns) for g in range(world))
+        return TableSharding(replicas, "replicated", "data_parallel")
+    parts = zip(gpus, equal_ranges(len(rows), len(gpus)), strict=False)
+    shards = tuple(Shard(g, part, columns) for g, part in parts)
+    if len(gpus) == 1:
+        return TableSharding(shards, "auto", "table_wise")
+    kind = "row_wise" if gpus == list(range(world)) else "custom"
+    return TableSharding(shards, "auto", kind, "natural" if table.dynamic else "mixed")
 
 
 def _twice(numbers: Iterable[int]) -> list[int]:

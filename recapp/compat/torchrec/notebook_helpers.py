@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.benchmarks.embedding_step import batch_times, forward_alone
+from recapp.benchmarks.steps import batch_times, forward_alone
 from recapp.benchmarks.timing import interleave
 from recapp.console import size
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError
 from recapp.optim.rules import rowwise_adagrad
-from recapp.planner.problem import PlanningProblem
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.processes.process_memory import peak_resident_bytes, settled_bytes
 from recapp.reporting.drawing import (
     Picture,

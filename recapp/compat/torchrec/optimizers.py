@@ -13,7 +13,7 @@ decay of the learning rate in stages.
     optimizer = WarmupOptimizer(CombinedOptimizer([model.fused_optimizer, dense]), stages, lr=0.1)
 
 Names, argument order and arithmetic are those of `torchrec/optim`. Clipping covers the dense part
-alone, or the dense part and the tables (`recapp/optim/clipping.py`).
+alone, or the dense part and the tables (`recapp/optim/optimizer.py`).
 
 Step i = 0, 1, ... has the learning rate lr times the factor of its stage. A stage ends with its
 `max_iters`, which counts from the beginning of training; after the last stage the factor is 1. The
@@ -34,8 +34,7 @@ from typing_extensions import override
 
 from recapp.compat.torchrec.keyed import KeyedOptimizer
 from recapp.errors import ConfigError
-from recapp.optim.clipping import clip_norm, clip_value, gradient_norm
-from recapp.optim.optimizer import TableGradients, run_closure
+from recapp.optim.optimizer import TableGradients, clip_norm, clip_value, gradient_norm, run_closure
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
@@ -192,15 +191,11 @@ class CombinedOptimizer(KeyedOptimizer):
                     if names.keys() >= set(group["params"])
                 ]
             one.load_state_dict(part)
-
-    @override
-    def post_load_state_dict(self) -> None:
-        for _, one in self.optimizers:
-            one.post_load_state_dict()
+        self.post_load_state_dict()
 
     def __repr__(self) -> str:
         inner = [f"{prefix}: {one}" if prefix else str(one) for prefix, one in self.optimizers]
-        return f"CombinedOptimizer({', '.join(inner)})"
+        return f"{type(self).__name__}({', '.join(inner)})"
 
 
 class OptimizerWrapper(CombinedOptimizer):
@@ -223,29 +218,11 @@ class OptimizerWrapper(CombinedOptimizer):
         super().__init__([optimizer])
         self.optimizer = optimizer
 
-    @property
-    @override
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.optimizer.param_groups
-
-    @property
-    @override
-    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
-        return self.optimizer.state
-
     @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         return self.optimizer.step(closure=closure)
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
-        self.post_load_state_dict()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.optimizer})"
 
 
 def in_backward_optimizer_filter(
@@ -533,24 +510,15 @@ class WarmupOptimizer(OptimizerWrapper):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        state = dict(state_dict["state"])
-        entry = state.pop(self.param_name, None)
-        if entry is None and self._count:
-            raise ConfigError(
-                f"the state has no entry for {self.param_name}, and this optimiser needs one"
-            )
+        entry = state_dict["state"].get(self.param_name)
         count = {} if entry is None else {"warmup": torch.as_tensor(entry["warmup"]).clone()}
         if count and not 0 <= int(count["warmup"][1]) < len(self.stages):
             raise ConfigError(
                 f"the state of {self.param_name} is in stage {int(count['warmup'][1])}, and "
                 f"there are {len(self.stages) - 1} here: give the stages of the saved optimiser"
             )
+        super().load_state_dict(state_dict)
         self._count = count
-        super().load_state_dict({**state_dict, "state": state})
-
-    @override
-    def post_load_state_dict(self) -> None:
-        super().post_load_state_dict()
         self._set_lr()
 
     def _position(self) -> tuple[int, int]:
@@ -594,7 +562,6 @@ def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
 
 
 def _check_factor(where: str, stage: WarmupStage, first: int) -> None:
-    """Check that a stage has a factor for each of its steps."""
     policy = stage.policy
     if policy is WarmupPolicy.INVSQRT and first == 0:
         raise ConfigError(

@@ -7,7 +7,7 @@ one. Both models are read-only.
     collection.qconfig = QuantConfig(activation=..., weight=...)   # one collection
     EmbeddingBagCollection.from_float(collection)                  # or torch's quantize_dynamic
 
-The collections are the engine's on a single rank (`recapp/inference/placed_model.py`). The state
+The collections are the engine's on a single rank (`recapp/inference/held_tables.py`). The state
 dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for each row
 (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into a model
 that was quantised in the same way.
@@ -25,8 +25,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from recapp.compat.torchrec.wrapped_collections import twin_of
-from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.read_only_store import values_of
 from recapp.engine.sharded_collection import (
     ShardedCollection,
@@ -36,25 +34,28 @@ from recapp.engine.sharded_collection import (
     shard_model,
     sharded_collections,
 )
+from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
-from recapp.inference.placed_model import HeldTable, HeldTables, one_rank
-from recapp.inference.storage import stored
+from recapp.inference.held_tables import HeldTable, HeldTables, one_rank, stored
 from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.options import Constraints
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.collections import collections_in, embedding_lookups, embedding_tables
+from recapp.tables.collections import EmbeddingBagCollection as FloatBags
+from recapp.tables.collections import EmbeddingCollection as FloatSequences
+from recapp.tables.collections import (
+    UnshardedCollection,
+    collections_in,
+    embedding_lookups,
+    embedding_tables,
+)
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_hash
-from recapp.tables.unsharded_collection import EmbeddingBagCollection as FloatBags
-from recapp.tables.unsharded_collection import EmbeddingCollection as FloatSequences
-from recapp.tables.unsharded_collection import UnshardedCollection
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 
 class QuantConfig(NamedTuple):
@@ -199,7 +200,6 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy the stored rows of a state dict into the held tables, and remove them from it."""
     loaded_tables = []
     for name, table, held_table in _of_state(holder, prefix):
         if table.dynamic is not None:
@@ -290,15 +290,28 @@ def meta_twins(
     """
     twins: dict[int, UnshardedCollection] = {}
     weights: dict[tuple[str, int], Any] = {}
+    meta = torch.device("meta")
     for collection in collections:
-        tables = {t.name: t for t in collection.tables()}
-        seed = seeds.get(next(iter(tables)), 0)
-        twin = twins[id(collection)] = twin_of(collection, tables, torch.device("meta"), seed)
+        tables = collection.tables()
+        seed = seeds.get(tables[0].name, 0)
+        twin: UnshardedCollection
+        if isinstance(collection, FloatSequences | ShardedEmbeddingCollection):
+            twin = FloatSequences(tables, meta, collection.need_indices(), seed)
+        else:
+            weighted = collection.is_weighted()
+            twin = FloatBags(tables, weighted, meta, seed, lookups=collection.lookups)
+            twin.leave_room(collection.room)
+        twins[id(collection)] = twin
+        twin.own_ids = (
+            collection.shared.members[collection.member].own_ids
+            if isinstance(collection, ShardedCollection)
+            else collection.own_ids
+        )
         twin.dtype = collection.dtype  # even if all its tables have a narrower type by now
-        for name in tables:
-            module = getattr(twin, twin.tables_of)[name]
+        for t in tables:
+            module = getattr(twin, twin.tables_of)[t.name]
             module.weight = weights.setdefault(
-                (name, id(collection.holder_of(name))), module.weight
+                (t.name, id(collection.holder_of(t.name))), module.weight
             )
     return twins
 

@@ -79,7 +79,7 @@ Ids dates(const Artefact& artefact, const Derived& column, const Raw& raw, std::
 }
 
 // Return the sine or cosine of a turn: Taylor's sums within a quarter, in the order of operations of
-// recapp/dataset/derive.py.
+// recapp/dataset/rows.py.
 float circle(double turns, bool cosine) {
   static const double sines[] = {1,
                                  -1.0 / 6,

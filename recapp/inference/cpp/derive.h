@@ -1,4 +1,4 @@
-// Columns that are computed from decoded ones, as in training (recapp/dataset/derive.py).
+// Columns that are computed from decoded ones, as in training (recapp/dataset/rows.py).
 #pragma once
 
 #include "decode.h"

@@ -26,7 +26,7 @@ class Scorer {
   std::vector<at::Tensor> scores(const std::vector<at::Tensor>& outputs) const;
 
  private:
-  // Where the vectors of a batch stand, as in recapp/engine/outputs.py.
+  // Where the vectors of a batch stand, as in recapp/engine/state.py.
   struct Places {
     std::vector<std::int64_t> first;   // element of each lookup
     std::vector<std::int64_t> stride;  // elements from one bag of a lookup to the next

@@ -1,27 +1,37 @@
-"""Place the tables of a read-only model on one rank or over several, and make the stores of its
-collections from whole tables.
+"""The tables of a read-only model: from the rows of a checkpoint to the files of an artefact, and
+from rows in a file or a tensor to the collections of the engine, on one rank or over several.
 
+    checkpoint --TrainedTables--> fp32 rows [R, D] --RowWriter--> rows/*.bin
+    rows/*.bin --mapped_tables--> HeldTable        --HeldTables.make_store--> the rows of a group
     meta model --placed--> collections of the engine, each rank with its part of the rows
-    HeldTable (rows of a file or of a tensor) --HeldTables.make_store--> the rows of a group
+
+A table of more than `MEMORY_BYTES` becomes a mapped scratch file, whose pages the system may write
+out. So an export reads tables of any size, stored under any plan and order of rows.
+
+A file of an artefact holds the tables of one data type and one number of columns, in the order of
+the model. A rank that holds whole tables reads that matrix without a copy, for any number of
+tables. A rank that holds some rows or columns of tables copies those. Files are mapped into memory:
+pages are read on first use, and processes share them.
 
 One rank holds whole tables and needs no process group. For several ranks the planner makes a plan
 for read-only tables; the scores have the bits of one rank.
-
-Rows of several tables may lie in one matrix, table by table. A rank that holds whole tables reads
-that matrix without a copy, for any number of tables. A rank that holds some rows or columns of
-tables copies those. The row files of an artefact are mapped into memory (`mapped_tables`): pages
-are read on first use, and processes share them.
 """
 
 import mmap
-from collections.abc import Callable, Mapping
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recapp.engine.dynamic_keys import KEYS
 from recapp.engine.read_only_store import (
     Held,
     KeyedStore,
@@ -33,18 +43,20 @@ from recapp.engine.read_only_store import (
 )
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
-from recapp.inference.storage import held, row_bytes, stored
-from recapp.kernels.quantised import QuantisedRows
+from recapp.errors import CheckpointError
+from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise, quantise
 from recapp.planner.embedding_planner import serving_plan
-from recapp.planner.topology import Topology
+from recapp.planner.problem import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
-from recapp.sharding.layout import Piece
+from recapp.sharding.layout import WEIGHT, Block, Piece
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.stored.stored_model import Artefact
+from recapp.stored.model_manifests import StoredTable
+from recapp.stored.model_store import files_at
+from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
-from recapp.tables.config import DataType
-from recapp.tables.dynamic import RUNS, first_position, keys_of
-from recapp.tables.initial import values_of_hash
+from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.dynamic import RUNS, first_position, keys_of, positions_of
+from recapp.tables.initial import start_hash, values_of_hash
 from recapp.transport.communicator import Comm, together
 
 T = TypeVar("T")
@@ -299,22 +311,16 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
                 f"table {t.name} is not stored as the other tables of {t.file}"
             )
         width = row_bytes(t.data_type, t.dim)
-        if t.file not in rows:
-            if len(raw[t.file]) % width:
-                raise artefact.manifest.damaged(
-                    f"{t.file} has no whole number of rows of table {t.name}"
-                )
-            rows[t.file] = held(raw[t.file].view(-1, width), t.data_type, t.dim)
         end = t.first_row + t.rows
-        if len(raw[t.file]) < end * width:
+        if len(raw[t.file]) % width or len(raw[t.file]) < end * width:
             raise artefact.manifest.damaged(f"table {t.name} has rows that {t.file} has not")
+        if t.file not in rows:
+            rows[t.file] = held(raw[t.file].view(-1, width), t.data_type, t.dim)
         if t.keys is not None:
-            if t.keys not in keys:
-                if len(raw[t.keys]) % torch.int64.itemsize:
-                    raise artefact.manifest.damaged(f"{t.keys} has no whole number of keys")
-                keys[t.keys] = raw[t.keys].view(torch.int64)
-            if len(keys[t.keys]) < end:
+            size = torch.int64.itemsize
+            if len(raw[t.keys]) % size or len(raw[t.keys]) < end * size:
                 raise artefact.manifest.damaged(f"table {t.name} has keys that {t.keys} has not")
+            keys.setdefault(t.keys, raw[t.keys].view(torch.int64))
         tables[t.name] = HeldTable(
             t.data_type,
             t.dim,
@@ -334,3 +340,228 @@ def _map(artefact: Artefact, file: str) -> Tensor:
     # a private map is writable; torch requires writable memory
     mapped = mmap.mmap(artefact.opened(file).fileno(), 0, access=mmap.ACCESS_COPY)
     return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+# ---- stored rows
+
+QUANTIZE = ("none", "fp16", "int8", "int4")
+"""The values of `quantize` and `quantize_tables`; none keeps the data type of training."""
+
+
+def row_bytes(data_type: DataType, dim: int) -> int:
+    """Return the bytes of a stored row."""
+    if data_type.bits is not None:
+        return bytes_of_record(dim, data_type.bits)
+    return dim * data_type.dtype.itemsize
+
+
+def stored(rows_RD: Tensor, data_type: DataType) -> Held:
+    """Convert rows of floats to a stored data type.
+
+    Raises:
+        ValueError: A value to quantise is not finite.
+    """
+    if data_type.bits is not None:
+        return quantise(rows_RD, data_type.bits)
+    return rows_RD.to(data_type.dtype)
+
+
+def bytes_of(rows: Held) -> Tensor:
+    """Return stored rows as bytes, [R, K], in the memory of the rows."""
+    values = values_of(rows).contiguous()
+    return values.view(torch.uint8).view(len(values), -1)
+
+
+def held(raw_RK: Tensor, data_type: DataType, dim: int) -> Held:
+    """Return bytes [R, K] as stored rows, in the memory of the bytes."""
+    if data_type.bits is not None:
+        return QuantisedRows(raw_RK, dim, data_type.bits)
+    return raw_RK.view(data_type.dtype).view(len(raw_RK), dim)
+
+
+def values(rows: Held, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return stored rows as floats, [R, D]."""
+    if isinstance(rows, QuantisedRows):
+        return dequantise(rows, torch.arange(len(values_of(rows))), dtype)
+    return rows.to(dtype)
+
+
+def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
+    """Return the stored data type of a table under a `quantize` setting; narrower floats stay."""
+    if quantize == "none":
+        return table.data_type
+    data_type = DataType(quantize)
+    half = (DataType.FP16, DataType.BF16)
+    return table.data_type if data_type in half and table.data_type in half else data_type
+
+
+# ---- from a checkpoint to the files of an artefact
+
+MEMORY_BYTES = 1 << 28  # the largest table that is read into memory
+
+
+class TrainedTables:
+    """Read tables of an open checkpoint.
+
+    Args:
+        snapshot: The checkpoint, with all its files open.
+        scratch: A directory for large tables, on the disk of the artefact.
+    """
+
+    def __init__(self, snapshot: Checkpoint, scratch: Path) -> None:
+        self.snapshot = snapshot
+        self.scratch = scratch
+
+    @contextmanager
+    def rows(self, table: EmbeddingConfig) -> Iterator[Tensor]:
+        """Yield the rows of a table as one tensor, [R, D]; rows of a dynamic table by the positions
+        of their keys.
+
+        Raises:
+            CheckpointError: The checkpoint does not have the table, or is damaged.
+            OSError: The disk has no space for the table.
+        """
+        shape = self._shape(table, WEIGHT, table.embedding_dim)
+        dtype = table.data_type.dtype
+        size = shape[0] * shape[1] * dtype.itemsize
+        if size <= MEMORY_BYTES:
+            yield self._filled(table, WEIGHT, torch.empty(shape, dtype=dtype))
+            return
+        file = self.scratch / "table.tmp"
+        try:
+            with open(file, "wb") as out:
+                os.posix_fallocate(out.fileno(), 0, size)  # a full disk is an error, not a signal
+            raw = torch.from_numpy(np.memmap(file, np.uint8, "r+"))
+            yield self._filled(table, WEIGHT, raw.view(dtype).view(shape))
+        finally:
+            file.unlink(missing_ok=True)
+
+    def positions(self, table: EmbeddingConfig) -> Tensor | None:
+        """Return the ascending positions of a dynamic table's keys; None for other tables.
+
+        Raises:
+            CheckpointError: The checkpoint does not have the positions, or they do not ascend.
+        """
+        if table.dynamic is None:
+            return None
+        shape = self._shape(table, KEYS, 1)
+        keys = self._filled(table, KEYS, torch.empty(shape, dtype=torch.int64))[:, 0]
+        positions = positions_of(keys)
+        if bool((positions[1:] <= positions[:-1]).any()):
+            raise CheckpointError(f"table {table.name}: its keys are not in ascending positions")
+        return positions
+
+    def _shape(self, table: EmbeddingConfig, tensor: str, columns: int) -> tuple[int, int]:
+        stored = self.snapshot.manifest.tensors.get((table.name, tensor))
+        rows = (
+            table.num_embeddings if table.dynamic is None else stored[0].shape[0] if stored else 0
+        )
+        return rows, columns
+
+    def _filled(self, table: EmbeddingConfig, tensor: str, data: Tensor) -> Tensor:
+        rows, columns = data.shape
+        shape = (rows, columns)
+        block = Block(table.name, tensor, shape, range(rows), range(columns), data, True)
+        self.snapshot.fill([block])
+        return data
+
+
+PART_ELEMENTS = 1 << 22  # elements converted at a time
+
+
+@dataclass
+class _File:
+    out: BinaryIO
+    rows: int = 0
+    size: int = 0
+    crc: int = 0
+
+    def write(self, raw: Any) -> None:
+        view = memoryview(raw)
+        self.out.write(view)
+        self.size += view.nbytes
+        self.crc = zlib.crc32(view, self.crc)
+
+
+class RowWriter(ExitStack):
+    """Write tables, one after the other; a context manager that closes the files.
+
+    Args:
+        folder: The directory of the artefact.
+
+    Attributes:
+        tables: The tables written so far.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.tables: list[StoredTable] = []
+        self._files: dict[str, _File] = {}
+
+    def add(
+        self,
+        table: EmbeddingConfig,
+        rows_RD: Tensor,
+        storage: DataType,
+        positions_R: Tensor | None,
+        seed: int,
+    ) -> StoredTable:
+        """Append a table to its file.
+
+        Args:
+            table: The table.
+            rows_RD: Its rows, as floats; they may be mapped.
+            storage: The data type to store them in.
+            positions_R: The sorted positions of a dynamic table's keys; None for other tables.
+            seed: The seed of its start values.
+
+        Raises:
+            CheckpointError: A value is not finite, or too large for the data type.
+        """
+        stem = f"rows/{storage}_{table.embedding_dim}"
+        keys = None
+        if positions_R is not None:
+            stem += "_dynamic"
+            keys = f"{stem}.keys"
+            self._file(keys).write(positions_R.contiguous().numpy())
+        file = self._file(f"{stem}.bin")
+        step = max(1, PART_ELEMENTS // table.embedding_dim)
+        for first in range(0, len(rows_RD), step):
+            part = rows_RD[first : first + step]
+            try:
+                rows = stored(part, storage)
+                if not bool(values_of(rows).isfinite().all()):
+                    raise ValueError(f"there are values that {storage} cannot hold")
+            except ValueError as error:
+                raise CheckpointError(
+                    f"table {table.name}, rows from {first} on: {error}"
+                ) from error
+            file.write(bytes_of(rows).numpy())
+        entry = StoredTable(
+            name=table.name,
+            rows=len(rows_RD),
+            dim=table.embedding_dim,
+            storage=str(storage),
+            file=f"{stem}.bin",
+            first_row=file.rows,
+            keys=keys,
+            id_rule=str(table.id_rule),
+            min_key=table.min_key,
+            start_hash=start_hash(table, seed),
+            start_range=float(table.start_range),
+        )
+        file.rows += len(rows_RD)
+        self.tables.append(entry)
+        return entry
+
+    def finish(self) -> dict[str, Mapping[str, Any]]:
+        """Flush all files to disk, and return the size and checksum of each."""
+        self.close()
+        return {name: {"bytes": f.size, "crc32": f"{f.crc:08x}"} for name, f in self._files.items()}
+
+    def _file(self, name: str) -> _File:
+        if name not in self._files:
+            out = files_at(self.folder).create(self.folder / name)
+            self._files[name] = _File(self.enter_context(out))
+        return self._files[name]

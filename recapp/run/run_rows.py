@@ -16,8 +16,7 @@ from recapp.dataset.sequential_rows import COUNTED_ROWS, decoded_chunks
 from recapp.dataset.source import Source
 from recapp.dataset.synthetic import write_clicks
 from recapp.errors import DataError
-from recapp.run.commands import OnPaper
-from recapp.run.recipe import Recipe, Train
+from recapp.run.recipe import OnPaper, Recipe, Train
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.dynamic import EXPECTED_ROWS

@@ -64,6 +64,7 @@ from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
+from recapp.processes.rank_environment import locked
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.artefact_files import values_in
 from recapp.stored.checkpoint import read_meta

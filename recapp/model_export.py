@@ -66,7 +66,7 @@ from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, 
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit
 from recapp.stored.model_manifests import DENSE, ArtefactManifest
-from recapp.stored.model_store import MANIFEST, files_at, write_file
+from recapp.stored.store import MANIFEST, files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
 from recapp.errors import ArtefactError, CheckpointError, ConfigError
-from recapp.stored.model_store import entry_of, files_at, is_artefact
-from recapp.stored.store import beside
+from recapp.stored.store import beside, entry_of, files_at, is_artefact
 
 DERIVED_VALUES = "derived_values"
 """The entry of the plain part of a checkpoint."""

@@ -52,8 +52,10 @@ from recapp.stored.block_files import (
 from recapp.stored.manifest import to_json
 from recapp.stored.meta_file import state_must_fit, write_meta
 from recapp.stored.model_manifests import META, ROW_ORDERS, SAVED_AS, CheckpointManifest
-from recapp.stored.model_store import (
+from recapp.stored.store import (
     MANIFEST,
+    TMP,
+    beside,
     checkpoints_in,
     clean_up,
     end_of_links,
@@ -65,7 +67,6 @@ from recapp.stored.model_store import (
     size_of,
     write_file,
 )
-from recapp.stored.store import TMP, beside
 from recapp.stored.stored_model import Checkpoint, Wanted, every_file
 from recapp.transport.communicator import Comm, raise_together
 

@@ -30,8 +30,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.meta_file import OF_MODEL, check_state
 from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
-from recapp.stored.model_store import files_at
-from recapp.stored.store import TMP, beside
+from recapp.stored.store import TMP, beside, files_at
 from recapp.stored.stored_model import Checkpoint, every_file
 from recapp.tables.table_settings import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm

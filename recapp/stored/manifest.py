@@ -26,7 +26,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import typed
 from recapp.stored.meta_file import is_a, plain
-from recapp.stored.model_store import FORMATS, Kind
+from recapp.stored.store import FORMATS, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
 
 MOST_EXAMPLE_ROWS = 4096

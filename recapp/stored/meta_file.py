@@ -28,7 +28,7 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError, RecappError
 from recapp.settings.values import shown
-from recapp.stored.model_store import CHECKPOINT, Pinned, bytes_of, crc32_of, files_at, path_of
+from recapp.stored.store import CHECKPOINT, Pinned, bytes_of, crc32_of, files_at, path_of
 
 LEVELS = 64  # of containers inside of one another
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}

@@ -32,7 +32,7 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
 from recapp.stored.manifest import WRONG, Files, Manifest, TableShape
 from recapp.stored.meta_file import is_a
-from recapp.stored.model_store import ARTEFACT, CHECKPOINT
+from recapp.stored.store import ARTEFACT, CHECKPOINT
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder

@@ -30,7 +30,7 @@ from recapp.sharding.layout import Block
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.stored.block_files import by
 from recapp.stored.checkpoint import load_blocks, read_manifest
-from recapp.stored.model_store import entry_of, is_checkpoint, size_of
+from recapp.stored.store import entry_of, is_checkpoint, size_of
 from recapp.tables.config import EmbeddingConfig, IdRule, lookups_of
 from recapp.tables.ids import IdRules
 

@@ -31,7 +31,7 @@ from recapp.stored.model_manifests import (
     ArtefactManifest,
     CheckpointManifest,
 )
-from recapp.stored.model_store import (
+from recapp.stored.store import (
     ARTEFACT,
     CHECKPOINT,
     MANIFEST,
@@ -241,8 +241,8 @@ class Snapshot(Generic[M]):
         Raises:
             RecappError: The file is damaged.
         """
-        self.check(file)
-        return self.opened(file).read()
+        size = self.check(file)
+        return self.opened(file).read(size)
 
 
 class Checkpoint(Snapshot[CheckpointManifest]):

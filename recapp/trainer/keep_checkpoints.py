@@ -40,7 +40,7 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
 )
 from recapp.stored.meta_file import state_must_fit
-from recapp.stored.model_store import clean_up, new_version
+from recapp.stored.store import clean_up, new_version
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of

@@ -44,7 +44,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.meta_file import check_state
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.model_store import is_checkpoint
+from recapp.stored.store import is_checkpoint
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,

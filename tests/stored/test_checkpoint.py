@@ -28,7 +28,7 @@ from recapp.stored.checkpoint import (
     verify,
 )
 from recapp.stored.meta_file import plain
-from recapp.stored.model_store import find_checkpoints, is_checkpoint
+from recapp.stored.store import is_checkpoint
 from recapp.transport.communicator import Comm
 
 
@@ -160,7 +160,7 @@ def test_a_killed_save_leaves_the_earlier_checkpoint_whole(
         )
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert is_checkpoint(path) and find_checkpoints(tmp_path) == [path]
+    assert is_checkpoint(path)
     assert value_of(path) == left
     assert save_value(path, 3) == [None] * 2
     assert value_of(path) == 3
@@ -176,7 +176,7 @@ def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch)
         )
         os._exit(0)
     os.waitpid(child, 0)
-    assert not is_checkpoint(tmp_path / "a.ckpt") and find_checkpoints(tmp_path) == []
+    assert not is_checkpoint(tmp_path / "a.ckpt")
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt.tmp"]
 
 
@@ -214,40 +214,12 @@ def test_links_are_followed_when_read_and_only_themselves_replaced_and_removed(t
     save_value(tmp_path / "a.ckpt", 1)
     (tmp_path / "last.ckpt").symlink_to(tmp_path / "a.ckpt")
     assert value_of(tmp_path / "last.ckpt") == 1
-    assert find_checkpoints(tmp_path) == [tmp_path / "a.ckpt"]
     save_value(tmp_path / "last.ckpt", 2)
     assert (value_of(tmp_path / "a.ckpt"), value_of(tmp_path / "last.ckpt")) == (1, 2)
     (tmp_path / "link.ckpt").symlink_to(tmp_path / "a.ckpt")
     remove_checkpoint(tmp_path / "link.ckpt")
+    remove_checkpoint(tmp_path / "link.ckpt")
     assert value_of(tmp_path / "a.ckpt") == 1
-
-
-def test_checkpoints_are_found_below_a_directory_oldest_first(tmp_path):
-    for number, name in enumerate(("z/b.ckpt", "a.ckpt", "z/deep/c.ckpt")):
-        save_value(tmp_path / name, 1)
-        os.utime(tmp_path / name / "manifest.json", (number, number))
-    (tmp_path / "empty.ckpt").mkdir()
-    assert [str(p.relative_to(tmp_path)) for p in find_checkpoints(tmp_path)] == [
-        "z/b.ckpt",
-        "a.ckpt",
-        "z/deep/c.ckpt",
-    ]
-    remove_checkpoint(tmp_path / "a.ckpt")
-    remove_checkpoint(tmp_path / "a.ckpt")
-    assert len(find_checkpoints(tmp_path)) == 2
-
-
-def test_a_hint_is_looked_for_near_by_and_not_in_all_of_a_disk(tmp_path, monkeypatch):
-    save_value(tmp_path / "near" / "a.ckpt", 1)
-    deep = tmp_path / "near/deep/deeper"
-    for folder in range(30):
-        (deep / str(folder)).mkdir(parents=True)
-    save_value(deep / "9/b.ckpt", 1)
-    assert len(find_checkpoints(tmp_path)) == 2
-    monkeypatch.setattr("recapp.stored.model_store.MOST_ENTRIES", 20)
-    assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
-    (tmp_path / "near/gone").symlink_to(tmp_path / "nowhere")
-    assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
 
 
 # ---- what is wrong with it

@@ -30,7 +30,7 @@ from recapp.stored.checkpoint import (
 )
 from recapp.stored.manifest import to_json
 from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.model_store import CHECKPOINT, Pinned, is_checkpoint
+from recapp.stored.store import CHECKPOINT, Pinned, is_checkpoint
 from recapp.stored.stored_model import Artefact
 from recapp.transport.communicator import Comm
 
@@ -286,7 +286,6 @@ def test_a_disk_that_fails_while_a_manifest_is_read_is_one_error(saved):
 @pytest.mark.parametrize(
     "read",
     [
-        lambda file: file.read(),
         lambda file: file.read(5),
         lambda file: file.readinto(bytearray(9)),
         lambda file: file.readinto(bytearray(1 << 20)),

@@ -31,7 +31,7 @@ from recapp.run.training import (
 )
 from recapp.settings.records import constructor, to_plain
 from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.store import is_checkpoint
 from recapp.stored.stored_model import Checkpoint, open_stored
 from recapp.trainer.callbacks import (

@@ -49,9 +49,8 @@ from recapp.stored.block_files import (
     sources_of,
     write_blocks,
 )
-from recapp.stored.manifest import to_json
-from recapp.stored.meta_file import state_must_fit, write_meta
-from recapp.stored.model_manifests import META, ROW_ORDERS, SAVED_AS, CheckpointManifest
+from recapp.stored.manifest import META, ROW_ORDERS, SAVED_AS, CheckpointManifest, to_json
+from recapp.stored.plain_parts import state_must_fit, write_meta
 from recapp.stored.store import (
     MANIFEST,
     TMP,

@@ -19,7 +19,6 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.artefact_files import DERIVED_VALUES
 from recapp.stored.block_files import DTYPES, StoredBlock, write_blocks
 from recapp.stored.checkpoint import (
     finish_save,
@@ -28,8 +27,8 @@ from recapp.stored.checkpoint import (
     together,
     write_error,
 )
-from recapp.stored.meta_file import OF_MODEL, check_state
-from recapp.stored.model_manifests import JOINED, RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.manifest import JOINED, RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.plain_parts import DERIVED_VALUES, OF_MODEL, check_state
 from recapp.stored.store import TMP, beside, files_at
 from recapp.stored.stored_model import Checkpoint, every_file
 from recapp.tables.table_settings import MOST_MEMBERS, member_name

@@ -305,6 +305,7 @@ class Kind:
         name: The name of the kind, for people.
         article: The article of the name.
         format: The name of the format in its manifest.
+        parts: The entry of the manifest that has a line for each item.
         version: The latest version of the format; a reader refuses a later one.
         manifest_bytes: The most bytes of a manifest, so that reading a large file does not fill the
             memory.
@@ -320,6 +321,7 @@ class Kind:
     name: str
     article: str
     format: str
+    parts: str
     version: int
     manifest_bytes: int
     error: type[RecappError]
@@ -335,6 +337,7 @@ CHECKPOINT = Kind(
     name="checkpoint",
     article="a",
     format="recapp",
+    parts="blocks",
     version=4,
     manifest_bytes=2**30,  # enough for more than a million blocks
     error=CheckpointError,
@@ -352,6 +355,7 @@ ARTEFACT = Kind(
     name="artefact",
     article="an",
     format="recapp-artefact",
+    parts="tables",
     version=4,
     manifest_bytes=2**28,
     error=ArtefactError,

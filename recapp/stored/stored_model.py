@@ -20,16 +20,25 @@ from recapp.dataset.derived_columns import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block
-from recapp.stored.artefact_files import DERIVED_FILE, Values, dense_values, read_values, values_in
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
-from recapp.stored.manifest import Manifest
-from recapp.stored.meta_file import check_state, dense_state, read_meta
-from recapp.stored.model_manifests import (
+from recapp.stored.manifest import (
     COMPILED,
     DENSE,
     META,
     ArtefactManifest,
     CheckpointManifest,
+    Manifest,
+    from_json,
+)
+from recapp.stored.plain_parts import (
+    DERIVED_FILE,
+    Values,
+    check_state,
+    dense_state,
+    dense_values,
+    read_meta,
+    read_values,
+    values_in,
 )
 from recapp.stored.store import (
     ARTEFACT,
@@ -156,7 +165,7 @@ class Snapshot(Generic[M]):
         with ExitStack() as undo:
             undo.callback(pinned.close)
             raw = pinned.read(MANIFEST, cls.kind)
-            manifest: Any = cls.manifest_type.from_json(raw, folder)
+            manifest: Any = from_json(cls.manifest_type, raw, folder)
             files = {*selector(manifest)}
             undo.pop_all()
         return cls(path, pinned, manifest, files)

@@ -39,7 +39,7 @@ from recapp.stored.checkpoint import (
     read_manifest,
     remove_checkpoint,
 )
-from recapp.stored.meta_file import state_must_fit
+from recapp.stored.plain_parts import state_must_fit
 from recapp.stored.store import clean_up, new_version
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback

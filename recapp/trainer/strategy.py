@@ -71,8 +71,8 @@ from recapp.stored.checkpoint import (
     with_absolute_paths,
     write_checkpoint,
 )
-from recapp.stored.meta_file import check_state, state_must_fit
-from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.manifest import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.plain_parts import check_state, state_must_fit
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of

@@ -41,8 +41,8 @@ from recapp.metrics import click_metrics
 from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.artefact_files import unfinished
 from recapp.stored.manifest import sealed
+from recapp.stored.plain_parts import unfinished
 from recapp.stored.store import MANIFEST, REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType

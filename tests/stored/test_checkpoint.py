@@ -18,7 +18,7 @@ import torch
 from tables import blank, block, edit, save, whole
 
 from recapp.errors import CheckpointError, RankError
-from recapp.stored import block_files, checkpoint, meta_file
+from recapp.stored import block_files, checkpoint, plain_parts
 from recapp.stored.checkpoint import (
     load_blocks,
     load_table,
@@ -27,7 +27,7 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     verify,
 )
-from recapp.stored.meta_file import plain
+from recapp.stored.plain_parts import plain
 from recapp.stored.store import is_checkpoint
 from recapp.transport.communicator import Comm
 
@@ -113,7 +113,7 @@ def full_disk():
 STEPS = [
     ("block_files.zlib.crc32", 0, 1),
     ("block_files.zlib.crc32", 1, 1),
-    ("meta_file.torch.save", 0, 1),
+    ("plain_parts.torch.save", 0, 1),
     ("checkpoint.to_json", 0, 1),
     ("store.sync", 0, 1),
     ("store.Path.rename", 0, 1),
@@ -436,7 +436,7 @@ def test_a_private_object_is_refused_with_its_place_and_nothing_is_saved(tmp_pat
 
 
 def test_meta_that_cannot_be_read_back_is_an_error_when_it_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(meta_file, "plain", lambda value: {"x": Evil()})
+    monkeypatch.setattr(plain_parts, "plain", lambda value: {"x": Evil()})
     (error,) = save(tmp_path / "a.ckpt", [[table(1)]])
     assert isinstance(error, CheckpointError) and "cannot be read as plain types" in str(error)
     assert list(tmp_path.iterdir()) == []

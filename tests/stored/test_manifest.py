@@ -28,8 +28,7 @@ from recapp.stored.checkpoint import (
     verify,
     write_checkpoint,
 )
-from recapp.stored.manifest import to_json
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.manifest import CheckpointManifest, from_json, to_json
 from recapp.stored.store import CHECKPOINT, Pinned, is_checkpoint
 from recapp.stored.stored_model import Artefact
 from recapp.transport.communicator import Comm
@@ -216,7 +215,7 @@ def test_a_metric_that_the_rows_left_open_is_null_in_the_file_and_nan_once_read(
         "val_log_loss": 0.5,
         "val_x": None,
     }
-    found = CheckpointManifest.from_json(text.encode(), tmp_path).metrics
+    found = from_json(CheckpointManifest, text.encode(), tmp_path).metrics
     assert (
         found["val_log_loss"] == 0.5 and math.isnan(found["val_auc"]) and math.isnan(found["val_x"])
     )
@@ -454,5 +453,5 @@ def test_a_dense_parameter_that_is_not_finite_is_not_written_either(saved):
 
 def test_a_manifest_that_is_written_is_the_one_that_is_read(saved):
     manifest = read_manifest(saved)
-    again = CheckpointManifest.from_json(to_json(manifest).encode(), saved)
+    again = from_json(CheckpointManifest, to_json(manifest).encode(), saved)
     assert again == manifest and (saved / "manifest.json").read_text() == to_json(manifest)

@@ -18,7 +18,6 @@ import recapp
 from recapp.errors import CheckpointError
 from recapp.model_export import export_model
 from recapp.run.commands import Export
-from recapp.stored.artefact_files import unfinished
 from recapp.stored.checkpoint import (
     link_checkpoint,
     load_table,
@@ -26,8 +25,8 @@ from recapp.stored.checkpoint import (
     remove_checkpoint,
     verify,
 )
-from recapp.stored.manifest import to_json
-from recapp.stored.model_manifests import ArtefactManifest
+from recapp.stored.manifest import ArtefactManifest, to_json
+from recapp.stored.plain_parts import unfinished
 from recapp.stored.store import (
     CHECKPOINT,
     STORES,

@@ -24,7 +24,7 @@ from recapp.dataset.synthetic import write_clicks
 from recapp.errors import PlanError, suggest
 from recapp.processes.launch import meeting_point
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 
 SIZES = (

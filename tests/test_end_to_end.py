@@ -13,7 +13,7 @@ import pytest
 from jobs import command, metrics_of, small, validation
 
 from recapp.dataset.synthetic import read_truth
-from recapp.stored.checkpoint import read_manifest, verify
+from recapp.stored.stored_model import read_manifest, verify
 
 PLANS = ("data_parallel", "row_wise")  # the README's five: test_readme.py
 STEPS = "trainer.max_steps=20"

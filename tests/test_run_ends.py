@@ -18,7 +18,7 @@ import pytest
 from hosts import TORCHRUN, Started, at_once, wait_for
 from jobs import Failed, environment, metrics_of, ranks_of, small, start
 
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from compilers import needs_compiler
 from jobs import command, metrics_of, small, validation
 
-from recapp.stored.checkpoint import read_manifest, verify
+from recapp.stored.stored_model import read_manifest, verify
 
 pytestmark = pytest.mark.full
 

@@ -38,7 +38,6 @@ from typing import Any, BinaryIO, cast, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -93,11 +92,11 @@ def write_meta(folder: Path, file: str, meta: Mapping[str, Any]) -> dict[str, An
     with files_at(folder).create(folder / file) as out:
         torch.save(plain(meta), out)
     with closing(Pinned(folder)) as pinned, pinned.open(file, CHECKPOINT) as source:
-        read_meta(source, folder / file)
+        meta_of(source, folder / file)
         return {"bytes": bytes_of(source), "crc32": crc32_of(source)}
 
 
-def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
+def meta_of(source: BinaryIO, file: Path) -> dict[str, Any]:
     """Read a file of `write_meta`; tensors are on the CPU.
 
     Args:
@@ -347,6 +346,8 @@ Values = npt.NDArray[np.generic]
 
 def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     """Return dense parameters and buffers as a safetensors file."""
+    import safetensors.torch
+
     tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
     raw: bytes = safetensors.torch.save(tensors)
     return raw
@@ -358,6 +359,8 @@ def dense_values(raw: bytes) -> dict[str, Tensor]:
     Raises:
         ValueError: The bytes are not a safetensors file, or a value is not finite.
     """
+    import safetensors.torch
+
     try:
         state: dict[str, Tensor] = safetensors.torch.load(raw)
     except (ValueError, KeyError, safetensors.SafetensorError) as error:

@@ -29,8 +29,8 @@ from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.stored.block_files import by
-from recapp.stored.checkpoint import load_blocks, read_manifest
 from recapp.stored.store import entry_of, is_checkpoint, size_of
+from recapp.stored.stored_model import load_blocks, read_manifest
 from recapp.tables.config import EmbeddingConfig, IdRule, lookups_of
 from recapp.tables.ids import IdRules
 

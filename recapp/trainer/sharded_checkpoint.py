@@ -34,16 +34,11 @@ from recapp.errors import CheckpointError
 from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.checkpoint import (
-    load_table,
-    read_manifest,
-    read_meta,
-    with_absolute_paths,
-    with_paths,
-)
+from recapp.stored.checkpoint import with_absolute_paths, with_paths
 from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.plain_parts import DERIVED_VALUES, check_state, plain_values
 from recapp.stored.store import is_checkpoint
+from recapp.stored.stored_model import load_table, read_manifest, read_meta
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,

@@ -19,16 +19,10 @@ from tables import blank, block, edit, save, whole
 
 from recapp.errors import CheckpointError, RankError
 from recapp.stored import block_files, checkpoint, plain_parts
-from recapp.stored.checkpoint import (
-    load_blocks,
-    load_table,
-    read_manifest,
-    read_meta,
-    remove_checkpoint,
-    verify,
-)
+from recapp.stored.checkpoint import remove_checkpoint
 from recapp.stored.plain_parts import plain
 from recapp.stored.store import is_checkpoint
+from recapp.stored.stored_model import load_blocks, load_table, read_manifest, read_meta, verify
 from recapp.transport.communicator import Comm
 
 

@@ -21,17 +21,16 @@ from tables import Comms
 
 from recapp.sharding.layout import Block
 from recapp.stored import checkpoint
-from recapp.stored.checkpoint import (
+from recapp.stored.checkpoint import remove_checkpoint, write_checkpoint
+from recapp.stored.store import clean_up, is_checkpoint
+from recapp.stored.stored_model import (
+    Checkpoint,
     load_table,
     load_together,
     read_manifest,
     read_meta,
-    remove_checkpoint,
     verify,
-    write_checkpoint,
 )
-from recapp.stored.store import clean_up, is_checkpoint
-from recapp.stored.stored_model import Checkpoint
 from recapp.trainer.keep_checkpoints import KeepLast
 from recapp.trainer.sharded_checkpoint import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy

@@ -21,16 +21,10 @@ from recapp.errors import ArtefactError, CheckpointError
 from recapp.sharding.layout import Block
 from recapp.stored import manifest as manifests
 from recapp.stored.block_files import StoredBlock, check_tiling
-from recapp.stored.checkpoint import (
-    load_table,
-    read_manifest,
-    read_meta,
-    verify,
-    write_checkpoint,
-)
+from recapp.stored.checkpoint import write_checkpoint
 from recapp.stored.manifest import CheckpointManifest, from_json, to_json
 from recapp.stored.store import CHECKPOINT, Pinned, is_checkpoint
-from recapp.stored.stored_model import Artefact
+from recapp.stored.stored_model import Artefact, load_table, read_manifest, read_meta, verify
 from recapp.transport.communicator import Comm
 
 PLAN = {
@@ -242,10 +236,10 @@ def read_plan():
 
 
 def test_a_manifest_is_parsed_once_however_often_it_is_asked_for(saved):
-    manifests._read.cache_clear()
+    manifests.from_json.cache_clear()
     for _ in range(5):
         read_manifest(saved)
-    assert manifests._read.cache_info().misses == 1
+    assert manifests.from_json.cache_info().misses == 1
 
 
 # ---- other files under its names

@@ -18,13 +18,7 @@ import recapp
 from recapp.errors import CheckpointError
 from recapp.model_export import export_model
 from recapp.run.commands import Export
-from recapp.stored.checkpoint import (
-    link_checkpoint,
-    load_table,
-    read_manifest,
-    remove_checkpoint,
-    verify,
-)
+from recapp.stored.checkpoint import link_checkpoint, remove_checkpoint
 from recapp.stored.manifest import ArtefactManifest, to_json
 from recapp.stored.plain_parts import unfinished
 from recapp.stored.store import (
@@ -36,7 +30,7 @@ from recapp.stored.store import (
     checkpoints_in,
     write_file,
 )
-from recapp.stored.stored_model import Artefact, read_stored
+from recapp.stored.stored_model import Artefact, load_table, read_manifest, read_stored, verify
 
 ROOM = Path(recapp.__file__).parent / "stored"
 TOUCHES = {

@@ -19,7 +19,7 @@ from recapp.run.run_checks import (
     check_training,
 )
 from recapp.settings.records import names_of, to_plain
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.restore import ChangedCallbacks
 
 

@@ -19,7 +19,7 @@ from recapp.optim.named_rules import rules_of, tables_that_restart
 from recapp.run import training
 from recapp.run.run_checks import check_start_values, check_starts, check_training
 from recapp.settings.records import to_plain
-from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.stored.stored_model import load_table, read_manifest
 from recapp.tables.initial import fill_initial
 from recapp.trainer.callbacks import FillTables
 

@@ -225,6 +225,7 @@ def test_few_many_and_nearly_all_are_reached_here(reached, changed):
     assert low <= sum(changed in files for files in reached.values()) / len(reached) <= high
 
 
+@pytest.mark.full
 def test_every_module_of_the_package_is_reached_by_a_test_of_its_own(reached):
     """By others than those that read all sources."""
     sources = {f"tests/test_{name}.py" for name in ("architecture", "documents", "public_face")}

@@ -92,6 +92,7 @@ def test_without_a_directory_given_a_job_gets_a_dated_one(base):
     assert not set("=,[] ") & set(str(job.directory.relative_to(base)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("flags", "parent"), [([], "outputs"), (["-m", "seed=1,2"], "multirun")])
 def test_commands_that_start_in_the_same_second_have_a_directory_each(
     base, monkeypatch, flags, parent
@@ -119,6 +120,7 @@ def test_a_place_where_no_directory_can_be_made_is_named(base, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_jobs_of_a_sweep_have_numbers_and_directories_without_odd_signs(base):
     code, calls = run("seed=1,2", "-m", "model=dlrm,deep")  # -m anywhere
     assert code == 0
@@ -254,6 +256,7 @@ def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(base):
     assert not (base / "out/error.json").exists()
 
 
+@pytest.mark.full
 def test_an_error_is_not_left_beside_the_results_of_a_run_that_it_is_not_of(base):
     def train(recipe, job):
         if recipe.seed == 2:
@@ -352,6 +355,7 @@ def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_f
     assert directories == [base / "outputs/night run"] * 2
 
 
+@pytest.mark.full
 def test_ranks_started_by_hand_are_asked_for_a_directory(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

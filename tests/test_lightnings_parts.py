@@ -8,6 +8,7 @@ import json
 import pytest
 import yaml
 from jobs import refusal, small
+from tiers import one_of
 
 CHECKPOINT = "callbacks.checkpoint"
 
@@ -18,86 +19,85 @@ def logs(tmp_path_factory):
     return [*small(tmp_path_factory.mktemp("parts") / "logs"), "+plan=row_wise"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (
-            ["metrics.names=[log_loss]"],
-            f"{CHECKPOINT}.monitor=val_auc: not measured (metrics.names); known: val_log_loss; "
-            f"set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min",
-        ),
-        (
-            [f"{CHECKPOINT}.monitor=val_log_loss"],
-            f"{CHECKPOINT}.mode=max: a smaller val_log_loss is better; set {CHECKPOINT}.mode=min",
-        ),
-        (
-            [f"+{CHECKPOINT}.dirpath=elsewhere"],
-            f"{CHECKPOINT}.dirpath: cannot be set: checkpoints lie in the run's directory",
-        ),
-        (
-            ["+callbacks.x._target_=os.getcwd"],
-            "callbacks.x._target_=os.getcwd: makes a str, and must make a Callback of lightning",
-        ),
-        (
-            [f"{CHECKPOINT}.monitor=auc"],
-            f"{CHECKPOINT}.monitor=auc: not measured (metrics.names); did you mean val_auc",
-        ),
-        (
-            [f"{CHECKPOINT}.monitor=val_loss"],
-            f"did you mean val_log_loss?; set {CHECKPOINT}.monitor=val_log_loss "
-            f"{CHECKPOINT}.mode=min",
-        ),
-        ([f"{CHECKPOINT}.monitor=train_auc"], f"{CHECKPOINT}.monitor=train_auc: not measured"),
-        (
-            ["callbacks=early_stopping", "callbacks.early_stopping.monitor=auc"],
-            "callbacks.early_stopping.monitor=auc: not measured",
-        ),
-        (
-            [f"+{CHECKPOINT}.save_last=true"],
-            f"{CHECKPOINT}.save_last: cannot be set: every run keeps last.ckpt",
-        ),
-        (
-            [f"{CHECKPOINT}.filename=last"],
-            f"{CHECKPOINT}.filename=last: must not begin with last.ckpt, which every run keeps",
-        ),
-        (
-            [f"{CHECKPOINT}.filename='{{step:zz}}'"],
-            f"{CHECKPOINT}.filename={{step:zz}}: is no pattern of a file name",
-        ),
-        (
-            [f"{CHECKPOINT}.filename='{{stp}}'"],
-            f"{CHECKPOINT}.filename={{stp}}: stp is not measured; did you mean step",
-        ),
-        (
-            [
-                "+callbacks.e={_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, "
-                "dirpath: here}"
-            ],
-            "callbacks.e.dirpath: cannot be set",
-        ),
-        (
-            [
-                "+callbacks.swa._target_=lightning.pytorch.callbacks.StochasticWeightAveraging",
-                "+callbacks.swa.swa_lrs=0.1",
-            ],
-            "callbacks.swa (StochasticWeightAveraging): cannot be used: it averages parameters, "
-            "and tables are none",
-        ),
-        (
-            ["+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"],
-            "-m optimizer.dense.lr=0.001,0.01",
-        ),
-        (
-            ["+logger.w._target_=lightning.pytorch.loggers.WandbLogger"],
-            "logger.w (lightning.pytorch.loggers.WandbLogger): ",
-        ),
-        (
-            ["trainer.limit_train_batches=0.0001"],
-            "trainer: You requested to check 0.0001 of the `train_dataloader`",
-        ),
-        (["tables.dim=100000000"], "model: weights and gradients of the dense part need 256,801,"),
-    ],
-)
+REFUSED = [
+    (
+        ["metrics.names=[log_loss]"],
+        f"{CHECKPOINT}.monitor=val_auc: not measured (metrics.names); known: val_log_loss; "
+        f"set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min",
+    ),
+    (
+        [f"{CHECKPOINT}.monitor=val_log_loss"],
+        f"{CHECKPOINT}.mode=max: a smaller val_log_loss is better; set {CHECKPOINT}.mode=min",
+    ),
+    (
+        [f"+{CHECKPOINT}.dirpath=elsewhere"],
+        f"{CHECKPOINT}.dirpath: cannot be set: checkpoints lie in the run's directory",
+    ),
+    (
+        ["+callbacks.x._target_=os.getcwd"],
+        "callbacks.x._target_=os.getcwd: makes a str, and must make a Callback of lightning",
+    ),
+    (
+        [f"{CHECKPOINT}.monitor=auc"],
+        f"{CHECKPOINT}.monitor=auc: not measured (metrics.names); did you mean val_auc",
+    ),
+    (
+        [f"{CHECKPOINT}.monitor=val_loss"],
+        f"did you mean val_log_loss?; set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min",
+    ),
+    ([f"{CHECKPOINT}.monitor=train_auc"], f"{CHECKPOINT}.monitor=train_auc: not measured"),
+    (
+        ["callbacks=early_stopping", "callbacks.early_stopping.monitor=auc"],
+        "callbacks.early_stopping.monitor=auc: not measured",
+    ),
+    (
+        [f"+{CHECKPOINT}.save_last=true"],
+        f"{CHECKPOINT}.save_last: cannot be set: every run keeps last.ckpt",
+    ),
+    (
+        [f"{CHECKPOINT}.filename=last"],
+        f"{CHECKPOINT}.filename=last: must not begin with last.ckpt, which every run keeps",
+    ),
+    (
+        [f"{CHECKPOINT}.filename='{{step:zz}}'"],
+        f"{CHECKPOINT}.filename={{step:zz}}: is no pattern of a file name",
+    ),
+    (
+        [f"{CHECKPOINT}.filename='{{stp}}'"],
+        f"{CHECKPOINT}.filename={{stp}}: stp is not measured; did you mean step",
+    ),
+    (
+        [
+            "+callbacks.e={_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, "
+            "dirpath: here}"
+        ],
+        "callbacks.e.dirpath: cannot be set",
+    ),
+    (
+        [
+            "+callbacks.swa._target_=lightning.pytorch.callbacks.StochasticWeightAveraging",
+            "+callbacks.swa.swa_lrs=0.1",
+        ],
+        "callbacks.swa (StochasticWeightAveraging): cannot be used: it averages parameters, "
+        "and tables are none",
+    ),
+    (
+        ["+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"],
+        "-m optimizer.dense.lr=0.001,0.01",
+    ),
+    (
+        ["+logger.w._target_=lightning.pytorch.loggers.WandbLogger"],
+        "logger.w (lightning.pytorch.loggers.WandbLogger): ",
+    ),
+    (
+        ["trainer.limit_train_batches=0.0001"],
+        "trainer: You requested to check 0.0001 of the `train_dataloader`",
+    ),
+    (["tables.dim=100000000"], "model: weights and gradients of the dense part need 256,801,"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), one_of(3, REFUSED))
 def test_what_cannot_be_is_refused_in_one_line(jobs, logs, tmp_path, overrides, says):
     kind, line = refusal(jobs.train, tmp_path, *logs, *overrides, world=1)
     assert kind == "ConfigError" and says in line, line

@@ -98,8 +98,8 @@ def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, base,
     assert validation(found) == pytest.approx(validation(seeds[0]), rel=1e-5)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_what_can_be_known_is_learnt_under_every_plan(jobs, base, plan):
+@pytest.mark.parametrize("plan", ["mixed", "grid_shard"])
+def test_what_can_be_known_is_learnt(jobs, base, plan):
     easy = [
         f"dataset.path={base / 'easy'}",
         "dataset.generate.rows=60000",

@@ -166,7 +166,7 @@ sys.addaudithook(hook)
 
 
 ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
-MOMENTS = 16
+MOMENTS = 10
 
 
 @pytest.mark.full

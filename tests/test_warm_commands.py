@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import REPOSITORY, command, started
+from tiers import one_of
 
 
 def run(folder, fresh, *arguments):
@@ -41,7 +42,7 @@ def test_it_is_waited_for_and_signalled_as_another_process(tmp_path):
     running.kill()  # which changes nothing
 
 
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("fresh", one_of(2, [True, False]))
 def test_an_exit_code_and_both_streams_are_those_of_the_command(tmp_path, fresh):
     good = command("plan", "types", cwd=tmp_path, fresh=fresh)
     assert good.code == 0 and "row_wise" in good.out and good.err == ""

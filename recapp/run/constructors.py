@@ -154,7 +154,9 @@ def row_rules(sparse: Constructor) -> Rules:
     """
     rule = _rule(sparse.without("tables"), "optimizer.sparse")
     of_tables = table_rules(
-        sparse.plain(), "optimizer.sparse", lambda plain, name: _rule(constructor(plain), name)
+        sparse.plain(),
+        "optimizer.sparse",
+        lambda plain, name: _rule(constructor(plain, name), name),
     )
     return {"*": rule, **of_tables} if of_tables else rule
 
@@ -224,7 +226,7 @@ def build_task(
     if name not in outputs:
         raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
     if metrics and metrics.adds:
-        from recapp.tasks.added_metrics import added_metrics  # imports torch
+        from recapp.tasks.detail_metrics import added_metrics  # imports torch
 
         task.add(added_metrics(task, outputs[name], metrics, make))
     return task

@@ -50,7 +50,7 @@ def test_a_step_has_a_record_for_each_plan(tmp_path):
     check("step", rows)
     assert [(row["workload"], row["plan"]) for row in rows] == [("W1", name) for name in PLANS]
     assert max(row["best_plan_ratio"] for row in rows) >= 1
-    assert all(row["phase_rest_ms"] >= 0 and row["bytes_exchanged"] == 0 for row in rows)
+    assert all(row["bytes_exchanged"] == 0 for row in rows)
 
 
 def test_training_has_a_record_for_each_plan(tmp_path):
@@ -119,6 +119,7 @@ def test_headings_are_explained_and_a_table_fits_80_columns(verb, capsys, monkey
             assert column.meaning and column.meaning in printed
 
 
+@pytest.mark.full
 def test_the_commands_of_the_pages_mean_something():
     calls = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in calls} == set(VERBS["bench"]) == set(bench.MEASURES)

@@ -45,6 +45,7 @@ def measured(settings, folder):
     return json.loads((folder / "metrics.json").read_text())["rows"]
 
 
+@pytest.mark.full
 def test_every_way_has_a_record(checkpoint, tmp_path):
     rows = measured(settings_of(checkpoint), tmp_path)
     assert [(r["quantize"], r["batch_size"], r["way"]) for r in rows] == [

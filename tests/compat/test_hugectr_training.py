@@ -176,6 +176,7 @@ def test_a_program_trains_alike_under_both_plans_and_prints_hugectrs_lines(here,
     assert not LINE.search((one / "rank1.out").read_text())
 
 
+@pytest.mark.full
 def test_snapshots_are_checkpoints_that_are_measured_without_the_program(here, in_pool, jobs):
     program(max_eval_batches=4).fit(
         max_iter=20, display=0, eval_interval=10, snapshot=10, snapshot_prefix="dlrm"
@@ -203,6 +204,7 @@ def test_a_snapshot_is_gone_on_from_without_the_program(here, in_pool, jobs):
     assert validation(went_on) == validation(metrics_of(here / "whole"))
 
 
+@pytest.mark.full
 def test_tables_may_grow_and_have_optimisers_of_their_own(here, in_pool):
     adam = hugectr.CreateOptimizer(optimizer_type=KIND.Adam)
     tables = [{}, {"opt_params": adam}, {"min_key": 0, "max_key": 120}]

@@ -163,6 +163,7 @@ def train(comm, kind, rule_name, weighted, backend, tied=False, dynamic=False):
     return calls, shared.state.row_statistics is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "world", "backend"), one_of(8, cover(2, [KINDS, [1, 2, 4], ["numba", "torch"]]))
 )

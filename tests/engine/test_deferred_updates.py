@@ -46,7 +46,7 @@ def differing(comm, kind, rule, backend, settings):
 @pytest.mark.parametrize(
     ("world", "kind", "rule", "backend", "settings"),
     one_of(
-        4,
+        8,
         [
             (2, "column_wise", "rowwise_adagrad", "numba", None),
             (1, "table_wise", "rowwise_adagrad", "torch", None),

@@ -111,6 +111,7 @@ def growth_of_a_backward(comm, rule):
     return len(ids.unique()), (peak_resident_bytes() or 0) - before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rule",
     [pytest.param(sgd(), marks=pytest.mark.full), rowwise_adagrad()],

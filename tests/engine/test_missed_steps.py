@@ -17,6 +17,7 @@ from engine.engine_cases import (
 )
 from engine.test_dynamic_tables import rows_by_key
 from parity.cases import loss_of
+from tiers import one_of
 
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
@@ -116,7 +117,7 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("name", "backend"), [*((name, "torch") for name in DENSE), ("adam", "numba")]
+    ("name", "backend"), one_of(3, [("adam", "numba"), *((name, "torch") for name in DENSE)])
 )
 def test_tables_are_those_of_torchs_dense_optimiser(name, backend):
     rule, make = DENSE[name]

@@ -90,7 +90,7 @@ def trained(comm, kind, mode, rule, weighted, backend, make):
 @pytest.mark.parametrize(
     ("kind", "mode", "rule", "weighted"),
     one_of(
-        2,
+        4,
         [
             ("mixed", "unique", "adam", ""),
             ("column_wise", "unique", "rowwise_adagrad", ""),

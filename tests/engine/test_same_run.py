@@ -130,7 +130,7 @@ def under_own_type(comm):
 
 @pytest.mark.parametrize(
     ("world", "rule", "bags"),
-    one_of(10, [(w, r, b) for w in (2, 4) for r in RULES for b in (ONE_HOT, MULTI_HOT, WEIGHTED)]),
+    one_of(30, [(w, r, b) for w in (2, 4) for r in RULES for b in (ONE_HOT, MULTI_HOT, WEIGHTED)]),
 )
 def test_mixed_rows_keep_the_bits_too(ranks, world, rule, bags):
     for found in ranks.run(mixed_rows, world, rule, *bags):
@@ -143,6 +143,7 @@ def mixed_rows(comm, rule, one_hot, weighted):
     return differing(comm, kinds, rule, one_hot, weighted, row_order="mixed")
 
 
+@pytest.mark.full
 def test_mean_pooling_keeps_the_bits_too(ranks):
     check(ranks, 4, "adagrad", WEIGHTED, pooling="mean")
 
@@ -188,6 +189,7 @@ def close_sums(a, b):
     return torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", one_of(2, ["rowwise_adagrad", "sgd"]))
 def test_pooled_tables_agree_within_a_hundred_thousandth(ranks, rule):
     for found in ranks.run(pooled, 4, rule, close_sums):

@@ -106,7 +106,7 @@ def as_file(rows):
 # ---- the same bits
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_any_tables_score_the_same_bits_from_json_arrow_and_python(program, made, seed, tmp_path):
     torch.set_num_threads(2)
     rows = raw_rows(seed + 100, AT_ONCE + 300, known=200).drop_columns(["label"])
@@ -472,14 +472,14 @@ def test_nothing_that_is_read_can_crash_it(made, artefact, tmp_path, monkeypatch
     # allocations of libraries live as long as the process
     monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0:exitcode=77")
     monkeypatch.setenv("UBSAN_OPTIONS", "exitcode=77")
-    rows = raw_rows(105, 300, known=200).drop_columns(["label"])
+    rows = raw_rows(105, 100, known=60).drop_columns(["label"])
     rng = random.Random(4)
     for written in (as_json(rows), as_stream(rows), as_file(rows)):
         found = numbers(run(program, artefact, "--logits", stdin=written), "logit")
         assert torch.equal(found, python_logits(made(0), rows))
     short = rows.slice(0, 3)
     for written in (as_json(short), as_stream(short), as_file(short)):
-        for _ in range(8):
+        for _ in range(5):
             raw = bytearray(written)
             for _ in range(3):
                 raw[rng.randrange(len(raw))] = rng.choice([0, 34, 93, 125, 255, 48])
@@ -487,7 +487,7 @@ def test_nothing_that_is_read_can_crash_it(made, artefact, tmp_path, monkeypatch
             assert done.returncode in (0, 1), done.stderr.decode()
     manifest = artefact / "manifest.json"
     whole = manifest.read_bytes()
-    for _ in range(20):
+    for _ in range(12):
         at = rng.randrange(len(whole) - 40)
         damaged = whole[:at] + bytes([rng.choice(b'0"}],-9')]) + whole[at + 1 : -27]
         manifest.write_bytes(damaged + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(damaged))

@@ -46,7 +46,7 @@ from recapp.stored.plain_parts import unfinished
 from recapp.stored.store import MANIFEST, REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 FAST = {"compile": False}

@@ -11,8 +11,17 @@ from tiers import one_of
 
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
-from recapp.kernels.constants import SQUARE_BLOCK
-from recapp.kernels.links import Bags, Links, Routes, Scratch, gather, group, runs, starts
+from recapp.kernels.links import (
+    SQUARE_BLOCK,
+    Bags,
+    Links,
+    Routes,
+    Scratch,
+    gather,
+    group,
+    runs,
+    starts,
+)
 from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import adagrad, adam, momentum_sgd, rowwise_adagrad, sgd
 from recapp.sharding.sharding_types import COLUMN_WIDTH
@@ -72,9 +81,8 @@ def one_after_the_other(rows_RD, links):
 
 
 KINDS = [
-    (torch.float32, False, torch.int32),
     (torch.float32, True, torch.int64),
-    (torch.float64, False, torch.int64),
+    (torch.float64, False, torch.int32),
 ]
 every_kind = pytest.mark.parametrize(
     ("dtype", "weighted", "index_dtype"),
@@ -759,6 +767,7 @@ def test_missed_steps_are_updates_with_gradients_of_zero_to_the_bit(
     assert torch.equal(steps_R, torch.where(caught_up, 11, before))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("some", [True, False])
 def test_several_threads_take_the_missed_steps_of_one(cpu_kernels, some):
     rule = ALL_ROWS[1]

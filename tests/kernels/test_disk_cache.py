@@ -22,9 +22,8 @@ import test_long_bags, test_threads, torch
 from engine.engine_cases import make_tables
 from recapp.transport.communicator import Comm
 torch.set_num_threads(int(sys.argv[2]))
-if sys.argv[1] == "long":
+if sys.argv[1] == "both":
     test_long_bags.trained(Comm(), "numba", "adam", "table_wise", torch.get_num_threads())
-elif sys.argv[1] == "short":
     test_threads.trained("column_wise", True, 9)
 else:
     test_threads.TABLES = make_tables(dims=(8, 8, 8))
@@ -42,41 +41,32 @@ def files_after_training(folder, bags, threads, sources):
     return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nb?")}
 
 
-@pytest.mark.parametrize(
-    ("bags", "threads", "some"),
-    [
-        ("single", "1", {"pooling_8_False", "updating_recapp"}),
-        pytest.param(
-            "short",
-            "2",
-            {
-                r"pooling.+_on_threads",
-                r"staging.+pooling.+_on_threads",
-                r"updating.+_on_threads",
-                "squares",
-            },
-            marks=pytest.mark.full,
-        ),
-        pytest.param("long", "1", {r"staging.+updating"}, marks=pytest.mark.full),
-        pytest.param("long", "2", {r"staging.+updating.+_on_threads"}, marks=pytest.mark.full),
-    ],
-)
 @pytest.mark.full
-def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
-    first = files_after_training(tmp_path, bags, threads, "before")
-    found = sorted(first)
-    assert all(any(re.search(rf"\.{kernel}", name) for name in first) for kernel in some), found
-    assert files_after_training(tmp_path, bags, threads, "before") == first
-
-
-@pytest.mark.full
-def test_a_change_in_a_source_compiles_anew(tmp_path):
-    first, changed = (
-        files_after_training(tmp_path, "single", "1", sources) for sources in ("before", "after")
+def test_a_second_process_compiles_nothing_and_changed_sources_compile_anew(tmp_path):
+    first, again, changed = (
+        files_after_training(tmp_path, "single", "1", sources)
+        for sources in ("before", "before", "after")
     )
+    for kernel in ("pooling_8_False", "updating_recapp"):
+        assert any(f".{kernel}" in name for name in first), sorted(first)
+    assert again == first
     assert changed.keys() == first.keys() and all(
         changed[name] > first[name] for name in first if "numba_" in name
     )
+
+
+@pytest.mark.full
+def test_kernels_on_threads_and_of_long_bags_are_not_compiled_again(tmp_path):
+    first = files_after_training(tmp_path, "both", "2", "before")
+    for kernel in (
+        "pooling.+_on_threads",
+        "staging.+pooling.+_on_threads",
+        "updating.+_on_threads",
+        "staging.+updating.+_on_threads",
+        "squares",
+    ):
+        assert any(re.search(rf"\.{kernel}", name) for name in first), sorted(first)
+    assert files_after_training(tmp_path, "both", "2", "before") == first
 
 
 WARM = """
@@ -135,9 +125,8 @@ def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threa
     assert any("updating" in name or "update" in name for name in warmed) == trains
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.full
-def test_commands_report_all_that_they_compile(tmp_path, ranks):
+def test_commands_report_all_that_they_compile(tmp_path):
     """A rank has two threads here and batches large enough for both. The evaluation is of the
     trained model and finds no kernel on disk.
     """
@@ -155,7 +144,7 @@ def test_commands_report_all_that_they_compile(tmp_path, ranks):
         process = start(
             name,
             *overrides,
-            f"trainer.devices={ranks}",
+            "trainer.devices=2",
             cwd=tmp_path,
             fresh=True,
             NUMBA_CACHE_DIR=str(cache),

@@ -2,10 +2,9 @@
 torch definition does.
 """
 
-from itertools import product
-
 import pytest
 import torch
+from tiers import cover
 
 from recapp.kernels.backend import backend
 from recapp.kernels.links import Links
@@ -63,7 +62,7 @@ def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     torch.testing.assert_close(*found, equal_nan=True, **exact)
 
 
-PACKED = list(product([8, 4], [torch.float32, torch.float64], [1, 5, 16, 33, 100, 128, 257]))
+PACKED = cover(2, [[8, 4], [torch.float32, torch.float64], [1, 5, 16, 33, 100, 128, 257]])
 COMPILED = {
     (8, torch.float32, 16),
     (4, torch.float32, 5),

@@ -146,6 +146,7 @@ def test_processes_that_a_rank_forks_do_not_take_its_huge_pages_apart(monkeypatc
     assert (own.rows[:3] == 1).all()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit addresses")
 def test_tables_train_where_the_addresses_of_a_process_are_limited():
     program = """

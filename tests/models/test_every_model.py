@@ -153,6 +153,7 @@ def first_rows(batch, rows):
 CONTEXT = "tables.collections={first_context: {dim: 4, columns: [item]}}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "more"), [*((name, ()) for name in TARGETS), ("finalmlp", (CONTEXT,))]
 )
@@ -169,6 +170,7 @@ def drops_fields(model):
     return any(isinstance(part, FieldDropout) for part in model.modules())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TARGETS)
 def test_models_of_fields_drop_whole_vectors_on_request(name, folder):
     found = recipe("train", settings(folder, name))

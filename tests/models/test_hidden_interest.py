@@ -114,6 +114,7 @@ def auc_after(model, steps=300, rate=0.01):
     return float(auc.compute())
 
 
+@pytest.mark.full
 def test_attention_finds_the_candidate_in_the_history_and_a_mean_does_not():
     torch.manual_seed(1)
     assert auc_after(attention()) == pytest.approx(BEST, abs=0.02)

@@ -90,6 +90,7 @@ def test_the_validation_batch_is_that_of_the_settings_and_no_larger_than_the_dat
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("val_batch", "extra"),
     [

@@ -40,6 +40,7 @@ def test_two_machines_of_one_name_and_two_networks_of_one_machine_are_hosts_of_t
     assert host_id() != mine and host_id().startswith("another ")
 
 
+@pytest.mark.full
 def test_a_limit_on_the_process_is_what_is_left_of_it():
     code = (
         "import torch; from recapp.processes.process_memory import *; "

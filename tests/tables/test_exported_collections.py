@@ -109,6 +109,7 @@ def test_bags_of_a_program_are_those_of_the_model_under_every_rule(tmp_path, rul
     check(EmbeddingBagCollection(tables=tables), tmp_path, **outside)
 
 
+@pytest.mark.full
 def test_bags_of_a_program_are_those_of_the_model_where_rules_differ(tmp_path):
     tables = [
         bags("hash", ["a"], "hash", "mean"),
@@ -118,12 +119,14 @@ def test_bags_of_a_program_are_those_of_the_model_where_rules_differ(tmp_path):
     check(EmbeddingBagCollection(tables=tables), tmp_path, low=-5, high=2 * ROWS)
 
 
+@pytest.mark.full
 def test_weights_of_ids_count_in_a_program(tmp_path):
     tables = [bags("t", ["a", "b"], "drop"), bags("u", ["c"], "hash", "mean")]
     collection = EmbeddingBagCollection(tables=tables, is_weighted=True)
     check(collection, tmp_path, weighted=True, high=2 * ROWS)
 
 
+@pytest.mark.full
 def test_concatenations_of_a_program_are_those_of_the_model(tmp_path):
     tables = [bags("t", ["a"]), bags("u", ["c"], "drop")]
     cut = TableLookup(tables[0], "a", "a", "concat", hotness=2, truncates=True)
@@ -155,6 +158,7 @@ def test_sequences_of_a_program_are_those_of_the_model(tmp_path):
                 )
 
 
+@pytest.mark.full
 def test_a_program_ends_where_an_id_is_outside(tmp_path):
     model = Scores(EmbeddingBagCollection(tables=[bags("t", ["a"]), bags("u", ["b"], "hash")]))
     first = batch(1, 3, ("a", "b"))

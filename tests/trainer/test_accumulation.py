@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiers import one_of
 from trainer.runs import compose, fit
 from trainer.test_restart_tables import blocks_of, same
 
@@ -80,7 +81,7 @@ def test_a_validation_within_a_step_is_refused(logs, every):
     compose(logs, *SMALL, "trainer.val_check_interval=9")
 
 
-@pytest.mark.parametrize("more", ["trainer.max_epochs=1", "trainer.max_steps=4"])
+@pytest.mark.parametrize("more", one_of(2, ["trainer.max_epochs=1", "trainer.max_steps=4"]))
 def test_a_shorter_last_step_lets_no_validation_fall_within_a_later_one(logs, tmp_path, more):
     settings = (*SMALL, "trainer.limit_train_batches=10", "trainer.val_check_interval=3")
     run(logs, tmp_path, *settings, more)  # one epoch has no later step

@@ -172,6 +172,7 @@ def test_files_in_another_order_are_refused(logs, five_steps):
         check_going_on(going_on(paths, five_steps))
 
 
+@pytest.mark.full
 def test_a_run_goes_on_in_a_directory_that_was_moved(logs, rows, tmp_path, capsys):
     whole, _, _ = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "whole")
     checkpoint = stopped(logs, tmp_path / "first")
@@ -242,6 +243,7 @@ def test_files_that_were_added_begin_with_the_next_epoch(logs, rows, tmp_path, c
     assert steps_planned(trainer) == OLD + ALL
 
 
+@pytest.mark.full
 def test_an_epoch_without_the_files_that_were_added_may_be_stopped_again(
     logs, rows, tmp_path, capsys
 ):
@@ -262,6 +264,7 @@ def test_an_epoch_without_the_files_that_were_added_may_be_stopped_again(
     assert read_manifest(last).info["position"]["files"]["count"] == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "says", "batches"),
     [
@@ -308,6 +311,7 @@ def test_changed_files_are_ignored_where_that_is_said(
     assert "after 5 batches" in said and said.endswith("as many batches of what is there now")
 
 
+@pytest.mark.full
 def test_an_epoch_that_has_no_batch_left_is_over(logs, rows, tmp_path):
     checkpoint = stopped(logs, tmp_path, steps=OLD - 1)
     remove_last(logs, rows)
@@ -323,6 +327,7 @@ def test_other_files_are_refused_by_the_data_module_too(logs, rows, five_steps, 
         fit(settings, tmp_path, ckpt_path=str(five_steps))
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_knows_no_files_goes_on(logs, tmp_path, capsys, monkeypatch):
     whole, _, _ = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "whole")
     with monkeypatch.context() as before:
@@ -356,6 +361,7 @@ def test_two_ranks_finish_the_epoch_without_the_files_that_were_added(logs, rows
     assert kind == "CheckpointError" and "a.parquet is new" in line
 
 
+@pytest.mark.full
 def test_a_command_refuses_changed_files_and_ignores_them_where_that_is_said(
     logs, rows, five_steps, tmp_path
 ):

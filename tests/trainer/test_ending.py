@@ -305,6 +305,7 @@ def test_a_run_stopped_at_its_last_step_is_completed_by_going_on(jobs, tmp_path,
     assert "nothing is left to train" in (tmp_path / "again/rank0.out").read_text()
 
 
+@pytest.mark.full
 def test_where_no_row_validates_nothing_is_left_after_the_last_step(jobs, tmp_path):
     none = "trainer.limit_val_batches=0"
     jobs.train(tmp_path / "run", *small(tmp_path / "data"), "trainer.max_steps=4", none)

@@ -59,6 +59,7 @@ def test_the_tables_of_members_differ(trained):
     assert not torch.equal(first, second)
 
 
+@pytest.mark.full
 def test_rules_of_tables_and_names_of_a_plan_hold_for_all_members(logs):
     wanted = compose(logs, "ensemble=2", "optimizer.sparse.tables={C1: {lr: 0.5}, C2*: {lr: 1}}")
     assert {name: rule.lr for name, rule in wanted.rules.items()} == {

@@ -102,6 +102,7 @@ def test_tables_that_a_lightning_module_freezes_before_sharding_stay(tmp_path):
     assert counts[0] - counts[1] == 400 * 8
 
 
+@pytest.mark.full
 def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path, capsys):
     schedule = ("optimizer.sparse.tables={C7: {rule: sgd}}", *SCHEDULE)
     _, optimizer, manifest, scheduled = fit_twice(

@@ -232,6 +232,7 @@ class BagsAlone(Clicks):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+@pytest.mark.full
 def test_a_compiled_module_trains_with_tables_outside_of_its_graphs():
     def trained(module, given):
         trainer(max_epochs=1).fit(given, Batches().train_dataloader(0))

@@ -126,6 +126,7 @@ def test_a_row_has_one_score_whatever_rows_are_beside_it(run, stored_model):
     assert scores[0] == scores[1] == pytest.approx(pair[1]) and pair[0] != pair[1]
 
 
+@pytest.mark.full
 def test_scored_files_without_a_list_are_read_as_training_read_its_own(base, jobs, stored_model):
     rows = pq.read_table(base / "few.parquet").drop_columns(["label"])
     place = rows.column_names.index("tags")
@@ -224,6 +225,7 @@ def test_ranks_without_a_row_to_validate_train(base, jobs):
         assert validation(others) == pytest.approx(validation(metrics[0]), rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_mistake_that_counting_finds_is_raised_by_every_rank(base, jobs):
     write(base / "bad.parquet", 1300, 50)
     table = pq.read_table(base / "bad.parquet")

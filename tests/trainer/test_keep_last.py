@@ -58,6 +58,7 @@ def saved(logs, tmp_path_factory):
     return train(logs, tmp_path_factory.mktemp("saved"), 0.7)[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("base", "times"), [("elsewhere", []), ("first", ["+callbacks.checkpoint.every_n_epochs=2"])]
 )
@@ -107,6 +108,7 @@ def test_a_run_that_was_moved_takes_its_best_along(logs, tmp_path, first):
     assert named == tmp_path / "moved/checkpoints" / best.name
 
 
+@pytest.mark.full
 def test_an_earlier_best_that_is_gone_is_said_once_and_training_goes_on(
     logs, tmp_path, first, capfd
 ):
@@ -125,6 +127,7 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.full
 def test_a_copied_run_knows_its_best_from_that_of_another_run_in_its_old_place(
     logs, tmp_path, first, capfd
 ):

@@ -39,6 +39,7 @@ def validated(jobs, folder, logs, *settings):
     return {name: value for name, value in found.items() if name.startswith("val_")}
 
 
+@pytest.mark.full
 def test_one_of_several_labels_trains_as_if_it_were_the_only_one(jobs, logs, tmp_path):
     alone = validated(jobs, tmp_path / "alone", logs, "dataset.label=bought")
     both = ["dataset.label=[clicked,bought]", "task.label=bought"]

@@ -112,6 +112,7 @@ def test_a_disk_that_is_full_after_a_validation_leaves_the_epoch_and_no_half_fil
     assert of_run(tmp_path, module) == unbroken
 
 
+@pytest.mark.full
 def test_a_later_validation_leaves_its_epoch_too(logs, tmp_path):
     with pytest.raises(Fault):
         fit(compose(logs, "trainer.max_epochs=2"), tmp_path, Fail("on_validation_end", 2 * EPOCH))

@@ -2,6 +2,7 @@
 and goes on from its checkpoint under another plan.
 """
 
+import pytest
 import torch
 from runs import compose, fit
 
@@ -9,7 +10,7 @@ from recapp.models.published_dlrm import DLRM
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 
-ROWS = 128
+ROWS = 64
 
 
 class ManagedDLRM(DLRM):
@@ -55,24 +56,27 @@ def trained(logs, folder, look_ahead, steps, plan, ckpt_path=None):
         f"trainer.max_steps={steps}",
         f"+plan={plan}",
     )
-    _, trainer, _ = fit(config, folder, ckpt_path=ckpt_path)
+    _, trainer, module = fit(config, folder, ckpt_path=ckpt_path)
     (shared,) = trainer.strategy.sharded_tables()
-    return shared, {
-        (b.table, b.tensor): b.data[:].clone()
+    rows = {
+        b.table: b.data[:].clone()
         for b in shared.blocks()
-        if b.table.startswith("wide_")
+        if b.tensor == "weight" and b.table.startswith("wide_")
     }
+    buffers = {name: data.clone() for name, data in module.named_buffers() if "_mch_" in name}
+    return rows, buffers
 
 
+@pytest.mark.full
 def test_managed_tables_train_ahead_or_not_and_go_on_under_another_plan(logs, tmp_path):
-    shared, whole = trained(logs, tmp_path / "whole", 1, 6, "table_wise")
-    rows = {table: len(data) for (table, tensor), data in whole.items() if tensor == "keys"}
-    assert len(rows) == 26 and ROWS // 2 < max(rows.values()) <= ROWS
-    assert sum(changes.evicted for changes in shared.stored.changes().values())
-    _, other = trained(logs, tmp_path / "not_ahead", 0, 6, "row_wise")
+    rows, slots = trained(logs, tmp_path / "whole", 1, 6, "table_wise")
+    ids = [data for name, data in slots.items() if name.endswith("_mch_sorted_raw_ids")]
+    assert len(rows) == len(ids) == 26 and max(int((x < 2**63 - 1).sum()) for x in ids) == ROWS - 1
+    others = trained(logs, tmp_path / "not_ahead", 0, 6, "row_wise")
     trained(logs, tmp_path / "half", 1, 3, "table_wise")
     stopped = tmp_path / "half" / "checkpoints" / "last.ckpt"
-    _, rest = trained(logs, tmp_path / "rest", 1, 6, "row_wise", ckpt_path=stopped)
-    for found in (other, rest):
-        assert found.keys() == whole.keys()
-        assert all(torch.equal(data, whole[name]) for name, data in found.items())
+    rest = trained(logs, tmp_path / "rest", 1, 6, "row_wise", ckpt_path=stopped)
+    for run in (others, rest):
+        for tensors, wanted in zip(run, (rows, slots), strict=True):
+            assert tensors.keys() == wanted.keys()
+            assert all(torch.equal(data, wanted[name]) for name, data in tensors.items())

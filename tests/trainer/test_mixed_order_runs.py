@@ -52,6 +52,7 @@ def test_losses_and_stored_tables_are_those_of_the_natural_order(logs, tmp_path)
         assert torch.equal(load_table(first, "C1", tensor), load_table(second, "C1", tensor))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("order", "other"), [ORDERS, pytest.param(*ORDERS[::-1], marks=pytest.mark.full)]
 )

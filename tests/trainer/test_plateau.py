@@ -52,6 +52,7 @@ def test_rates_of_tables_and_dense_part_fall_after_validations_without_gain(base
         assert [own.count(share) for share in (0.5, 0.25)] == [6, 6]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stop", [13, pytest.param(18, marks=pytest.mark.full)])
 def test_a_resumed_run_equals_the_unbroken_one(jobs, base, unbroken, stop):
     jobs.train(base / "stopped", *small(base / "logs"), *PLATEAU, f"trainer.max_steps={stop}")

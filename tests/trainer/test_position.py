@@ -56,6 +56,7 @@ def test_going_on_under_another_batch_size_skips_no_row_that_was_not_trained(log
     assert rest.validations == [trainer.global_step]
 
 
+@pytest.mark.full
 def test_going_on_between_epochs_under_a_smaller_batch_size_trains_no_row_again(logs, tmp_path):
     half = "dataset.batch_size=48"
     whole, _, _ = fit(compose(logs, "trainer.max_epochs=2", half), tmp_path / "whole")
@@ -66,6 +67,7 @@ def test_going_on_between_epochs_under_a_smaller_batch_size_trains_no_row_again(
     assert 2 * len(rest.batches) == len(whole.batches)
 
 
+@pytest.mark.full
 def test_max_steps_goes_on_over_several_epochs(logs, tmp_path):
     seen, trainer, _ = fit(compose(logs, f"trainer.max_steps={2 * EPOCH + 4}"), tmp_path)
     assert len(seen.batches) == 2 * EPOCH + 4
@@ -104,6 +106,7 @@ def test_validation_can_be_limited_and_has_its_own_batch_size(logs, tmp_path, li
     assert len(rows) == 2  # 300 validation rows are 4 batches of 80
 
 
+@pytest.mark.full
 def test_a_run_without_validation_leaves_a_checkpoint_too(logs, unbroken, tmp_path):
     first, _, _ = fit(compose(logs, "trainer.max_steps=5", "trainer.limit_val_batches=0"), tmp_path)
     assert first.validations == []

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
 from recapp.settings.records import Constructor
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer import curves
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.curves import ProgressLines, TerminalProgress
@@ -117,6 +117,7 @@ class Readings(Callback):
         self.auc[trainer.global_step] = f"{pl_module.train_metrics['auc'].compute():.4f}"
 
 
+@pytest.mark.full
 def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, capsys):
     readings = Readings()
     fit(*two_epochs, readings, ProgressLines(every=13))
@@ -124,6 +125,7 @@ def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, c
     assert found == [(str(step), readings.auc[step]) for step in (13, 26, 39, 52, 65)]
 
 
+@pytest.mark.full
 def test_the_progress_bar_shows_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
     monkeypatch.setattr(curves, "SECONDS_BETWEEN_READINGS", 0)
     shown = {}

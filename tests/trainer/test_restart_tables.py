@@ -70,6 +70,7 @@ def test_without_a_later_epoch_nothing_begins_anew(logs, tmp_path):
     assert same(again[0], plain[0]) and same(again[1], plain[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "more",
     [pytest.param((), marks=pytest.mark.full), ADAM, pytest.param(GROWS, marks=pytest.mark.full)],

@@ -84,6 +84,7 @@ def test_a_table_that_changes_its_rule_begins_its_state_anew_and_it_is_said(resu
     assert "optimizer.sparse.tables=" in said and len(rates) == MORE
 
 
+@pytest.mark.full
 def test_moments_that_begin_anew_are_corrected_as_those_of_first_updates(logs, tmp_path):
     """A first step of Adam moves a weight by its rate, whatever number the step has."""
     last = "checkpoints/last.ckpt"
@@ -100,6 +101,7 @@ def test_moments_that_begin_anew_are_corrected_as_those_of_first_updates(logs, t
     assert 0.005 < moved.max() <= 0.0101  # 3.2 rates without the correction
 
 
+@pytest.mark.full
 def test_an_older_checkpoint_of_one_rule_goes_on_with_rules_by_table(logs, tmp_path, capsys):
     def without_the_new_setting(settings):
         settings["optimizer"]["sparse"].pop("tables")

@@ -2,6 +2,7 @@
 trained, looked ahead to, stored and resumed.
 """
 
+import pytest
 import torch
 from runs import compose, fit
 
@@ -74,6 +75,7 @@ def trained(logs, folder, look_ahead, model="WideDLRM", steps=5, plan="mixed", c
     return seen, shared, blocks
 
 
+@pytest.mark.full
 def test_all_tables_train_and_looking_ahead_changes_no_bit(logs, tmp_path):
     _seen, shared, blocks = trained(logs, tmp_path / "ahead", 1)
     assert [len(m.lookups) for m in shared.members] == [26, 26] and len(shared.tables()) == 52

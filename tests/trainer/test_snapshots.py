@@ -179,6 +179,7 @@ def steps_of(recipe, path):
     return [read_manifest(kept).step for kept in resumed.snapshots()]
 
 
+@pytest.mark.full
 def test_a_run_that_is_over_joins_no_model_twice(three_epochs):
     folder, recipe = three_epochs
     assert steps_of(recipe, folder / "last.ckpt") == [2 * EPOCH, 3 * EPOCH]
@@ -220,6 +221,7 @@ def test_an_epoch_that_a_signal_ends_has_its_snapshot_after_a_resume(logs, tmp_p
     assert kept == [[EPOCH], [EPOCH, 2 * EPOCH]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("validation", "step"),
     [
@@ -260,6 +262,7 @@ def dense_of(path):
     return {name: weight.tolist() for name, weight in dense_state(read_meta(path)).items()}
 
 
+@pytest.mark.full
 def test_a_run_that_ends_inside_an_epoch_keeps_as_many(logs, tmp_path):
     recipe, steps = train(logs, tmp_path / "part", f"trainer.max_steps={2 * EPOCH + 2}")
     last = tmp_path / "part" / LAST

@@ -6,7 +6,8 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from recapp.transport.pulse import LONGEST_LOOK_SECONDS, Pulses, SecondsSeen
+from recapp.transport.communicator import LONGEST_LOOK_SECONDS, SecondsSeen
+from recapp.transport.join_ranks import Pulses
 
 LOST_SECONDS = 2.0  # a thread of a busy machine is not held up for so long
 
@@ -73,6 +74,7 @@ def test_a_rank_that_goes_on_is_no_obstacle_any_more(store):
     watched.stop()
 
 
+@pytest.mark.full
 def test_a_store_that_is_gone_with_its_process_is_silence():
     class Gone:
         def add(self, key, more):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import auto_means
+from tiers import one_of
 
 import recapp
 from recapp import run_ranks
@@ -54,6 +55,7 @@ def test_every_rank_calls_the_function_and_all_results_come_back_in_order(ranks)
     assert all(torch.equal(r[3], factor * rank + 1) for rank, r in enumerate(results))
 
 
+@pytest.mark.full
 def test_a_result_may_be_of_a_class_of_the_program_and_large():
     first, second = run_ranks(lambda: (Found(dist.get_rank()), torch.ones(2_000_000)))
     assert (first[0].rank, second[0].rank) == (0, 1)
@@ -75,6 +77,7 @@ def test_what_a_rank_changes_stays_there_and_nothing_of_it_is_left_here():
     assert not any(alive(pid) for pid, *_ in results)
 
 
+@pytest.mark.full
 def test_what_ranks_print_is_printed_where_this_process_prints(capfd):
     print("before")
 
@@ -138,6 +141,7 @@ def test_an_exception_of_a_rank_is_raised_with_its_rank_and_traceback_and_ends_t
     assert not any(alive(int((tmp_path / str(rank)).read_text())) for rank in range(2))
 
 
+@pytest.mark.full
 def test_recapps_own_errors_keep_their_class():
     def work():
         raise PlanError("plan x: no such table")
@@ -160,13 +164,19 @@ def test_the_rank_is_named_that_failed_and_not_one_that_waited_for_it():
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [
-        (lambda: os._exit(3), "exited with code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), "was ended by SIGTERM; GNU's OpenMP does"),
-        (lambda: sys.exit(4), "raised SystemExit: 4"),
-        (lambda: (each for each in []), "returned a generator, which cannot be sent back"),
-        (lambda: (_ for _ in ()).throw(Refused("t", "full")), "raised Refused: t: full"),
-    ],
+    one_of(
+        3,
+        [
+            (lambda: os._exit(3), "exited with code 3"),
+            (
+                lambda: os.kill(os.getpid(), signal.SIGTERM),
+                "was ended by SIGTERM; GNU's OpenMP does",
+            ),
+            (lambda: sys.exit(4), "raised SystemExit: 4"),
+            (lambda: (each for each in []), "returned a generator, which cannot be sent back"),
+            (lambda: (_ for _ in ()).throw(Refused("t", "full")), "raised Refused: t: full"),
+        ],
+    ),
 )
 def test_a_rank_without_a_result_is_one_line(function, says):
     with pytest.raises(LaunchError) as caught:
@@ -174,6 +184,7 @@ def test_a_rank_without_a_result_is_one_line(function, says):
     assert str(caught.value).startswith(f"rank 0 of 1 {says}") and "\n" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_rank_may_close_or_replace_what_it_prints_on():
     def work():
         if dist.get_rank():
@@ -192,19 +203,23 @@ def test_ranks_that_take_longer_than_the_timeout_are_ended():
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        ({"ranks": 0}, "ranks=0: must be a whole number of at least 1"),
-        ({"ranks": "2"}, "ranks='2': must be a whole number"),
-        ({"timeout": 0}, "timeout=0: must be a number of seconds above 0, or None"),
-        ({"timeout": "1"}, "timeout='1': must be a number of seconds above 0"),
-        ({"timeout": float("nan")}, "timeout=nan: must be a number of seconds above 0"),
-    ],
+    one_of(
+        3,
+        [
+            ({"ranks": 0}, "ranks=0: must be a whole number of at least 1"),
+            ({"ranks": "2"}, "ranks='2': must be a whole number"),
+            ({"timeout": 0}, "timeout=0: must be a number of seconds above 0, or None"),
+            ({"timeout": "1"}, "timeout='1': must be a number of seconds above 0"),
+            ({"timeout": float("nan")}, "timeout=nan: must be a number of seconds above 0"),
+        ],
+    ),
 )
 def test_a_wrong_argument_is_one_line(arguments, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         run_ranks(print, **arguments)
 
 
+@pytest.mark.full
 def test_a_rank_starts_no_ranks():
     with pytest.raises(LaunchError, match=r"^rank [01] of 2: run_ranks: this process is a rank"):
         run_ranks(lambda: run_ranks(print))

@@ -1,15 +1,11 @@
-"""TorchRec's managed collisions (ZCH): they map any ids to the numbers of a fixed number of rows.
+"""TorchRec's managed collisions (ZCH): they map any ids to the slots of a fixed number of rows.
 
     ids 17 -3 17 4e9   --profile-->  counts and last uses of an interval, by id
-                       --policy-->   the ids with the highest scores have numbers 0..zch_size-2
-                       --remap-->    0 1 0 7999          zch_size-1 for all ids without a number
+                       --policy-->   the ids with the highest scores have the slots 0..zch_size-2
+                       --remap-->    0 1 0 7999          zch_size-1 for all ids without a slot
 
-A policy scores ids by their number of occurrences and by the step of their last use. Unsharded
-tables work in this way, and so do sharded tables whose program asks for numbers or needs them:
-numbers replace the ids before the lookup (`wrapped_collections.py`). All other sharded tables
-become dynamic tables, which find rows by the ids themselves. For these the modules of this file are
-settings only: the number of rows, and the policy as the setting `eviction`
-(`recapp/engine/admission.py`).
+A policy scores ids by their number of occurrences and by the step of their last use. Slot ids
+replace the ids before the lookup, in unsharded and in sharded tables (`wrapped_collections.py`).
 
 Arguments that recapp does not need (`input_hash_size`, `buckets`) are accepted. An argument that
 should change the result and cannot raises an error.
@@ -18,20 +14,17 @@ should change the result and cannot raises an error.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import ModuleByName
 from recapp.tables.config import EmbeddingConfig, IdRule
-from recapp.tables.dynamic import RUNS, DynamicRows, Eviction
 from recapp.transport.communicator import Comm
 
 Threshold = Callable[[Tensor], tuple[Tensor, float | Tensor]]
@@ -47,8 +40,7 @@ class MCHEvictionPolicy(ABC):
 
     Args:
         threshold_filtering_func: Chooses the ids of an interval that count, by their occurrences
-            in the interval (`Threshold`); None takes all. A table with such a function uses
-            numbers of ids as rows even if it is sharded.
+            in the interval (`Threshold`); None takes all.
 
     Raises:
         ConfigError: `threshold_filtering_func` is no function.
@@ -56,8 +48,6 @@ class MCHEvictionPolicy(ABC):
 
     keeps: ClassVar[tuple[str, ...]]
     """The values that a table keeps for each row: its count, the step of its last use, or both."""
-    eviction: Eviction
-    """The nearest policy that dynamic tables have."""
 
     def __init__(self, threshold_filtering_func: Threshold | None = None) -> None:
         if threshold_filtering_func is not None and not callable(threshold_filtering_func):
@@ -79,12 +69,9 @@ class MCHEvictionPolicy(ABC):
 
 
 class LFU_EvictionPolicy(MCHEvictionPolicy):
-    """Evicts the ids that occurred least often; in dynamic tables, the ids that were used in the
-    fewest steps. The argument is that of `MCHEvictionPolicy`.
-    """
+    """Evicts the ids that occurred least often. The argument is that of `MCHEvictionPolicy`."""
 
     keeps = (COUNTS,)
-    eviction = Eviction.LFU
 
     @override
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
@@ -103,7 +90,6 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
     """
 
     keeps = (LAST_USED,)
-    eviction = Eviction.LRU
 
     def __init__(
         self, decay_exponent: float = 1.0, threshold_filtering_func: Threshold | None = None
@@ -123,10 +109,6 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
 class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
     """Evicts the ids of the lowest score: the count divided by a power of the steps since the last
     use.
-
-    Dynamic tables use their nearest policy, and recapp prints a note about this once. For the
-    default exponent this is lru: of the rows that TorchRec keeps, lru keeps 60 to 85 % and lfu 40
-    to 75 % (`docs/from_torchrec.md`). For the exponent 0 it is lfu.
 
     Args:
         decay_exponent: The power, at least 0.
@@ -148,7 +130,6 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
                 "DistanceLFU_EvictionPolicy"
             )
         self._decay_exponent = decay_exponent
-        self.eviction = Eviction.LRU if decay_exponent else Eviction.LFU
 
     @override
     def scores(self, counts_N: Tensor, last_used_N: Tensor, now: int) -> Tensor:
@@ -196,7 +177,7 @@ def probabilistic_threshold_filter(
 
 
 LARGEST_INPUT = 2**63 - 1
-NO_ID = 2**63 - 1  # marks a row without an id; this value itself never gets a number
+NO_ID = 2**63 - 1  # marks a slot without an id; this value itself never gets a slot
 
 
 class ManagedCollisionModule(nn.Module):
@@ -204,27 +185,26 @@ class ManagedCollisionModule(nn.Module):
 
 
 class MCHManagedCollisionModule(ManagedCollisionModule):
-    """Gives numbers to the ids of a table by an eviction policy. In training mode the ids that
-    occur compete for numbers.
+    """Gives slots to the ids of a table by an eviction policy. In training mode the ids that occur
+    compete for slots.
 
     Its buffers have TorchRec's names, so that a state dict of TorchRec loads. A module that has
-    given no numbers yet has no buffers in its state dict. A state dict does not keep the ids since
+    counted no step yet has no buffers in its state dict. A state dict does not keep the ids since
     the last interval.
 
     Args:
-        zch_size: The number of rows, equal to the table's `num_embeddings`; all ids without a
-            number share the last row.
-        device: The device of the numbers of an unsharded table; None takes the CPU. On the meta
-            device there are no numbers, and the table must be sharded.
-        eviction_policy: The policy that chooses the ids with numbers.
-        eviction_interval: The number of training steps between two runs of the policy. Dynamic
-            tables add and evict rows in every step.
+        zch_size: The number of rows, equal to the table's `num_embeddings`; all ids without a slot
+            share the last row.
+        device: The device of the slots of an unsharded table; None takes the CPU. On the meta
+            device there are no slots, and the table must be sharded.
+        eviction_policy: The policy that chooses the ids with slots.
+        eviction_interval: The number of training steps between two runs of the policy.
         input_hash_size: Ignored, because any int64 is an id.
         input_hash_func: Must be None, because recapp does not hash ids.
         mch_size: Must be None; TorchRec ignores it.
         mch_hash_func: Must be None; TorchRec ignores it.
         name: The name of the module.
-        output_global_offset: Must be 0, the first number.
+        output_global_offset: Must be 0, the first slot.
         output_segments: Must be None, because a plan cuts the table.
         buckets: Ignored, because a checkpoint loads under any plan.
 
@@ -265,7 +245,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             "input_hash_func": (input_hash_func, "ids of any size are told apart as they are"),
             "mch_size": (mch_size, "there is no second range of rows, and TorchRec ignores it"),
             "mch_hash_func": (mch_hash_func, "there is no second range, and TorchRec ignores it"),
-            "output_global_offset": (output_global_offset or None, "numbers begin at 0"),
+            "output_global_offset": (output_global_offset or None, "slots begin at 0"),
             "output_segments": (output_segments, "a plan cuts the table"),
         }
         for setting, (value, why) in refused.items():
@@ -284,7 +264,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             self.begin(where)
 
     def begin(self, device: torch.device) -> None:
-        """Create the buffers on a device, without an id for any row."""
+        """Create the buffers on a device, without an id in any slot."""
         none_Z = torch.zeros(self._zch_size, dtype=torch.int64, device=device)
         self.register_buffer("_mch_sorted_raw_ids", none_Z + NO_ID)
         self.register_buffer("_mch_remapped_ids_mapping", torch.arange(self._zch_size).to(none_Z))
@@ -295,58 +275,14 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         ends[:2] = torch.tensor([0, self._zch_size])
         self.register_buffer("_output_segments_tensor", ends)
 
-    @property
-    def needs_numbers(self) -> bool:
-        """Return whether a sharded table, too, gives each id a slot of this module. Else it is a
-        dynamic table: these have no threshold functions, and at least one row for each of their
-        runs.
-        """
-        return self._zch_size < RUNS or self.policy.threshold_filtering_func is not None
-
-    @property
-    def numbers_ids(self) -> bool:
-        """Return whether the module has buffers and has counted at least one step."""
-        return bool(self._buffers) and int(self._buffer("_current_iter_tensor")) > 0
-
     def _buffer(self, name: str) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None:
             raise ConfigError(
-                f"{type(self).__name__}: the module is on the meta device, or its table is "
-                'sharded, so it cannot give ids their rows: build it with device="cpu", or call '
-                "the collection instead"
+                f"{type(self).__name__}: the module is on the meta device, so it cannot give ids "
+                'their slots: build it with device="cpu", or shard its table and call that'
             )
         return buffer
-
-    def dynamic(self) -> DynamicRows:
-        """Return the settings of the dynamic table that replaces the table when it is sharded."""
-        return DynamicRows(max_rows=max(RUNS, self._zch_size), eviction=self.policy.eviction)
-
-    def settings_alone(self, table: str) -> "MCHManagedCollisionModule":
-        """Return a copy with the settings and without numbers, to keep beside a dynamic table.
-
-        Raises:
-            ConfigError: Ids have numbers.
-        """
-        if self.numbers_ids:
-            raise ConfigError(
-                f"table {table}: its ids got rows before it was sharded, and a sharded table "
-                "cannot keep these: shard the model before you call it in training mode, or "
-                "make the collection with return_remapped_features=True, which shards numbered "
-                "rows"
-            )
-        if (
-            isinstance(self.policy, DistanceLFU_EvictionPolicy)
-            and self.policy.eviction is Eviction.LRU
-        ):
-            note_once(
-                "DistanceLFU_EvictionPolicy: sharded tables evict the rows unused for the longest "
-                "time, like LRU_EvictionPolicy, their nearest policy; LFU_EvictionPolicy counts "
-                "uses"
-            )
-        settings = copy.copy(self)
-        settings._buffers = {}
-        return settings
 
     def output_size(self) -> int:
         """Return the number of rows."""
@@ -361,23 +297,23 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return self._buckets
 
     def open_slots(self) -> Tensor:
-        """Return the count of numbers that no id has, [1]."""
+        """Return the count of slots without an id, [1]."""
         return (self._buffer("_mch_sorted_raw_ids")[:-1] == NO_ID).sum().view(1)
 
     def evict(self) -> Tensor | None:
-        """Return the numbers that went to other ids since the last call; None for none."""
+        """Return the slots that went to other ids since the last call; None for none."""
         gone = self._evicted
         self._evicted = None
         return gone
 
     def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Count ids in training mode, and replace them by numbers (`profile`, `remap`)."""
+        """Count ids in training mode, and replace them by slot ids (`profile`, `remap`)."""
         return self.remap(self.profile(features))
 
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Count the ids of a step in training mode; every `eviction_interval` steps run the policy
-        that chooses the ids with numbers.
+        that chooses the ids with slots.
 
         Args:
             features: The ids; all features count alike.
@@ -386,7 +322,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
             The argument, unchanged.
 
         Raises:
-            ConfigError: The module is on the meta device, or its table is sharded.
+            ConfigError: The module is on the meta device.
         """
         step = self._buffer("_current_iter_tensor")
         if not self.training:
@@ -399,8 +335,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         return features
 
     def _decide(self, now: int) -> None:
-        """Give numbers to the ids with the highest scores. The candidates are the ids of the
-        interval and the ids that have numbers.
+        """Give slots to the ids with the highest scores. The candidates are the ids of the interval
+        and the ids that have slots.
         """
         first = now - len(self._seen) + 1
         at_L = torch.cat([torch.full_like(ids, first + i) for i, ids in enumerate(self._seen)])
@@ -448,43 +384,43 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         for name, data in buffers.items():
             data[gone] = new[name][come]
             data[room:] = NO_ID if name == COUNTS else now
-        numbers = self._buffer("_mch_remapped_ids_mapping")
-        evicted_numbers = numbers[gone]
-        before = evicted_numbers[:0] if self._evicted is None else self._evicted
-        self._evicted = torch.unique(torch.cat([before, evicted_numbers]))
+        slots_Z = self._buffer("_mch_remapped_ids_mapping")
+        evicted = slots_Z[gone]
+        before = evicted[:0] if self._evicted is None else self._evicted
+        self._evicted = torch.unique(torch.cat([before, evicted]))
         sorted_Z = known_ids_Z.argsort(stable=True)
-        for data in (known_ids_Z, numbers, *buffers.values()):
+        for data in (known_ids_Z, slots_Z, *buffers.values()):
             data.copy_(data[sorted_Z])
 
     def _find(self, ids_L: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the position of each id among those with numbers, and whether it has one."""
+        """Return the position of each id among those with slots, and whether it has one."""
         known_ids_Z = self._buffer("_mch_sorted_raw_ids")
         at_L = torch.searchsorted(known_ids_Z[:-1], ids_L)
         return at_L, (known_ids_Z[at_L] == ids_L) & (ids_L != NO_ID)
 
     @torch.no_grad()
     def remap(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Replace ids by their numbers; an id without a number gets the last one.
+        """Replace ids by their slot ids; an id without a slot gets the last one.
 
         Raises:
-            ConfigError: The module is on the meta device, or its table is sharded.
+            ConfigError: The module is on the meta device.
         """
-        numbers = self._buffer("_mch_remapped_ids_mapping")
+        slots_Z = self._buffer("_mch_remapped_ids_mapping")
         outputs = {}
         for name, feature in features.items():
             at_L, known_L = self._find(feature.values().long())
-            number_L = torch.where(known_L, numbers[at_L], self._zch_size - 1)
+            slot_L = torch.where(known_L, slots_Z[at_L], self._zch_size - 1)
             outputs[name] = JaggedTensor.unchecked(
-                number_L, feature.weights_or_none(), feature.lengths(), feature.offsets_or_none()
+                slot_L, feature.weights_or_none(), feature.lengths(), feature.offsets_or_none()
             )
         return outputs
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if self.numbers_ids:
+        if self._buffers and int(self._buffer("_current_iter_tensor")) > 0:
             super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        """Load numbers; a state dict without numbers clears those of the module."""
+        """Load slots; a state dict without slots clears those of the module."""
         if any(prefix + name in state_dict for name in self._buffers):
             super()._load_from_state_dict(state_dict, prefix, *others)
         elif self._buffers:
@@ -543,42 +479,12 @@ class ManagedCollisionCollection(nn.Module):
         assert isinstance(module, MCHManagedCollisionModule)
         return module
 
-    def dynamic_tables(self) -> dict[str, EmbeddingConfig]:
-        """Return the dynamic tables that replace the tables when they are sharded, by name."""
-        tables = {}
-        for t in self._embedding_configs:
-            dynamic = self._module(t.name).dynamic()
-            assert dynamic.max_rows is not None
-            tables[t.name] = replace(t, num_embeddings=dynamic.max_rows, dynamic=dynamic)
-        return tables
-
-    @property
-    def needs_numbers(self) -> bool:
-        """Return whether a table needs numbers when it is sharded, too: because of its module, or
-        because dynamic tables do not have its start values.
-        """
-        return any(
-            self._module(t.name).needs_numbers or t.init_fn is not None or bool(t.start_middle)
-            for t in self._embedding_configs
-        )
-
-    def settings_alone(self) -> "ManagedCollisionCollection":
-        """Return a copy with the settings and without numbers, to keep beside dynamic tables.
-
-        Raises:
-            ConfigError: Ids have numbers.
-        """
-        modules = {
-            t.name: self._module(t.name).settings_alone(t.name) for t in self._embedding_configs
-        }
-        return ManagedCollisionCollection(modules, self._embedding_configs)
-
     def on_ranks(self, comm: Comm) -> "ManagedCollisionCollection":
-        """Return a copy that gives ids the same numbers on all ranks. The copy counts the ids of
-        all ranks, and starts from the numbers of rank 0. Every rank calls this.
+        """Return a copy that gives ids the same slots on all ranks. The copy counts the ids of all
+        ranks, and starts from the slots of rank 0. Every rank calls this.
 
         Args:
-            comm: The communicator of the ranks; its device holds the numbers.
+            comm: The communicator of the ranks; its device holds the slots.
         """
         twin = copy.deepcopy(self)
         for t in self._embedding_configs:
@@ -591,24 +497,24 @@ class ManagedCollisionCollection(nn.Module):
         return twin
 
     def open_slots(self) -> dict[str, Tensor]:
-        """Return the count of numbers that no id has, by table."""
+        """Return the count of slots without an id, by table."""
         return {t.name: self._module(t.name).open_slots() for t in self._embedding_configs}
 
     def evict(self) -> dict[str, Tensor | None]:
-        """Return the numbers that went to other ids since the last call, by table."""
+        """Return the slots that went to other ids since the last call, by table."""
         return {t.name: self._module(t.name).evict() for t in self._embedding_configs}
 
     def forward(
         self, features: KeyedJaggedTensor, frozen: Collection[str] = ()
     ) -> KeyedJaggedTensor:
-        """Replace the ids of the tables' features by numbers, and count them in training mode.
+        """Replace the ids of the tables' features by slot ids, and count them in training mode.
 
         Args:
             features: Ids of at least the tables' features.
-            frozen: The tables whose numbers stay with their ids.
+            frozen: The tables whose slots stay with their ids.
 
         Returns:
-            The bags of these features with numbers as values, in the order of the tables.
+            The bags of these features with slot ids as values, in the order of the tables.
 
         Raises:
             ConfigError: Two tables have one feature, a module has no buffers, or torch.export runs.
@@ -632,15 +538,15 @@ class ManagedCollisionCollection(nn.Module):
         per_key = dict(zip(table_of, bags.length_per_key(), strict=True))
         counts = [sum(per_key[key] for key in t.feature_names) for t in self._embedding_configs]
         ids_T = [ids.long() for ids in torch.split(bags.values(), counts)]
-        numbers = []
+        slots = []
         for t, ids, of_all in zip(self._embedding_configs, ids_T, self._of_all(ids_T), strict=True):
             module = self._module(t.name)
             if t.name not in frozen:
                 module.profile({t.name: _one_bag(of_all)})
-            numbers.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
+            slots.append(module.remap({t.name: _one_bag(ids)})[t.name].values())
         return KeyedJaggedTensor.unchecked(
             bags.keys(),
-            torch.cat(numbers),
+            torch.cat(slots),
             bags.weights_or_none(),
             bags.lengths(),
             bags.stride(),
@@ -663,11 +569,6 @@ def _one_bag(ids: Tensor) -> JaggedTensor:
 
 
 def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None) -> None:
-    """Check that a table and its module fit each other.
-
-    Raises:
-        ConfigError: The module is missing, or they do not fit.
-    """
     if module is None:
         raise ConfigError(
             f"table {table.name} is not in managed_collision_modules: give it an "

@@ -38,8 +38,7 @@ from torch.nn.functional import linear
 
 from recapp.errors import ConfigError
 from recapp.models.fm import fm_term
-from recapp.models.layers import DotInteraction
-from recapp.models.model_checks import check_widths
+from recapp.models.layers import DotInteraction, check_widths
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import BagCollection
@@ -262,15 +261,6 @@ class MLP(nn.Module):
 
 
 def _one_dim(model: str, collection: BagCollection) -> int:
-    """Return the width of all tables.
-
-    Args:
-        model: The name of the model in the error.
-        collection: The tables.
-
-    Raises:
-        ConfigError: The widths differ.
-    """
     dims = {t.name: t.embedding_dim for t in collection.tables()}
     if len(set(dims.values())) > 1:
         raise ConfigError(

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from recapp.compat.torchrec.wrapped_collections import twin_of
 from recapp.engine.read_only_store import values_of
 from recapp.engine.sharded_collection import (
     ShardedCollection,
@@ -56,7 +55,7 @@ from recapp.tables.collections import (
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_hash
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 
 class QuantConfig(NamedTuple):
@@ -201,7 +200,6 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy the stored rows of a state dict into the held tables, and remove them from it."""
     loaded_tables = []
     for name, table, held_table in _of_state(holder, prefix):
         if table.dynamic is not None:
@@ -292,15 +290,28 @@ def meta_twins(
     """
     twins: dict[int, UnshardedCollection] = {}
     weights: dict[tuple[str, int], Any] = {}
+    meta = torch.device("meta")
     for collection in collections:
-        tables = {t.name: t for t in collection.tables()}
-        seed = seeds.get(next(iter(tables)), 0)
-        twin = twins[id(collection)] = twin_of(collection, tables, torch.device("meta"), seed)
+        tables = collection.tables()
+        seed = seeds.get(tables[0].name, 0)
+        twin: UnshardedCollection
+        if isinstance(collection, FloatSequences | ShardedEmbeddingCollection):
+            twin = FloatSequences(tables, meta, collection.need_indices(), seed)
+        else:
+            weighted = collection.is_weighted()
+            twin = FloatBags(tables, weighted, meta, seed, lookups=collection.lookups)
+            twin.leave_room(collection.room)
+        twins[id(collection)] = twin
+        twin.own_ids = (
+            collection.shared.members[collection.member].own_ids
+            if isinstance(collection, ShardedCollection)
+            else collection.own_ids
+        )
         twin.dtype = collection.dtype  # even if all its tables have a narrower type by now
-        for name in tables:
-            module = getattr(twin, twin.tables_of)[name]
+        for t in tables:
+            module = getattr(twin, twin.tables_of)[t.name]
             module.weight = weights.setdefault(
-                (name, id(collection.holder_of(name))), module.weight
+                (t.name, id(collection.holder_of(t.name))), module.weight
             )
     return twins
 

@@ -1,5 +1,5 @@
 """The bases of modules around a collection of tables (feature processors, managed collisions) and
-of their sharders, and a twin of a collection with other tables.
+of their sharders.
 
 Programs pass the sharders to `DistributedModelParallel`, in which any sharder shards every
 collection of a model.
@@ -16,33 +16,25 @@ they work with every plan, row-wise too, and DDP averages their gradients like t
 
 TorchRec's collections with managed collisions: any ids within a fixed number of rows.
 
-    tables          EmbeddingBagConfig(name="t", num_embeddings=N, ...), with numbered rows
-    managed         ManagedCollisionCollection({"t": MCHManagedCollisionModule(N, ...)}, tables)
+    ids of all ranks -> slot ids, on every rank (`managed_collisions.py`) -> an ordinary collection
 
-    unsharded       ids -> numbers of rows -> an ordinary collection (`managed_collisions.py`)
-    sharded         a dynamic table, max_rows=N, eviction lru or lfu (`recapp/tables/dynamic.py`)
-    with numbers    ids of all ranks -> numbers, on every rank -> an ordinary collection, sharded
-
-A dynamic table finds a row by the id itself. It needs no numbers, and an id without a row gets its
-start value. With numbers the result is TorchRec's: ids without a number share the last row. Every
-rank then holds the numbers of all rows and counts the ids of all ranks, which it gathers in each
-step of training. So a program gives ids the same numbers on any number of ranks, sharded or not.
-The module holds the ordinary collection, and sharding replaces that under every plan.
+Every rank holds the slots of all rows and counts the ids of all ranks, which it gathers in each
+step of training. So a program gives ids the same slots on any number of ranks, sharded or not, and
+the result is TorchRec's: ids without a slot share the last row. Sharding replaces the ordinary
+collection under every plan.
 """
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from typing_extensions import override
 
 from recapp.compat.torchrec.managed_collisions import ManagedCollisionCollection
-from recapp.engine.sharded_collection import ShardedCollection, ShardedEmbeddingCollection
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.optim.rules import RowRule
 from recapp.parallel import CollectionSharder
@@ -136,28 +128,6 @@ class WrappedSharder(CollectionSharder):
             )
         twin = super().shard(module.collection, params, env, device, module_fqn)
         return module.over(twin)
-
-
-def twin_of(
-    collection: Any, tables: Mapping[str, EmbeddingConfig], device: torch.device, seed: int
-) -> UnshardedCollection:
-    """Return an unsharded collection of other tables with the settings of a collection.
-
-    Args:
-        collection: The collection, sharded or not.
-        tables: The table of the twin for each table of the collection, by its name.
-        device: The device of the tables.
-        seed: The seed of the start values.
-    """
-    twin_tables = list(tables.values())
-    if isinstance(collection, EmbeddingCollection | ShardedEmbeddingCollection):
-        return EmbeddingCollection(twin_tables, device, collection.need_indices(), seed)
-    lookups = [replace(x, table=tables[x.table.name]) for x in collection.lookups]
-    twin = EmbeddingBagCollection(
-        twin_tables, collection.is_weighted(), device, seed, lookups=lookups
-    )
-    twin.leave_room(collection.room)
-    return twin
 
 
 class FeatureProcessor(nn.Module, ABC):
@@ -372,11 +342,6 @@ class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
 
 
 def _weights(argument: str, length: int, device: torch.device | str | None) -> nn.Parameter:
-    """Return an uninitialised parameter for the weights of a feature.
-
-    Raises:
-        ConfigError: The length is no whole number of at least 1.
-    """
     if type(length) is not int or length < 1:
         raise ConfigError(f"{argument}={length}: must be a whole number of at least 1")
     return nn.Parameter(torch.empty(length, device=device))
@@ -408,11 +373,6 @@ def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:
 
 
 def _check_same(processors: Mapping[str, Any], features: list[str]) -> None:
-    """Check that every feature has a processor and every processor a feature.
-
-    Raises:
-        ConfigError: One of them lacks its partner, or a processor is no module.
-    """
     for key in features:
         if key not in processors:
             raise ConfigError(
@@ -437,21 +397,15 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
     """A collection whose tables take any ids and have a fixed number of rows.
 
     Args:
-        embedding_module: The collection, with one row for each number. Sharding gives its settings
-            to the dynamic tables.
+        embedding_module: The collection, with one row for each slot.
         managed_collision_collection: The managed collisions of the tables of the collection.
-        return_remapped_features: Whether `forward` also returns the numbers of the ids. Sharded
-            tables then use numbers as well; they also do if a module needs numbers
-            (`MCHManagedCollisionModule.needs_numbers`).
-        allow_in_place_embed_weight_update: Ignored. When a number goes to another id, its row is
-            set to start values before the lookup, outside of autograd.
+        return_remapped_features: Whether `forward` also returns the slot ids.
+        allow_in_place_embed_weight_update: Ignored. When a slot goes to another id, its row is set
+            to start values before the lookup, outside of autograd.
 
     Raises:
         ConfigError: The collection has another class, or its tables differ from those of the
             managed collisions.
-
-    The start values of sharded dynamic tables depend on the keys, and are the same under every
-    plan. Dynamic tables do not take over the rows of the unsharded collection.
     """
 
     holds = "_embedding_module"
@@ -486,71 +440,36 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
                 "are not the embedding_configs of the ManagedCollisionCollection: give both the "
                 "same list"
             )
-        self._embedding_module: Any  # one of two classes, or the sharded twin of one
+        embedding_module.own_ids = True
+        self._embedding_module: Any = embedding_module  # or its sharded twin
         self._managed_collision_collection = managed_collision_collection
-        self._returns_numbers = return_remapped_features
-        self._by_numbers = return_remapped_features or managed_collision_collection.needs_numbers
-        self._numbered: UnshardedCollection | None = None
-        if self._by_numbers:
-            embedding_module.own_ids = True
-            self._embedding_module = embedding_module
-            return
-        self._embedding_module = self._over_rows_of(
-            embedding_module, managed_collision_collection.dynamic_tables()
-        )
-        # looks up numbers in the same rows until they are sharded; not a submodule
-        object.__setattr__(self, "_numbered", embedding_module)
-
-    def _over_rows_of(self, source: Any, tables: Mapping[str, EmbeddingConfig]) -> Any:
-        """Return a collection of dynamic tables with the settings of the given one. It shares the
-        rows of the given one until it is sharded, and has its in-backward optimisers.
-        """
-        device = source.weight(next(iter(tables))).device
-        twin = twin_of(source, tables, device, source.seed)
-        for name in tables:
-            weight = source.weight(name)
-            if not weight.is_meta:
-                getattr(twin, twin.tables_of)[name].weight = weight
-            elif hasattr(weight, "_in_backward_optimizers"):
-                twin_weight: Any = twin.weight(name)
-                twin_weight._in_backward_optimizers = weight._in_backward_optimizers
-        return twin
+        self._returns_slots = return_remapped_features
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. When the sharded twin replaces the collection, number the ids of all
-        ranks from now on, or drop the numbers if the tables become dynamic.
-
-        Raises:
-            ConfigError: Ids have numbers already, which dynamic tables cannot take over.
+        """Set an attribute. When the sharded twin replaces the collection, count the ids of all
+        ranks from now on.
         """
         if isinstance(value, ShardedCollection):
-            managed = self._managed_collision_collection
-            super().__setattr__(
-                "_managed_collision_collection",
-                managed.on_ranks(value.shared.comm)
-                if self._by_numbers
-                else managed.settings_alone(),
+            self._managed_collision_collection = self._managed_collision_collection.on_ranks(
+                value.shared.comm
             )
-            object.__setattr__(self, "_numbered", None)
         super().__setattr__(name, value)
 
     def forward(
         self, features: KeyedJaggedTensor
     ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
-        """Look up the vectors of ids. In a frozen table no number goes to another id.
+        """Look up the vectors of ids. In a frozen table no slot goes to another id.
 
         Args:
             features: Ids of at least the tables' features.
 
         Returns:
-            The output of the collection, and the numbers of the ids or None.
+            The output of the collection, and the slot ids or None.
 
         Raises:
             ConfigError: The tables have no rows: they are on the meta device and not sharded.
         """
         sharded = isinstance(self._embedding_module, ShardedCollection)
-        if sharded and not self._by_numbers:
-            return self._embedding_module(features), None
         for t in self.tables() if not sharded else ():
             if self._embedding_module.weight(t.name).is_meta:
                 raise ConfigError(
@@ -560,29 +479,24 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
                 )
         of_tables = getattr(self._embedding_module, self._embedding_module.tables_of)
         frozen = [t.name for t in self.tables() if not of_tables[t.name].weight.requires_grad]
-        numbers = self._managed_collision_collection(features, frozen)
+        slots = self._managed_collision_collection(features, frozen)
         evicted = self._managed_collision_collection.evict()
         for t in self._managed_collision_collection.embedding_configs():
             gone = evicted[t.name]
             if gone is not None and len(gone):
                 self._begin_anew(t, gone)
-        if self._numbered is None:
-            vectors = self._embedding_module(numbers)
-        else:
-            rows: dict[str, Tensor] = dict(self._embedding_module.named_parameters())
-            vectors = functional_call(self._numbered, rows, (numbers,))
-        return vectors, numbers if self._returns_numbers else None
+        return self._embedding_module(slots), slots if self._returns_slots else None
 
     @torch.no_grad()
-    def _begin_anew(self, table: EmbeddingConfig, numbers: Tensor) -> None:
+    def _begin_anew(self, table: EmbeddingConfig, slots: Tensor) -> None:
         module = self._embedding_module
         if isinstance(module, ShardedCollection):
-            module.shared.begin_rows(table.name, numbers)
+            module.shared.begin_rows(table.name, slots)
             return
         weight = module.weight(table.name)
         rows = range(len(weight))
         columns = range(table.embedding_dim)
-        at_M, values = begun_rows(numbers, table, module.seed, rows, columns, None, weight.dtype)
+        at_M, values = begun_rows(slots, table, module.seed, rows, columns, None, weight.dtype)
         weight[at_M.to(weight.device)] = values.to(weight)
 
 

@@ -1,6 +1,5 @@
-"""Managed collisions whose ids are replaced by numbers: unsharded, and sharded where the numbers
-are wanted. They are the same on any number of ranks; the unsharded module on the batches of all
-ranks is the oracle.
+"""The slots of managed collisions, unsharded and sharded. They are the same on any number of ranks;
+the unsharded module on the batches of all ranks is the oracle.
 """
 
 import copy
@@ -29,6 +28,7 @@ from recapp.modules.mc_modules import (
 )
 from torch import nn
 
+from recapp.compat.torchrec.quantised import quantize_embeddings
 from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
@@ -45,8 +45,8 @@ def module_of(size, policy=None, interval=1, device="cpu"):
     return MCHManagedCollisionModule(size, device, policy or LFU_EvictionPolicy(), interval)
 
 
-def numbers_of(module, *steps):
-    """The numbers of the ids of the last step, after it."""
+def slots_of(module, *steps):
+    """The slots of the ids of the last step, after it."""
     for ids in steps:
         bags = JaggedTensor(torch.tensor(ids), lengths=torch.ones(len(ids)))
         made = module({"f": bags})["f"]
@@ -54,35 +54,35 @@ def numbers_of(module, *steps):
     return made.values().tolist()
 
 
-# ---- numbers
+# ---- slots
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64, 100])
-def test_ids_have_distinct_numbers_below_the_last_one_for_as_long_as_there_are_some(size):
+def test_ids_have_distinct_slots_below_the_last_one_for_as_long_as_there_are_some(size):
     ids = [-7, 2**62, 3, 0, 3, EMPTY]
-    found = numbers_of(module_of(size), ids)
+    found = slots_of(module_of(size), ids)
     assert found[4] == found[2] and found[5] == size - 1
-    numbered = [n for n in found[:4] if n != size - 1]
-    assert len(set(numbered)) == len(numbered) == min(4, size - 1)
+    with_slots = [n for n in found[:4] if n != size - 1]
+    assert len(set(with_slots)) == len(with_slots) == min(4, size - 1)
 
 
-def test_a_number_stays_while_its_id_lives_and_goes_to_a_new_one_then():
+def test_a_slot_stays_while_its_id_lives_and_goes_to_a_new_one_then():
     module = module_of(4, LRU_EvictionPolicy())
-    first = numbers_of(module, [10, 20, 30])
+    first = slots_of(module, [10, 20, 30])
     assert first == [0, 1, 2] and module.open_slots().tolist() == [0]
     assert module.evict().tolist() == [0, 1, 2] and module.evict() is None
-    assert numbers_of(module, [10, 30]) == [0, 2]
-    assert numbers_of(module, [40, 10, 30]) == [1, 0, 2]
+    assert slots_of(module, [10, 30]) == [0, 2]
+    assert slots_of(module, [40, 10, 30]) == [1, 0, 2]
     assert module.evict().tolist() == [1]
     module.eval()
-    assert numbers_of(module, [20, 40, 50]) == [3, 1, 3]
+    assert slots_of(module, [20, 40, 50]) == [3, 1, 3]
 
 
 def test_rows_are_decided_on_at_intervals():
     module = module_of(3, interval=3)
-    assert numbers_of(module, [5, 6], [6]) == [2]
-    assert numbers_of(module, [7]) == [2]
-    assert numbers_of(module.eval(), [5, 6, 7]) == [1, 0, 2]
+    assert slots_of(module, [5, 6], [6]) == [2]
+    assert slots_of(module, [7]) == [2]
+    assert slots_of(module.eval(), [5, 6, 7]) == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_rows_are_decided_on_at_intervals():
 )
 def test_the_policies_keep_other_ids(policy, stay):
     module = module_of(3, policy, interval=1)
-    numbers_of(module, [1] * 9, [3, 3, 3], [4, 4])
-    numbers = dict(zip([1, 3, 4], numbers_of(module.eval(), [1, 3, 4]), strict=True))
-    assert {key for key, number in numbers.items() if number != 2} == stay
+    slots_of(module, [1] * 9, [3, 3, 3], [4, 4])
+    slots = dict(zip([1, 3, 4], slots_of(module.eval(), [1, 3, 4]), strict=True))
+    assert {key for key, slot in slots.items() if slot != 2} == stay
 
 
 def test_functions_of_counts_say_which_ids_count():
@@ -111,14 +111,14 @@ def test_functions_of_counts_say_which_ids_count():
     assert probabilistic_threshold_filter(counts, 1.0)[0].all()
     assert not probabilistic_threshold_filter(counts, 0.0)[0].any()
     policy = LFU_EvictionPolicy(threshold_filtering_func=average_threshold_filter)
-    assert numbers_of(module_of(5, policy), [3, 6, 6, 6, 8, 8, 9]) == [4, 2, 2, 2, 3, 3, 4]
+    assert slots_of(module_of(5, policy), [3, 6, 6, 6, 8, 8, 9]) == [4, 2, 2, 2, 3, 3, 4]
 
 
-def test_a_state_dict_goes_on_with_the_numbers():
+def test_a_state_dict_goes_on_with_the_slots():
     one = module_of(4)
     other = module_of(4)
     assert not one.state_dict()
-    wanted = numbers_of(one, [10, 20, 30, 30])
+    wanted = slots_of(one, [10, 20, 30, 30])
     other.load_state_dict(one.state_dict())
     assert set(one.state_dict()) == {
         "_mch_sorted_raw_ids",
@@ -127,9 +127,9 @@ def test_a_state_dict_goes_on_with_the_numbers():
         "_current_iter_tensor",
         "_output_segments_tensor",
     }
-    assert numbers_of(other.eval(), [10, 20, 30, 30]) == wanted
+    assert slots_of(other.eval(), [10, 20, 30, 30]) == wanted
     other.load_state_dict(module_of(4).state_dict())
-    assert numbers_of(other, [10]) == [3]
+    assert slots_of(other, [10]) == [3]
 
 
 def test_a_collection_of_modules_replaces_the_ids_of_its_features():
@@ -147,10 +147,10 @@ def test_a_collection_of_modules_replaces_the_ids_of_its_features():
         torch.arange(6.0),
         lengths=torch.tensor([1, 0, 1, 1, 1, 0, 2, 0]),
     )
-    numbers = managed(features)
-    assert numbers.keys() == ["f", "g", "h"] and numbers.values().tolist() == [0, 1, 0, 6, 7]
-    assert numbers.lengths().tolist() == [2, 0, 1, 0, 1, 1]
-    assert numbers.weights().tolist() == [4, 5, 3, 1, 2]
+    slots = managed(features)
+    assert slots.keys() == ["f", "g", "h"] and slots.values().tolist() == [0, 1, 0, 6, 7]
+    assert slots.lengths().tolist() == [2, 0, 1, 0, 1, 1]
+    assert slots.weights().tolist() == [4, 5, 3, 1, 2]
     twice = [
         *configs[:1],
         EmbeddingBagConfig(name="c", num_embeddings=3, embedding_dim=4, feature_names=["f"]),
@@ -204,7 +204,7 @@ def test_an_unsharded_collection_is_called_and_trained_by_torchs_optimisers(kind
     assert [tuple(p.shape) for p in before.values()] == [(size, 4)] * 2
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
     for step in range(4):
-        found, numbers = model(batch_of(step, 0))
+        found, slots = model(batch_of(step, 0))
         if kind == "bags":
             total = found.values().sum()
         else:
@@ -213,10 +213,10 @@ def test_an_unsharded_collection_is_called_and_trained_by_torchs_optimisers(kind
         total.backward()
         optimizer.step()
         if size == 80:
-            assert numbers is None
+            assert slots is None
             continue
-        assert numbers.keys() == ["a", "b"] and int(numbers.values().max()) < size
-        assert torch.equal(numbers.lengths(), batch_of(step, 0).lengths())
+        assert slots.keys() == ["a", "b"] and int(slots.values().max()) < size
+        assert torch.equal(slots.lengths(), batch_of(step, 0).lengths())
     for name, p in model.named_parameters():
         assert not torch.equal(p, before[name])
     same = model_of(size, kind=kind)
@@ -228,7 +228,7 @@ def test_an_unsharded_collection_is_called_and_trained_by_torchs_optimisers(kind
 
 
 @pytest.mark.parametrize("init_fn", [None, nn.init.ones_])
-def test_a_row_begins_anew_where_its_number_goes_to_another_id(init_fn):
+def test_a_row_begins_anew_where_its_slot_goes_to_another_id(init_fn):
     table = EmbeddingBagConfig(
         name="t", num_embeddings=3, embedding_dim=2, feature_names=["f"], init_fn=init_fn
     )
@@ -240,10 +240,6 @@ def test_a_row_begins_anew_where_its_number_goes_to_another_id(init_fn):
         torch.ones(2)
         if init_fn
         else start_values(torch.tensor([1]), table, 3, range(2), torch.float32)[0]
-    )
-
-    assert model_of(80, init_fn=init_fn)._managed_collision_collection.needs_numbers is (
-        init_fn is not None
     )
 
     def vectors(*ids):
@@ -258,7 +254,7 @@ def test_a_row_begins_anew_where_its_number_goes_to_another_id(init_fn):
 
 
 def parity(comm, cut, mode, policy, row_order):
-    """Losses, numbers and rows of a sharded model, trained, and those of the unsharded one."""
+    """Losses, slots and rows of a sharded model, trained, and those of the unsharded one."""
     model = model_of(20, policy, return_remapped_features=True)
     oracle = copy.deepcopy(model)
     plan = make_plan(cut, model.tables(), comm.world, mode=mode, row_order=row_order)
@@ -269,13 +265,13 @@ def parity(comm, cut, mode, policy, row_order):
     optimizer = torch.optim.SGD(oracle.parameters(), 0.5)
     for step in range(8):
         batches = [batch_of(step, rank) for rank in range(comm.world)]
-        pooled, numbers = model(batches[comm.rank])
+        pooled, slots = model(batches[comm.rank])
         wanted, of_all = oracle(joined(batches))
         here = slice(6 * comm.rank, 6 * comm.rank + 6)
         torch.testing.assert_close(pooled.values(), wanted.values()[here])
         for key in "ab":
             assert torch.equal(
-                numbers[key].values(), of_all[key].values().view(-1, 2)[here].flatten()
+                slots[key].values(), of_all[key].values().view(-1, 2)[here].flatten()
             )
         pooled.values().square().mean().backward()
         optimizer.zero_grad()
@@ -308,20 +304,20 @@ def joined(batches):
         ("grid_shard", "unique", LFU_EvictionPolicy(), "natural", 4),
     ],
 )
-def test_sharded_numbers_and_rows_are_those_of_one_process(
+def test_sharded_slots_and_rows_are_those_of_one_process(
     ranks, cut, mode, policy, row_order, world
 ):
     ranks.run(parity, world, cut, mode, policy, row_order)
 
 
 class Both(nn.Module):
-    """Managed collisions with numbers beside an ordinary collection that reads the same features,
+    """Managed collisions with slots beside an ordinary collection that reads the same features,
     and tables that want their ids as they are.
     """
 
     def __init__(self):
         super().__init__()
-        self.numbers = model_of(20)
+        self.slots = model_of(20)
         others = [
             EmbeddingBagConfig(
                 name=f"u{key}",
@@ -336,8 +332,8 @@ class Both(nn.Module):
 
     def forward(self, features):
         first = self.plain(features).values()
-        second, numbers = self.numbers(features)
-        assert numbers is None
+        second, slots = self.slots(features)
+        assert slots is None
         both = torch.cat([first, second.values()], 1)
         return both.square().mean(), both
 
@@ -374,20 +370,31 @@ def test_small_tables_go_beside_collections_that_read_the_same_features(ranks, w
     ranks.run(beside_others, world, pipelined)
 
 
-def test_ids_that_have_numbers_are_not_forgotten_silently():
-    model = model_of(80)
-    model(batch_of(0, 0))
-    with pytest.raises(ConfigError, match="table t0: its ids got rows before it was sharded"):
-        DistributedModelParallel(model)
-    kept = model_of(80, return_remapped_features=True)
-    for step in range(2):
-        numbers = kept(batch_of(step, 0))[1]
-    sharded = DistributedModelParallel(kept)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_quantised_model_finds_the_same_slots_beside_others(sharded):
+    model = Both()
+    if sharded:
+        model = DistributedModelParallel(model)
+    for step in range(4):
+        model(batch_of(step, 0))
+    model.eval()
+    quantised = quantize_embeddings(model, torch.float32)
     with torch.no_grad():
-        assert torch.equal(sharded.eval()(batch_of(1, 0))[1].values(), numbers.values())
+        for step in range(4):
+            found, wanted = (m(batch_of(step, 0))[1] for m in (quantised, model))
+            torch.testing.assert_close(found, wanted)
 
 
-def test_built_on_the_meta_device_numbers_are_made_with_the_shards():
+def test_slots_of_an_unsharded_model_stay_when_it_is_sharded():
+    model = model_of(80, return_remapped_features=True)
+    for step in range(2):
+        slots = model(batch_of(step, 0))[1]
+    sharded = DistributedModelParallel(model)
+    with torch.no_grad():
+        assert torch.equal(sharded.eval()(batch_of(1, 0))[1].values(), slots.values())
+
+
+def test_built_on_the_meta_device_slots_are_made_with_the_shards():
     model = DistributedModelParallel(model_of(20, device="meta"), device="cpu")
     for step in range(2):
         model(batch_of(step, 0))[0].values().sum().backward()
@@ -423,9 +430,9 @@ def with_shared_bags(comm, kind):
     here = slice(6 * comm.rank, 6 * comm.rank + 6)
     for step in range(4):
         batches = [batch_of(step, rank) for rank in range(comm.world)]
-        found, numbers = model(shared(batches[comm.rank : comm.rank + 1]))
+        found, slots = model(shared(batches[comm.rank : comm.rank + 1]))
         wanted, _ = oracle(shared(batches))
-        assert numbers.stride_per_key() == [3, 6] and numbers.stride() == 6
+        assert slots.stride_per_key() == [3, 6] and slots.stride() == 6
         losses = []
         for key in "ab":
             mine, theirs = found[key], wanted[key]
@@ -441,7 +448,7 @@ def with_shared_bags(comm, kind):
 
 @pytest.mark.parametrize("kind", ["bags", "sequences"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_bags_that_samples_share_are_numbered_once(ranks, world, kind):
+def test_bags_that_samples_share_get_slots_once(ranks, world, kind):
     ranks.run(with_shared_bags, world, kind)
 
 

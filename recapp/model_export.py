@@ -63,11 +63,15 @@ from recapp.run.run_rows import (
 from recapp.run.trained_model import with_columns_of
 from recapp.settings.records import to_plain
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.artefact_files import DERIVED_FILE, dense_bytes, unfinished, written_values
-from recapp.stored.manifest import to_json
-from recapp.stored.meta_file import state_must_fit
-from recapp.stored.model_manifests import DENSE, ArtefactManifest
-from recapp.stored.model_store import MANIFEST, files_at, write_file
+from recapp.stored.manifest import DENSE, ArtefactManifest, to_json
+from recapp.stored.plain_parts import (
+    DERIVED_FILE,
+    dense_bytes,
+    state_must_fit,
+    unfinished,
+    written_values,
+)
+from recapp.stored.store import MANIFEST, files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint, every_file
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig

@@ -1,5 +1,5 @@
-"""The recipe of a run, its settings as one frozen record, and the objects that follow from them; and
-the record of each command: the settings of its file in `conf/` and of the groups it composes.
+"""The recipe of a run, its settings as one frozen record, and the objects that follow from them;
+and the record of each command: the settings of its file in `conf/` and of the groups it composes.
 
     argv -> compose (Hydra) -> Recipe                                 train, plan
     path -> stored settings, changed by a command line -> Recipe      eval, predict, export

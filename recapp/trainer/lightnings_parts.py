@@ -48,7 +48,7 @@ from recapp.optim.optimizer import HybridOptimizer
 from recapp.processes.rank_environment import RankInfo, external_rank
 from recapp.settings.values import shown
 from recapp.sharding.layout import AVERAGE, RAW
-from recapp.stored.meta_file import state_must_fit
+from recapp.stored.plain_parts import state_must_fit
 from recapp.trainer.trainer_settings import AverageSettings, refuse_class
 
 

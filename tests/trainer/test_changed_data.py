@@ -13,7 +13,7 @@ from trainer.runs import compose, fit, make_logs, on_logs
 
 from recapp.errors import CheckpointError
 from recapp.run.run_checks import check_resumed
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.datamodule import ClickData
 
 OLD = 12  # batches of an epoch of the two files that are there first: 1,200 of 1,400 rows train

@@ -152,8 +152,8 @@ class DynamicStore(FloatRows):
 
     def settle(self, step: int) -> None:
         """End a step after its update: free the slots of unadmitted keys, of expired rows and of
-        surplus rows. Where a load sets the number of updates and no step has ended, rows stay: a checkpoint
-        that is not trained answers as it was saved.
+        surplus rows. Where a load sets the number of updates and no step has ended, rows stay: a
+        checkpoint that is not trained answers as it was saved.
 
         Args:
             step: The number of updates so far.

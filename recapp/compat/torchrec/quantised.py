@@ -55,7 +55,7 @@ from recapp.tables.collections import (
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_hash
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 
 class QuantConfig(NamedTuple):

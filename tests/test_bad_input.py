@@ -23,7 +23,7 @@ from recapp.dataset.data_settings import Generate
 from recapp.dataset.synthetic import write_clicks
 from recapp.errors import PlanError, suggest
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 
 SIZES = (
@@ -552,7 +552,7 @@ def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, ba
         "trainer.max_steps=1",
         world=1,
     )
-    assert f"below it there is {tmp_path}/whole/checkpoints/step_000001.ckpt" in say(
+    assert f"that of this run is {tmp_path}/whole/checkpoints/last.ckpt" in say(
         f"ckpt_path={tmp_path}/whole", main=evaluation.main
     )
 

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from recapp.tables.dynamic import DynamicRows
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import ClickTask, Output, Task
-    from recapp.trainer.datamodule import ClickData
+    from recapp.trainer.datamodule import ClickData, ScoreWriter
     from recapp.trainer.module import TaskModule
     from recapp.trainer.strategy import EmbeddingShardingStrategy
     from recapp.transport.join_ranks import run_ranks

@@ -199,7 +199,6 @@ OF_SETTINGS = {
     "engine.compile": True,
     "engine.keep_freed_memory": False,
     "launch.start_method": "spawn",
-    "launch.port": 45_000,
     "launch.grace": 7.0,
     "launch.timeout": 99.0,
     "planner.mode": "unique",

@@ -80,9 +80,8 @@ if TYPE_CHECKING:
         TableLookup,
     )
     from recapp.tables.dynamic import DynamicRows
-    from recapp.tasks.click import ClickTask
     from recapp.tasks.measures import Measure
-    from recapp.tasks.task import Output, Task
+    from recapp.tasks.task import ClickTask, Output, Task
     from recapp.trainer.datamodule import ClickData
     from recapp.trainer.module import TaskModule
     from recapp.trainer.score_writer import ScoreWriter
@@ -94,7 +93,7 @@ _HOMES = {
     "Batch": "recapp.sparse.keyed_jagged_tensor",
     "Calibration": "recapp.metrics",
     "ClickData": "recapp.trainer.datamodule",
-    "ClickTask": "recapp.tasks.click",
+    "ClickTask": "recapp.tasks.task",
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.dataset.data_settings",
     "DataType": "recapp.tables.config",

@@ -33,10 +33,10 @@ from recapp.settings.records import to_plain
 
 WORKER = "recapp.benchmarks.session"
 MEASURES = {
-    "step": "recapp.benchmarks.embedding_step.measure_step",
-    "train": "recapp.benchmarks.training_step.measure_training",
-    "strategies": "recapp.benchmarks.embedding_step.measure_strategies",
-    "data": "recapp.benchmarks.training_step.measure_data",
+    "step": "recapp.benchmarks.steps.measure_step",
+    "train": "recapp.benchmarks.steps.measure_training",
+    "strategies": "recapp.benchmarks.steps.measure_strategies",
+    "data": "recapp.benchmarks.steps.measure_data",
     "inference": "recapp.inference_bench.measure",
 }
 """The function of each verb, which every rank calls with its session."""
@@ -85,7 +85,6 @@ COLUMNS: dict[str, list[Column]] = {
     "data": [
         Column("stage", "stage", meaning='includes those above it; "from" a source: training'),
         Column("rows_per_second", "rows/s", ",.0f"),
-        Column("mb_per_second", "MB/s", ",.1f", meaning="Parquet bytes that one process reads"),
         Spread("median_ms", "ms", meaning="of a pass or a step, below it the quartiles"),
         Spread("memory_ratio", "memory\nratio", meaning="time from memory / time from Parquet"),
         Column("decode_share", "decode\nshare", ".1%", meaning="the share of a step that reads"),

@@ -11,8 +11,7 @@ from recapp.processes.launch import LaunchSettings
 from recapp.run import commands
 from recapp.run.recipe import Command
 from recapp.settings.records import absent
-from recapp.tasks.click import ClickTask
-from recapp.tasks.task import Task
+from recapp.tasks.task import ClickTask, Task
 from recapp.trainer.trainer_settings import TrainerSettings
 
 REAL = Path(__file__).resolve().parents[1] / "conf"

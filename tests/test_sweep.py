@@ -21,7 +21,7 @@ from recapp.console import print_table
 from recapp.reporting import runs
 from recapp.run import commands
 from recapp.settings import option_files
-from recapp.tasks.click import CLICK
+from recapp.tasks.task import CLICK
 
 TESTS = Path(__file__).resolve().parent
 MEASURED = {

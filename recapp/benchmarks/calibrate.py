@@ -337,10 +337,9 @@ def measure_hardware(
         else comm.broadcast(measure_overlap(comm, device, transport, rounds))
     )
     kernels, errors = fit_kernels(samples)
-    flops_per_s = _flops_per_s(model, few, many, kernels["combine"].gb_per_s)
     measured = {
         "copy_gb_per_s": 2e-9 * COPIED_BYTES / copy,
-        "flops_per_s": flops_per_s,
+        "flops_per_s": _flops_per_s(model, few, many, kernels["combine"].gb_per_s),
         "overlap": overlap,
     }
     hardware = _hardware(comm, device, local, transport, backend, kernels, links, measured)
@@ -391,11 +390,8 @@ def _dense_seconds(
 
 
 def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) -> float:
-    """Return the rate of the dense part from the times of two batches.
-
-    The rate is the difference in operations over the difference in seconds. Operations are counted
-    as the planner counts them. The planner's time for moving pooled vectors is subtracted from the
-    seconds first.
+    """Return the rate of the dense part: the difference of two batches in operations, as the
+    planner counts them, over that in seconds, without the planner's time for moving pooled vectors.
 
     Args:
         model: The model of both batches.
@@ -452,7 +448,12 @@ def _hardware(
     measured: Mapping[str, float],
 ) -> Hardware:
     assumed = default_hardware(device.type)
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    machine = platform.machine()
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+    elif (info := Path("/proc/cpuinfo")).is_file():
+        lines = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        machine = lines[0].partition(":")[2].strip() if lines else machine
     free = [n for n in free_memory_bytes(comm.all_gather(memory_pools(device))) if n is not None]
     of_kind = {kind: _links(links[kind], local, getattr(assumed, kind)) for kind in KINDS}
     unmeasured = [
@@ -488,17 +489,6 @@ def _hardware(
         float(f"{measured['flops_per_s']:.4g}"),
         round(measured["overlap"], 3),
         assumed.step_overhead_us,
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
     )
 
 

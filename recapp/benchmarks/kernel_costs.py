@@ -80,18 +80,12 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
         scale = np.sqrt(weight)
         solution = _not_negative(counted * scale[:, None], measured * scale)
         fitted = np.maximum(counted @ solution, LEAST_SECONDS)
-        weight = _weights(fitted, measured)
+        # With these weights, the squared differences have the same gradient as the squared
+        # logarithms of the ratio, so the same coefficients minimise both.
+        close = np.abs(fitted / measured - 1) < 1e-6
+        difference = np.where(close, 1e-6 * measured, fitted - measured)
+        weight = np.log1p(difference / measured) / (difference * fitted)
     return solution.tolist(), float(np.median(np.abs(fitted / measured - 1)))
-
-
-def _weights(fitted: NDArray[np.float64], measured: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return weights that make least squares minimise the logarithm of the ratio.
-
-    With these weights, the squared differences have the same gradient as the squared logarithms of
-    the ratio, so the same coefficients minimise both.
-    """
-    difference = np.where(np.abs(fitted / measured - 1) < 1e-6, 1e-6 * measured, fitted - measured)
-    return np.asarray(np.log1p(difference / measured) / (difference * fitted))
 
 
 def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -377,21 +371,16 @@ def measure_kernels(
             comm.barrier()
             run.run(steps)
     of_ranks = comm.all_gather([run.samples() for run in runs])
-    return {
-        k: [
-            _median([samples[i][k] for samples in of_ranks])
-            for i in range(len(runs))
-            if of_ranks[0][i][k].calls
-        ]
-        for k in KERNELS
-    }
-
-
-def _median(ranks: Sequence[KernelTime]) -> KernelTime:
-    items, sizes, seconds = (
-        statistics.median(getattr(s, part) for s in ranks) for part in ("items", "bytes", "seconds")
-    )
-    return replace(ranks[0], items=items, bytes=sizes, seconds=seconds)
+    medians: dict[str, list[KernelTime]] = {k: [] for k in KERNELS}
+    for of_run in zip(*of_ranks, strict=True):
+        for k, times in medians.items():
+            middle = {
+                part: statistics.median(getattr(of_rank[k], part) for of_rank in of_run)
+                for part in ("items", "bytes", "seconds")
+            }
+            if of_run[0][k].calls:
+                times.append(replace(of_run[0][k], **middle))
+    return medians
 
 
 def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[KernelSteps]:

@@ -117,11 +117,18 @@ class Workload:
             batches: The number of batches, N.
         """
         generator = torch.Generator().manual_seed(rank)
-        draw = _zipf if self.zipf else _uniform
+
+        def draw(rows: int, count: int) -> Tensor:
+            if not self.zipf:
+                return torch.randint(rows, (count,), generator=generator)
+            share, row = _popularity(rows)
+            chances = torch.rand(count, generator=generator, dtype=torch.float64)
+            return row[torch.searchsorted(share, chances).clamp_max(rows - 1)]
+
         features = list(zip(self.rows_F, self.bag_F, strict=True))
         return torch.stack(
             [
-                torch.cat([draw(rows, self.batch_size * bag, generator) for rows, bag in features])
+                torch.cat([draw(rows, self.batch_size * bag) for rows, bag in features])
                 for _ in range(batches)
             ]
         )
@@ -168,19 +175,6 @@ def _popularity(rows: int) -> tuple[Tensor, Tensor]:
     """Return the distribution function over popularity, and the row of each popularity."""
     share = (1 / torch.arange(1, rows + 1, dtype=torch.float64) ** EXPONENT).cumsum(0)
     return share / share[-1], torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
-
-
-def _zipf(rows: int, count: int, generator: torch.Generator) -> Tensor:
-    share, row = _popularity(rows)
-    return row[
-        torch.searchsorted(
-            share, torch.rand(count, generator=generator, dtype=torch.float64)
-        ).clamp_max(rows - 1)
-    ]
-
-
-def _uniform(rows: int, count: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(rows, (count,), generator=generator)
 
 
 DENSE = 13  # numbers of a Criteo sample

@@ -166,14 +166,6 @@ class Parquet:
             return file.read(length + _TAIL_BYTES)
 
 
-def column_bytes(file: DataFile, row_group: int) -> int:
-    """Return the bytes on disk of the columns to read in a row group."""
-    group = read_footer(file.path, file.stamp).metadata.row_group(row_group)
-    columns = [group.column(i) for i in range(group.num_columns)]
-    names = set(file.read)
-    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
-
-
 def of_row_group(file: DataFile, name: str, row_group: int) -> Any:
     """Return what the footer says of a column in a row group, also of a column of lists; None for
     other nested columns, and for files of other formats.

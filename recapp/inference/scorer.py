@@ -38,8 +38,7 @@ from recapp.dataset.schema import Schema
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, DataError, RankError, RecappError
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.tasks.click import ClickTask
-from recapp.tasks.task import Task, one_or_all
+from recapp.tasks.task import ClickTask, Task, one_or_all
 from recapp.transport.communicator import Comm
 from recapp.transport.pulse import Pulses
 

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recapp.errors import ConfigError, suggest
-from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, FastDropout, draw_normal, logit_mlp, xavier_linear
-from recapp.models.model_checks import (
+from recapp.models.layers import (
+    MLP,
+    FastDropout,
+    FieldVectors,
     check_divides,
     check_hidden,
     check_number,
     check_settings,
     check_widths,
+    draw_normal,
+    logit_mlp,
+    xavier_linear,
 )
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch

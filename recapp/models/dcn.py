@@ -25,9 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.fields import FieldVectors, Numbers
-from recapp.models.layers import MLP, BatchNorm, Layer, xavier, xavier_linear
-from recapp.models.model_checks import check_hidden, check_settings
+from recapp.models.layers import (
+    MLP,
+    BatchNorm,
+    FieldVectors,
+    Layer,
+    Numbers,
+    check_hidden,
+    check_settings,
+    xavier,
+    xavier_linear,
+)
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 
@@ -282,7 +290,7 @@ class DeepAndCrossModel(nn.Module):
         dense_in_features: The number of dense features of a sample.
         make_crosses: Makes the cross network for a number of columns.
         layers: The widths of the tower; without any there is only the cross network.
-        numbers: The form of numbers (`recapp/models/fields.py`).
+        numbers: The form of numbers (`FieldVectors`).
         structure: `parallel` or `stacked`.
         batch_norm: Whether a batch norm precedes each ReLU of the tower.
         dropout: The share of the tower's outputs that a training step sets to 0.

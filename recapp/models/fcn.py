@@ -23,10 +23,15 @@ from torch.nn import functional
 
 from recapp.errors import ConfigError
 from recapp.models.dcn import crossed
-from recapp.models.fields import FieldVectors
 from recapp.models.gated import losses_of_mean
-from recapp.models.layers import BatchNorm, FastDropout, xavier_linear
-from recapp.models.model_checks import check_divides, check_settings
+from recapp.models.layers import (
+    BatchNorm,
+    FastDropout,
+    FieldVectors,
+    check_divides,
+    check_settings,
+    xavier_linear,
+)
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 

@@ -22,10 +22,19 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear
 
 from recapp.errors import ConfigError
-from recapp.models.fields import FieldVectors, Numbers, numbers_of
-from recapp.models.layers import DotInteraction, Layer, logit_mlp, xavier, xavier_linear
+from recapp.models.layers import (
+    DotInteraction,
+    FieldVectors,
+    Layer,
+    Numbers,
+    check_settings,
+    check_widths,
+    logit_mlp,
+    numbers_of,
+    xavier,
+    xavier_linear,
+)
 from recapp.models.linear_stack import are_several
-from recapp.models.model_checks import check_settings, check_widths
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 

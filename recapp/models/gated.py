@@ -24,23 +24,21 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.errors import ConfigError
-from recapp.models.fields import FieldVectors
 from recapp.models.layers import (
     ACTIVATIONS,
     MLP,
     BatchNorm,
     FastDropout,
+    FieldVectors,
     Layer,
-    learnt_vectors,
-    xavier,
-    xavier_linear,
-)
-from recapp.models.model_checks import (
     check_divides,
     check_hidden,
     check_settings,
     check_tower,
     check_widths,
+    learnt_vectors,
+    xavier,
+    xavier_linear,
 )
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection

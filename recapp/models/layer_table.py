@@ -21,7 +21,6 @@ of values.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
-from math import prod
 from typing import Any
 
 import torch
@@ -50,38 +49,6 @@ def _attention(arguments: Arguments, _: Any) -> int:
     return int(2 * rows * key_SE.shape[-2] * (key_SE.shape[-1] + value_SV.shape[-1]))
 
 
-def _attention_backward(arguments: Arguments, _: Any) -> int:
-    """Return the operations of five products: scores and weights again, and three gradients."""
-    _, query_TE, key_SE = arguments[:3]
-    return int(5 * 2 * query_TE.numel() * key_SE.shape[-2])
-
-
-def _recurrent(input_TBK: Tensor, weights: Sequence[Tensor]) -> int:
-    """Return the operations of layers that multiply each weight matrix once for each step."""
-    steps = input_TBK.shape[:-1].numel()
-    return int(2 * steps * sum(weight.numel() for weight in weights if weight.dim() == 2))
-
-
-def _convolution(arguments: Arguments, result: Tensor) -> int:
-    """Each number of the result is a product with the filters of its group; if transposed, each
-    number of the input is.
-    """
-    input_BK, weight, *_ = arguments
-    transposed = arguments[6]
-    return int(2 * (input_BK if transposed else result).numel() * weight[0].numel())
-
-
-def _trilinear(arguments: Arguments, _: Any) -> int:
-    """Three tensors, stretched to one shape, are multiplied, and the products added up."""
-    shapes = []
-    for tensor, stretched in zip(arguments[:3], arguments[3:6], strict=True):
-        shape = list(tensor.shape)
-        for place in sorted(stretched):
-            shape.insert(place, 1)
-        shapes.append(shape)
-    return int(2 * prod(max(sizes) for sizes in zip(*shapes, strict=True)))
-
-
 COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
     "aten::mm": lambda arguments, _: _product(*arguments[:2]),
     "aten::bmm": lambda arguments, _: _product(*arguments[:2]),
@@ -93,25 +60,27 @@ COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
     "aten::baddbmm": _added_product,
     "aten::addbmm": _added_product,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    # five products: scores and weights again, and three gradients
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": lambda arguments, _: (
+        5 * 2 * int(arguments[1].numel()) * arguments[2].shape[-2]
+    ),
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_cudnn_attention": _attention,
-    "aten::mkldnn_rnn_layer": lambda arguments, _: _recurrent(arguments[0], arguments[1:3]),
-    "aten::_cudnn_rnn": lambda arguments, _: _recurrent(arguments[0], arguments[1]),
-    "aten::convolution": _convolution,
-    "aten::_trilinear": _trilinear,
 }
 """The operations of each counted function of torch, from its arguments and its result."""
 
 
 KNOWN = ("aten", "prim", "prims", "profiler")
 """The namespaces of torch's own functions: those that are not in `COUNTED` multiply no matrices."""
+UNCOUNTED = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::convolution", "aten::_trilinear")
+"""Functions of torch that multiply matrices and are not counted."""
 
 
 class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context that counts operations in `operations`: two for a multiplication and addition.
-    `unknown` is the number of calls of other packages' functions, whose operations nobody knows.
+    `unknown` is the number of calls whose operations nobody knows: of other packages' functions, of
+    recurrent layers, of convolutions.
     """
 
     def __init__(self) -> None:
@@ -130,7 +99,7 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if count is not None:
             self.operations += count(args, result)
-        self.unknown += func.namespace not in KNOWN
+        self.unknown += func.namespace not in KNOWN or func._schema.name in UNCOUNTED
         return result
 
 

@@ -23,9 +23,14 @@ from torch import Tensor, nn
 
 from recapp.errors import ConfigError
 from recapp.models.dcn import Crosses, LowRankCross
-from recapp.models.fields import numbers_of
-from recapp.models.layers import MLP, DotInteraction, published_linear
-from recapp.models.model_checks import check_settings, check_widths
+from recapp.models.layers import (
+    MLP,
+    DotInteraction,
+    check_settings,
+    check_widths,
+    numbers_of,
+    published_linear,
+)
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection, ModuleByName

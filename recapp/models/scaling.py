@@ -25,9 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recapp.models.fields import FieldVectors, Numbers
-from recapp.models.layers import MLP, xavier, xavier_linear
-from recapp.models.model_checks import check_divides, check_hidden, check_same_dim, check_settings
+from recapp.models.layers import (
+    MLP,
+    FieldVectors,
+    Numbers,
+    check_divides,
+    check_hidden,
+    check_same_dim,
+    check_settings,
+    xavier,
+    xavier_linear,
+)
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.collections import BagCollection
 

@@ -35,8 +35,8 @@ from recapp.errors import ConfigError
 from recapp.reporting.phases import PHASES
 from recapp.settings import small_files
 from recapp.settings.records import not_a_setting, record, to_plain
-from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measures, measures_from
+from recapp.tasks.task import CLICK
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
-from recapp.tasks.click import CLICK
 from recapp.tasks.measures import VALIDATION, Measures
+from recapp.tasks.task import CLICK
 
 SAME_SPEED = (  # settings that do not change the length of a step
     SEED,

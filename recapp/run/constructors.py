@@ -224,7 +224,7 @@ def build_task(
     if name not in outputs:
         raise ConfigError(f"metrics.output={name}: {suggest(name, outputs)}")
     if metrics and metrics.adds:
-        from recapp.tasks.added_metrics import added_metrics  # imports torch
+        from recapp.tasks.detail_metrics import added_metrics  # imports torch
 
         task.add(added_metrics(task, outputs[name], metrics, make))
     return task

@@ -268,7 +268,7 @@ OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.dynamic.DynamicRows`, which 
     "eviction",
     "ttl_steps",
 )
-# arguments of `recapp.tasks.click.ClickTask`, which is not imported here
+# arguments of `recapp.tasks.task.ClickTask`, which is not imported here
 OF_CLICKS = ("label_smoothing", "pos_weight", "focal", "ranking", "soft_labels")
 INSTEAD = {  # pattern of the full name -> the end of a sentence that begins with the name
     r"((model|trainer|optimizer)\.)?(loss|criterion)(_\w+)?(\..+)?": (

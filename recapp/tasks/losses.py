@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 BLOCK_PAIRS = 2**22  # pairs whose differences are in memory at once: 16 MB of fp32
@@ -51,7 +52,11 @@ def click_loss(
     if label_smoothing:
         smooth_B = labels_B * (1 - label_smoothing) + label_smoothing / 2
     if focal:
-        losses_B = _focal_losses(logits_B, smooth_B, pos_weight, focal)
+        full_B = _full(logits_B)
+        click_B = logsigmoid(full_B)  # ln p
+        other_B = logsigmoid(-full_B)  # ln(1 - p)
+        of_click_B = smooth_B * (focal * other_B).exp() * click_B * pos_weight
+        losses_B = -of_click_B - (1 - smooth_B) * (focal * click_B).exp() * other_B
         alone = (losses_B if weights_B is None else losses_B * weights_B).sum()
     else:
         factor = None
@@ -67,14 +72,6 @@ def click_loss(
     if weights_B is not None:
         pairs = pairs * (weights_B.sum() / max(len(weights_B), 1))
     return (1 - ranking) * alone + ranking * pairs
-
-
-def _focal_losses(logits_B: Tensor, labels_B: Tensor, pos_weight: float, focal: float) -> Tensor:
-    logits_B = _full(logits_B)
-    click_B = logsigmoid(logits_B)  # ln p
-    other_B = logsigmoid(-logits_B)  # ln(1 - p)
-    of_click_B = labels_B * (focal * other_B).exp() * click_B * pos_weight
-    return -of_click_B - (1 - labels_B) * (focal * click_B).exp() * other_B
 
 
 def mean_of_pairs(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> Tensor:
@@ -100,7 +97,9 @@ def mean_of_pairs(logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None =
 
 
 class _MeanOfPairs(torch.autograd.Function):
-    """The mean over pairs. Forward also computes the gradient, so that no pair is kept."""
+    """The mean over pairs. Forward also computes the gradient, so that no pair is kept. There
+    are no second derivatives.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits_B: Tensor, clicks_B: Tensor, others_B: Tensor) -> Tensor:
@@ -124,26 +123,14 @@ class _MeanOfPairs(torch.autograd.Function):
             total = clicks_B.sum() * others_B.sum()
             loss /= total
             grad_B /= total
-        ctx.save_for_backward(grad_B, logits_B, clicks_B, others_B)
+        ctx.save_for_backward(grad_B)
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        grad_B, *inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # the derivatives of this gradient also pass through the logits
-            grad_B = _gradient_of_pairs(*inputs)
+        (grad_B,) = ctx.saved_tensors
         return grads[0] * grad_B, None, None
-
-
-def _gradient_of_pairs(logits_B: Tensor, clicks_B: Tensor, others_B: Tensor) -> Tensor:
-    """Return the gradient of the mean over pairs, which autograd can follow; all pairs are in
-    memory at once.
-    """
-    pairs_BB = torch.outer(clicks_B, others_B)
-    slope_BB = pairs_BB * (logits_B - logits_B[:, None]).sigmoid()
-    total = (clicks_B.sum() * others_B.sum()).clamp(min=torch.finfo(logits_B.dtype).tiny)
-    return (slope_BB.sum(0) - slope_BB.sum(1)) / total
 
 
 def mean_squared_error(outputs_B: Tensor, labels_B: Tensor, weights_B: Tensor | None) -> Tensor:

@@ -28,10 +28,9 @@ from recapp.errors import ConfigError, TrainingError
 from recapp.optim.optimizer import gradient_norm, hybrid
 from recapp.optim.schedule import Plateau
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.tasks.click import CLICK
 from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
-from recapp.tasks.task import Task, one_or_all
+from recapp.tasks.task import CLICK, Task, one_or_all
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import ends_step
 

@@ -50,7 +50,7 @@ def test_a_step_has_a_record_for_each_plan(tmp_path):
     check("step", rows)
     assert [(row["workload"], row["plan"]) for row in rows] == [("W1", name) for name in PLANS]
     assert max(row["best_plan_ratio"] for row in rows) >= 1
-    assert all(row["phase_rest_ms"] >= 0 and row["bytes_exchanged"] == 0 for row in rows)
+    assert all(row["bytes_exchanged"] == 0 for row in rows)
 
 
 def test_training_has_a_record_for_each_plan(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from bench_cases import BAGS, TINY
 
-from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
 from recapp.benchmarks.session import make_plan
+from recapp.benchmarks.steps import EmbeddingStep, shard_workload
 from recapp.benchmarks.workloads import MLPERF_BAGS, MODELS, WORKLOADS, Workload
 from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.tables.config import PoolingType

@@ -12,7 +12,7 @@ from recapp import train
 from recapp.inference.export_settings import Export
 from recapp.model_export import export_model
 from recapp.run.training import CheckExample
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer.module import TaskModule
 
 

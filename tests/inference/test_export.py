@@ -47,7 +47,7 @@ from recapp.stored.model_store import MANIFEST
 from recapp.stored.store import REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
 FAST = {"compile": False}

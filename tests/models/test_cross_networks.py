@@ -12,7 +12,7 @@ from transcription import check_model, pooled, samples_of, tables_of
 from recapp.errors import ConfigError
 from recapp.models.dcn import DCN, EDCN, GDCN, DCNv2
 from recapp.models.fcn import FCN, QNNAlpha, logit_of_mean
-from recapp.models.fields import FieldVectors
+from recapp.models.layers import FieldVectors
 from recapp.models.published_dlrm import DLRM_DCN
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.models.fields import FieldVectors
-from recapp.models.layers import MLP, BatchNorm, FastDropout
+from recapp.models.layers import MLP, BatchNorm, FastDropout, FieldVectors
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig

@@ -1,4 +1,4 @@
-"""The operations of layers that torch computes by one function are those of their products."""
+"""The operations of layers are those of their products, or have no number."""
 
 import pytest
 import torch
@@ -15,24 +15,9 @@ def operations(run):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True),
-        nn.GRU(8, 6),
-        nn.RNN(8, 6),
-        nn.Linear(8, 5),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_a_layer_costs_as_much_in_one_function_as_in_products(layer, mode):
-    """In fp64 and in training torch computes it by products."""
-    x_BTK = torch.rand(3, 5, 8)
+def test_a_linear_layer_costs_its_product(mode):
     with mode():
-        found = operations(lambda: layer.eval()(x_BTK))
-    products = layer.train().double()
-    assert found == operations(lambda: products(x_BTK.double())) > 0
-    layer.float()
+        assert operations(lambda: nn.Linear(8, 5)(torch.rand(3, 5, 8))) == 2 * 3 * 5 * 8 * 5
 
 
 def test_attention_is_counted_where_torch_would_compute_it_by_one_function():
@@ -50,20 +35,19 @@ def test_attention_is_counted_where_torch_would_compute_it_by_one_function():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize(
-    ("layer", "shapes", "wanted"),
+    ("layer", "shapes"),
     [
-        (nn.Conv1d(4, 6, 3), [(5, 4, 10)], 2 * 5 * 6 * 8 * 4 * 3),
-        (nn.Conv2d(4, 6, 3, groups=2), [(5, 4, 9, 9)], 2 * 5 * 6 * 7 * 7 * 2 * 9),
-        (nn.ConvTranspose1d(4, 6, 3), [(5, 4, 10)], 2 * 5 * 4 * 10 * 6 * 3),
-        (nn.Bilinear(4, 5, 6), [(3, 4), (3, 5)], 2 * 3 * 4 * 5 * 6),
+        (nn.Conv1d(4, 6, 3), [(5, 4, 10)]),
+        (nn.LSTM(8, 6), [(3, 5, 8)]),
+        (nn.Bilinear(4, 5, 6), [(3, 4), (3, 5)]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
-def test_convolutions_and_bilinear_layers_are_counted(layer, shapes, wanted, mode):
-    with mode():
-        assert operations(lambda: layer(*[torch.rand(shape) for shape in shapes])) == wanted
+def test_convolutions_recurrent_and_bilinear_layers_have_no_number(layer, shapes):
+    with torch.no_grad(), ProductCounter() as counter:
+        layer.eval()(*[torch.rand(shape) for shape in shapes])
+    assert counter.unknown
 
 
 def test_a_layer_of_another_packages_functions_has_no_number():

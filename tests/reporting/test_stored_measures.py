@@ -5,8 +5,8 @@ import json
 from recapp.reporting.run_record import read_measures, write_measures
 from recapp.reporting.runs import columns_of, compare, write_csv
 from recapp.reporting.variants import Objective
-from recapp.tasks.click import CLICK
 from recapp.tasks.measures import Measure, Measures
+from recapp.tasks.task import CLICK
 
 OTHER = Measures((Measure("recall", "recall at 10", "max", shown=True),), "recall")
 

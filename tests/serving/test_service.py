@@ -15,8 +15,7 @@ from recapp.serving.counts import Counts
 from recapp.serving.http import allow_open_files, closing_at_the_end
 from recapp.serving.limits import Limits
 from recapp.serving.served_model import ModelInService, check_model
-from recapp.tasks.click import ClickTask
-from recapp.tasks.task import Output
+from recapp.tasks.task import ClickTask, Output
 
 BODY = {"rows": ROWS}
 DIRECT = scorer().predict(table())

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.benchmarks.embedding_step import EmbeddingStep, shard_workload
+from recapp.benchmarks.steps import EmbeddingStep, TrainingStep, batches_of, shard_workload
 from recapp.benchmarks.timing import Measured, Steps, compared, spread
-from recapp.benchmarks.training_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel
 from recapp.transport.communicator import Comm
 
@@ -124,7 +123,6 @@ def measure_step(session: Lab) -> None:
                 "transport": comm.transport,
                 **compared(measured["recapp"], beside("torchrec", measured)),
                 "bytes_exchanged": step.bytes_exchanged(),
-                **step.phases(),
             }
         )
 

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from recapp.benchmarks.calibrate import first_ranks
-from recapp.benchmarks.embedding_step import EmbeddingStep
+from recapp.benchmarks.steps import EmbeddingStep, TrainingStep, batches_of
 from recapp.benchmarks.timing import Contender, Measured, Steps, Times, compared, in_turn, spread
-from recapp.benchmarks.training_step import TrainingStep, batches_of
 from recapp.benchmarks.workloads import MODELS, WORKLOADS, Workload
 from recapp.console import progress
 from recapp.processes.process_memory import (

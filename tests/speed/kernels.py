@@ -41,8 +41,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.embedding_step import workload_of
 from recapp.benchmarks.session import LEARNING_RATE
+from recapp.benchmarks.steps import workload_of
 from recapp.benchmarks.timing import Measured, Steps, compared, in_turn, ratio, spread
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.console import progress

@@ -27,13 +27,12 @@ from recapp.reporting.summary import report_end
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
-from recapp.tasks.click import ClickTask
 from recapp.tasks.detail_metrics import SLICES, poisson_weights
 from recapp.tasks.measures import Measure, MetricSettings
-from recapp.tasks.task import Output, Sample, Task
+from recapp.tasks.task import ClickTask, Output, Sample, Task
 
-CLICK = Constructor("recapp.tasks.click.ClickTask")
-RATING = Constructor("recapp.tasks.rating.RatingTask")
+CLICK = Constructor("recapp.tasks.task.ClickTask")
+RATING = Constructor("recapp.tasks.task.RatingTask")
 ROWS = 301
 CUTS = [120, 0, 150, 1, 30]
 

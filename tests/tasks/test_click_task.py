@@ -12,9 +12,8 @@ from recapp.metrics import click_metrics
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor, find_constructor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-from recapp.tasks.click import ClickTask
 from recapp.tasks.measures import Measure, measures_from
-from recapp.tasks.task import Output, Task
+from recapp.tasks.task import ClickTask, Output, Task
 
 
 def batch_of(labels, weights=None):
@@ -167,7 +166,7 @@ def test_measures_come_back_from_what_a_run_stores():
 
 
 def test_a_task_is_made_without_torch():
-    said = "import sys; from recapp.tasks.click import ClickTask; ClickTask(); print(*sys.modules)"
+    said = "import sys; from recapp.tasks.task import ClickTask; ClickTask(); print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert not {"torch", "torchmetrics"} & set(out.stdout.split())
 

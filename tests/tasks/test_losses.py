@@ -12,9 +12,8 @@ from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tasks import losses
-from recapp.tasks.click import ClickTask
 from recapp.tasks.losses import click_loss, mean_of_pairs
-from recapp.tasks.rating import RatingTask
+from recapp.tasks.task import ClickTask, RatingTask
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-14}
 
@@ -139,7 +138,7 @@ def test_the_default_loss_of_a_click_has_the_bits_of_the_cross_entropy():
 
 def test_settings_of_the_task_reach_the_loss_and_leave_the_metrics_alone():
     settings = {"label_smoothing": 0.1, "pos_weight": 2.0, "focal": 1.5, "ranking": 0.3}
-    task = build_task(Constructor("recapp.tasks.click.ClickTask", settings))
+    task = build_task(Constructor("recapp.tasks.task.ClickTask", settings))
     logits_B, labels_B, _ = samples()
     batch = batch_of(labels_B)
     wanted = click_loss(logits_B, batch.labels_B, None, **settings)
@@ -193,7 +192,7 @@ def test_a_number_out_of_its_range_is_refused(given, says):
 
 
 def test_a_rating_has_the_mean_squared_error_and_its_metrics():
-    task = build_task(Constructor("recapp.tasks.rating.RatingTask"))
+    task = build_task(Constructor("recapp.tasks.task.RatingTask"))
     labels_B = torch.tensor([3.5, -1.0, 2.0])
     weights_B = torch.tensor([1.0, 0.5, 2.0])
     outputs = {"rating": torch.tensor([3.0, 1.0, 2.5])}
@@ -215,25 +214,6 @@ def test_labels_between_0_and_1_are_read_only_if_they_are_wanted():
     assert ClickTask(soft_labels=True).soft_labels(["clicked"]) == ("clicked",)
     assert ClickTask(soft_labels=True, label="b").soft_labels(["a", "b"]) == ("b",)
     assert ClickTask().soft_labels(["clicked"]) == RatingTask().soft_labels(["clicked"]) == ()
-
-
-def test_second_derivatives_of_pairs_are_those_of_finite_differences():
-    logits_B = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    labels_B = torch.tensor([1.0, 0, 0.3, 1, 0, 0], dtype=torch.float64)
-    weights_B = torch.linspace(0.5, 2, 6, dtype=torch.float64)
-
-    def loss(logits_B):
-        return mean_of_pairs(logits_B, labels_B, weights_B)
-
-    (slope_B,) = torch.autograd.grad(loss(logits_B), logits_B, create_graph=True)
-    (plain_B,) = torch.autograd.grad(loss(logits_B), logits_B)
-    torch.testing.assert_close(slope_B, plain_B)
-    assert torch.autograd.gradgradcheck(loss, logits_B)
-    one_label_B = torch.ones(6, dtype=torch.float64)
-    (none_B,) = torch.autograd.grad(
-        mean_of_pairs(logits_B, one_label_B), logits_B, create_graph=True
-    )
-    assert not none_B.any()
 
 
 def test_logits_of_pairs_may_be_computed_again_in_backward():

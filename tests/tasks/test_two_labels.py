@@ -25,7 +25,7 @@ from recapp import load_model
 from recapp.errors import ArtefactError, ConfigError
 from recapp.serving.served_model import Served, check_model
 from recapp.stored.manifest import sealed
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 
 ROWS = 1200
 TESTS = Path(__file__).resolve().parents[1]

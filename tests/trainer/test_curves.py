@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from tiers import one_of
 from trainer.runs import compose, fit
 
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.module import TaskModule
 

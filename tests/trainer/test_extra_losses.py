@@ -8,7 +8,7 @@ from torch import nn
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer.module import TaskModule
 
 

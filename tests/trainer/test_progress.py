@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
 from recapp.settings.records import Constructor
-from recapp.tasks.click import ClickTask
+from recapp.tasks.task import ClickTask
 from recapp.trainer import curves
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.curves import ProgressLines, TerminalProgress

@@ -38,8 +38,7 @@ from torch.nn.functional import linear
 
 from recapp.errors import ConfigError
 from recapp.models.fm import fm_term
-from recapp.models.layers import DotInteraction
-from recapp.models.model_checks import check_widths
+from recapp.models.layers import DotInteraction, check_widths
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import BagCollection

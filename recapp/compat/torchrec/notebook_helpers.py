@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recapp.benchmarks.embedding_step import batch_times, forward_alone
+from recapp.benchmarks.steps import batch_times, forward_alone
 from recapp.benchmarks.timing import interleave
 from recapp.console import size
 from recapp.engine.sharded_collection import sharded_tables

@@ -390,7 +390,7 @@ def test_every_script_runs(block, with_a_checkpoint):
     if block.file == "plain_loop.py":
         assert re.search(r"user: 5,000 x 16, \w+", said)
         assert re.search(r"item: 200 x 16, \w+", said)
-        assert re.search(r"^AUC 0\.\d{3}$", said, re.MULTILINE)
+        assert re.search(r"^AUC [01]\.\d{3}$", said, re.MULTILINE)
 
 
 def scores_over_http(found, folder, path):

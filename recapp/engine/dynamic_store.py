@@ -359,7 +359,3 @@ class DynamicStore(FloatRows):
         for counter, name in zip(self.admission.counters, names, strict=True):
             if isinstance(counter, ExactCounter):
                 list(counter.slots.loaded([name]))
-
-    def extra_repr(self) -> str:
-        """Return the number of rows, their width, type and rule."""
-        return f"{len(self.index):,} dynamic {self._described}"

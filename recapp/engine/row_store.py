@@ -536,12 +536,6 @@ class FloatRows(RowStore):
             gradients, links, row_U, self.weights, self.state, dtype, lr, self.rule
         )
 
-    @property
-    def _described(self) -> str:
-        dtype = str(self.weights.dtype).removeprefix("torch.")
-        rule = "read-only" if self.rule is None else self.rule.name
-        return f"rows x {self.width}, {dtype}, {rule}"
-
 
 class FloatStore(FloatRows):
     """Rows in floating point, [R, width], and the state of their row rule.
@@ -645,7 +639,3 @@ class FloatStore(FloatRows):
                         data=data,
                         owner=owner and strip.cols.start == 0,
                     )
-
-    def extra_repr(self) -> str:
-        """Return the number of rows, their width, type and rule."""
-        return f"{self.rows:,} {self._described}"

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recapp.kernels.constants import RUN_BITS
-from recapp.kernels.links import group
+from recapp.kernels.links import RUN_BITS, group
 from recapp.kernels.row_memory import RowMemory
 
 

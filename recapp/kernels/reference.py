@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.kernels.constants import RUN_BITS, SQUARE_BLOCK
 from recapp.kernels.key_index import SortedIndex, find_sorted
 from recapp.kernels.links import (
+    RUN_BITS,
+    SQUARE_BLOCK,
     Bags,
     Counts,
     Grouped,

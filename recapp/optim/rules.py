@@ -189,12 +189,6 @@ def _rowwise_adagrad(w, g, mean_square, lr, sqrt, eps, s):
     return w - lr * g / (sqrt(s) + eps), s
 
 
-def _frequency_adagrad(w, g, mean_square, lr, sqrt, eps, rare, s, n):
-    s = s + mean_square
-    n = n + 1
-    return w - lr * (n / (n + rare)) * g / (sqrt(s) + eps), s, n
-
-
 def _adam(w, g, mean_square, lr, sqrt, beta1, beta2, eps, m, v):
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
@@ -386,34 +380,6 @@ def rowwise_adagrad(
         (("sum", "row"),),
         needs_row=True,
         start=(initial_accumulator,) if initial_accumulator else (),
-        decay=weight_decay,
-    )
-
-
-def frequency_adagrad(
-    lr: float = 0.05,
-    eps: float = 1e-8,
-    rare: float = 10.0,
-    initial_accumulator: float = 0.0,
-    weight_decay: float = 0.0,
-) -> RowRule:
-    """Return the rule of row-wise Adagrad whose rate grows with the number n of the row's updates:
-    s += mean(g^2) over the row; w -= lr n / (n + rare) g / (sqrt(s) + eps).
-
-    A row that was updated `rare` times trains at half the rate. So rows of rare ids cannot learn
-    the labels of their few samples by heart, and several epochs overfit less. The idea of a rate
-    that follows the frequency of an id is that of arXiv 2505.05605; this formula is recapp's own.
-    State is two numbers per row.
-    """
-    _check(eps=eps, rare=rare, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
-    return RowRule(
-        "frequency_adagrad",
-        _frequency_adagrad,
-        lr,
-        (eps, rare),
-        (("sum", "row"), ("updates", "row")),
-        needs_row=True,
-        start=(initial_accumulator, 0.0) if initial_accumulator else (),
         decay=weight_decay,
     )
 

@@ -87,21 +87,15 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
         accelerator: `trainer.accelerator`; `auto` uses GPUs where there are any.
 
     Raises:
-        ConfigError: `devices` is neither a number of ranks nor `auto`, or there are fewer GPUs.
+        ConfigError: There are fewer GPUs.
     """
-    automatic = devices == "auto"
-    if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
-        raise ConfigError(
-            f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, "
-            f"{CPU_RANKS} on the CPU"
-        )
     wants_gpu = accelerator in ("gpu", "cuda")
     gpus = gpu_count() if accelerator == "auto" or wants_gpu else 0
     if wants_gpu and gpus == 0:
         raise ConfigError(
             f"trainer.accelerator={accelerator}: this machine has no GPU; use auto or cpu"
         )
-    if automatic:
+    if devices == "auto":
         return gpus or CPU_RANKS
     if gpus and int(devices) > gpus:
         raise ConfigError(
@@ -234,8 +228,6 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
     }
     if not shared.get("OMP_NUM_THREADS"):
         shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    if not _resolves(socket.gethostname()):
-        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     shared |= {
         PARENT_PID: str(os.getpid()),
         "TORCHELASTIC_RUN_ID": run,  # tells the rank that this launcher has started it, not srun
@@ -246,13 +238,6 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
         "MASTER_PORT": str(port),
     }
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def _resolves(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -298,7 +283,6 @@ def explain_failure(failure: RankFailure, logs: Path) -> RecappError | Stopped:
 
 
 def _reported(failure: RankFailure, who: str) -> RecappError:
-    """Return the error that a rank has written to its error file."""
     message: dict[str, Any] = json.loads(failure.error_file.read_text())["message"]
     calls = message["extraInfo"]["py_callstack"]
     kind, _, text = message["message"].partition(": ")

@@ -297,18 +297,6 @@ def _brief(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[:10]}..{name[-14:]}"
 
 
-def entries_of(read: RowsRead) -> dict[str, str]:
-    """Return the record as texts by their name, for the foot of a page."""
-    splits = read.splits
-    files = [f"{files_of(split)} to {USES.get(name, name)}" for name, split in splits.items()]
-    shares = [
-        f"{label} {share:.2%} of the rows to {USES.get(name, name)}"
-        for name, split in splits.items()
-        for label, share in split.positives.items()
-    ]
-    return {"Files": "; ".join(files), "Labels": ", ".join(shares), **dict(_facts(read))}
-
-
 def files_of(split: SplitRead) -> str:
     """Return the files of a split in words: `3 files, a.parquet to c.parquet`."""
     first, last = (Path(getattr(split, end)).name for end in ("first", "last"))

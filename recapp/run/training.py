@@ -168,7 +168,9 @@ def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     return ChangedOptimizer(
         before,
         now,
-        lambda plain, optimizer, total: make_schedule(constructor(plain), optimizer, lambda: total),
+        lambda plain, optimizer, total: make_schedule(
+            constructor(plain, "optimizer.schedule"), optimizer, lambda: total
+        ),
     )
 
 

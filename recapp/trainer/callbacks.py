@@ -47,8 +47,8 @@ from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import strategy_of
-from recapp.transport.choose_transport import describe
 from recapp.transport.communicator import raise_together
+from recapp.transport.join_ranks import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged
@@ -597,8 +597,8 @@ def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
     """Return a record for each dynamic table: the number of its rows, and the numbers of new,
     admitted and evicted keys in this run. It is collective.
     """
-    rows = shared.stored.rows_of_runs()
-    changes = shared.stored.changes() if rows else {}
+    rows = shared.rows_of_runs()
+    changes = shared.changes() if rows else {}
     return [
         {
             "table": table,

@@ -91,7 +91,7 @@ def manifest_of(
     tables = sharded_tables(module)
     data = datamodule_of(trainer)
     # ends a deferred step, before the updates are counted
-    dynamic = {name: rows for t in tables for name, rows in t.stored.rows_of_runs().items()}
+    dynamic = {name: rows for t in tables for name, rows in t.rows_of_runs().items()}
     begun = {name: number for t in tables for name, number in t.update.begun.items()}
     continues = isinstance(data, KeepsPosition)
     measured = trainer.callback_metrics.items()
@@ -212,7 +212,7 @@ class StoredTables:
         updates = [*manifest.updates, *([0] * len(self.tables))]
         averaged = self.fitting and manifest.is_averaged
         for shared, number in zip(self.tables, updates, strict=False):
-            for block in shared.stored.blocks_to_load(dynamic, number, averaged=averaged):
+            for block in shared.blocks_to_load(dynamic, number, averaged=averaged):
                 if self._is_wanted(block, changed, manifest):
                     yield _as_stored(block, manifest) if averaged else block
 
@@ -232,7 +232,7 @@ class StoredTables:
             CheckpointError: Keys of dynamic tables are in the wrong place.
         """
         for shared in self.tables:
-            shared.stored.loaded()
+            shared.loaded()
         changed = self._changed_rules(manifest)
         for shared, number in zip(self.tables, manifest.updates, strict=False):
             shared.updates = number

@@ -96,8 +96,8 @@ from recapp.trainer.sharded_checkpoint import (
     plain_part_of,
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
+from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import hook_of
 
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -136,7 +136,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         reserve_bytes: The bytes of this memory that tables may not use.
         hardware: The rates by which the planner estimates times; None takes the default of the
             device.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
         backend: The backend of the kernels (`recapp/kernels/backend.py`).
         payload: The dtype of the vectors and gradients that are sent; None takes the compute dtype.
         modes: The modes of tables whose plan leaves the mode open. Modes that stay open are decided

@@ -17,7 +17,7 @@ from recapp.planner.problem import Topology, machine
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.reporting.plan_report import plan_rows, rank_rows
 from recapp.settings.option_files import conf_dir
-from recapp.settings.records import checked, record
+from recapp.settings.records import record
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 
@@ -86,7 +86,7 @@ def shipped(name):
 
 def read_rules(*plain):
     """The rules of `plan.rules`."""
-    return list(record(PlanSettings, checked({"rules": list(plain)}, PlanSettings)).rules)
+    return list(record(PlanSettings, {"rules": list(plain)}, check=True).rules)
 
 
 def types(made):
@@ -421,7 +421,7 @@ def test_round_robin_deals_strips_and_hosts_in_the_models_order():
         PlanRule("row_wise", tables=["r"]),
         PlanRule("table_wise"),
     ]
-    made = plan(tables, rules, world=3, deal="round_robin").tables
+    made = plan(tables, rules, world=3, balanced=False).tables
     assert {n: [s.rank for s in made[n].shards] for n in "abcd"} == {
         "a": [0, 1],
         "b": [2],
@@ -433,11 +433,9 @@ def test_round_robin_deals_strips_and_hosts_in_the_models_order():
         [PlanRule("grid_shard", dim_at_least=128), PlanRule("table_row_wise")],
         world=6,
         hosts=3,
-        deal="round_robin",
+        balanced=False,
     ).tables
     assert (grid["g"].ranks, grid["t"].ranks) == ([0, 1, 2, 3], [4, 5])
-    with pytest.raises(PlanError, match=r"plan.deal=roundrobin: did you mean round_robin"):
-        plan(tables, deal="roundrobin")
 
 
 def test_equal_inputs_give_equal_plans_and_the_order_of_tables_does_not_move_the_bytes():

@@ -537,7 +537,7 @@ def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, confi
         checkpoint,
         {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}},
     )
-    assert compose.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
+    assert compose.stored_choices([f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

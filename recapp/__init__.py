@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from recapp.sharding.sharding_types import ShardingType
     from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
     from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-    from recapp.stored.checkpoint import load_table, static_table
+    from recapp.stored.stored_model import load_table, static_table
     from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
     from recapp.tables.config import (
         DataType,
@@ -146,7 +146,7 @@ _HOMES = {
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
     "load_model": "recapp.model_loading",
-    "load_table": "recapp.stored.checkpoint",
+    "load_table": "recapp.stored.stored_model",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",
     "partial_row_wise_lamb": "recapp.optim.rules",
@@ -155,7 +155,7 @@ _HOMES = {
     "run_ranks": "recapp.transport.join_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.sharded_collection",
-    "static_table": "recapp.stored.checkpoint",
+    "static_table": "recapp.stored.stored_model",
     "write_plan": "recapp.sharding.plan_file",
 }
 

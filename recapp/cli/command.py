@@ -513,8 +513,7 @@ def stored_recipe(
         folders: Directories with further options, besides recapp's own.
         composed: What Hydra has composed of the command line; None composes it.
     """
-    from recapp.stored.checkpoint import read_manifest
-    from recapp.stored.stored_model import read_stored
+    from recapp.stored.stored_model import read_manifest, read_stored
 
     manifest = read_stored(path) if command in ("eval", "predict") else read_manifest(path)
     recipe = match_stored(

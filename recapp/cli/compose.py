@@ -43,7 +43,7 @@ from recapp.settings.records import (
     unknown,
 )
 from recapp.settings.values import in_quotes, in_shell, literal, typed
-from recapp.stored.model_store import read_manifest_text
+from recapp.stored.store import read_manifest_text
 from recapp.stored.trust import judged
 from recapp.trainer.trainer_settings import TrainerSettings
 

@@ -53,7 +53,6 @@ WITHOUT_BYTES = KERNELS[:4]  # kernels of integers, whose items include their by
 LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
 DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # the machine of a device without calibration
-COLLECTIVES = ("all_to_all", "all_reduce")
 Cost = Annotated[float, Within(0)]
 Rate = Annotated[float, Within(above=0)]
 CONF = "topology"  # the group of settings with the shipped machines

@@ -485,16 +485,6 @@ def read_record(kind: type[T], path: Path) -> T | None:
     return record(kind, plain)
 
 
-def read_run(directory: Path) -> RunRecord | None:
-    """Return the content of `metrics.json`; None before the run has written it."""
-    return read_record(RunRecord, directory / METRICS_FILE)
-
-
-def read_performance(directory: Path) -> Performance | None:
-    """Return the performance record of a run; None if there is none."""
-    return read_record(Performance, directory / PERFORMANCE_FILE)
-
-
 def write_record(content: Any, path: Path) -> None:
     """Write a record. After a crash the file is the old one or the whole new one."""
     write_whole(path, json.dumps(to_plain(content), indent=1) + "\n")

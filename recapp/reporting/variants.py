@@ -383,13 +383,12 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
 
 def _one_speed(variant: Variant) -> list[str]:
     step = variant.recorded("step_ms")
-    rate = variant.recorded("samples_per_second")
     assert step
-    samples = f", {rate.mean:,.0f} samples/s" if rate else ""
-    if len(step.values) == 1:
-        return [f"A step takes {step.mean:.3g} ms{samples}."]
+    rates = variant.recorded("samples_per_second")
+    samples = f", {rates.mean:,.0f} samples/s" if rates else ""
+    text = f"A step takes {step.mean:.3g} ms{samples}."
     why = (
         "Speed is not compared: the runs do not differ in anything that changes it. That the "
         f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
     )
-    return [f"A step takes {step.mean:.3g} ms on average{samples}.", why]
+    return [text, why] if len(step.values) > 1 else [text]

@@ -30,10 +30,10 @@ from recapp.run.training import (
     with_monitor,
 )
 from recapp.settings.records import TARGET, constructor, to_plain
-from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
-from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.model_store import is_checkpoint
-from recapp.stored.stored_model import Checkpoint, open_stored
+from recapp.stored.checkpoint import folder_of
+from recapp.stored.manifest import CheckpointManifest
+from recapp.stored.store import is_checkpoint
+from recapp.stored.stored_model import Checkpoint, open_stored, read_manifest, read_meta
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     FillTables,

@@ -26,7 +26,6 @@ from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.problem import hosts_in_blocks
 from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 from recapp.processes.rank_environment import command_age, process_age
-from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_report import plan_rows, rank_rows, table_uses
 from recapp.reporting.run_record import (
@@ -36,7 +35,7 @@ from recapp.reporting.run_record import (
     claim_directory,
     write_record,
 )
-from recapp.reporting.summary import print_rows_read
+from recapp.reporting.summary import print_rows_read, write_details
 from recapp.sharding.layout import WEIGHT
 from recapp.stored.checkpoint import remove_earlier
 from recapp.stored.start_values import fill_values

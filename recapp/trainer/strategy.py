@@ -65,14 +65,10 @@ from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.checkpoint import (
-    load_together,
-    remove_checkpoint,
-    with_absolute_paths,
-    write_checkpoint,
-)
-from recapp.stored.meta_file import check_state, state_must_fit
-from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.checkpoint import remove_checkpoint, with_absolute_paths, write_checkpoint
+from recapp.stored.manifest import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.plain_parts import check_state, state_must_fit
+from recapp.stored.stored_model import load_together
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of

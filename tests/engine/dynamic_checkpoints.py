@@ -1,6 +1,7 @@
 """Checkpoints of collections with dynamic tables, written and loaded as the trainer does."""
 
-from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.stored_model import load_blocks, read_manifest
 
 
 def write(path, collection, comm):

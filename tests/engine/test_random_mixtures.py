@@ -18,7 +18,8 @@ from torch import nn
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.stored_model import load_blocks, read_manifest
 from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,

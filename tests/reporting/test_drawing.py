@@ -136,7 +136,7 @@ LONG = (
 
 
 def test_a_long_name_is_folded_and_not_cut():
-    with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
+    with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"]) as s:
         for position in s.positions:
             s.axes[0].barh(position, 1, label=LONG)
         drawing.legend_below(s.figure, s.axes[0])
@@ -181,9 +181,7 @@ def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is
     drawn = axes_of(lambda: run_figures.curves("val_log_loss", [variant], Objective()), monkeypatch)
     assert drawn.axes[0].get_ylim()[1] < 0.6
     picture = run_figures.curves("val_log_loss", [variant], Objective())
-    assert picture.caption.endswith(
-        "The first 25% of the steps, between 0.491 and 9, lie partly outside."
-    )
+    assert picture.caption.endswith("Some readings of the first 25% of the steps lie outside.")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from tiers import one_of
 from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.checkpoint import load_table, static_table, write_checkpoint
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.stored_model import load_table, static_table
 from recapp.tables.dynamic import positions_of
 from recapp.transport.communicator import Comm
 

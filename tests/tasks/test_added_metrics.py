@@ -13,17 +13,17 @@ from torchmetrics.classification import BinaryAccuracy
 
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
-from recapp.reporting.details import (
+from recapp.reporting.report_pages import part_of_page
+from recapp.reporting.summary import (
     KEPT,
     interval,
     intervals,
     note_no_interval,
-    part_of_page,
     read_details,
+    report_end,
     slices_of,
     write_details,
 )
-from recapp.reporting.summary import report_end
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
 from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
-from recapp.dataset.click_rows import first_outside, place_of_id
+from recapp.dataset.click_rows import first_outside, place_of
 from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
@@ -243,7 +243,7 @@ def _check_ids_of(
         source = open_files([name], schema, setting=setting)
         looks += len(source.segments) * len(limits)
         outside = first_outside(source, schema, limits)
-        if outside and (place := place_of_id(source, schema, *outside)):
+        if outside and (place := place_of(source, schema, outside[0], number=outside[1])):
             raise OutsideTable(
                 tables[outside[0]], outside[0], 0, outside[1], f" in {place} ({setting})"
             )

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
+from recapp.dataset.data_settings import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
 from recapp.errors import ArtefactError, CheckpointError, ConfigError
 from recapp.stored.model_store import entry_of, files_at, is_artefact
 from recapp.stored.store import beside

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Self, TypeVa
 
 from torch import Tensor
 
-from recapp.dataset.derived_columns import DerivedColumn
+from recapp.dataset.data_settings import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import DataError, RecappError
 from recapp.sharding.layout import Block

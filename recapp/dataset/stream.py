@@ -66,8 +66,8 @@ class Deal:
     Args:
         lanes: For each lane an int64 array [P, 3], with a row for each piece: (segment, first row
             within the segment, number of rows).
-        cut: For each segment, whether it was cut into stretches, so that its rows are interleaved over
-            the lanes.
+        cut: For each segment, whether it was cut into stretches, so that its rows are interleaved
+            over the lanes.
     """
 
     lanes: tuple[IntArray, ...]
@@ -79,7 +79,8 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
 
     In order, each segment goes to the lane with the fewest rows so far (for equal numbers, the
     lowest lane); a full lane passes the rest of a segment on. A segment of more than N/V rows is
-    first cut into stretches of shuffle_rows/V rows (without shuffling, of the default 4,096/V rows).
+    first cut into stretches of shuffle_rows/V rows (without shuffling, of the default 4,096/V
+    rows).
 
     Args:
         segment_rows: The number of rows of each segment.
@@ -404,7 +405,8 @@ class BatchStream(IterableDataset[Any]):
                 + (
                     f"at most {most} is allowed"
                     if most
-                    else f"give at least dataset.lanes={lanes} rows, or set fewer lanes and smaller batches"
+                    else f"give at least dataset.lanes={lanes} rows, or set fewer lanes and "
+                    "smaller batches"
                 )
             )
         self.source = source

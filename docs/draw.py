@@ -32,7 +32,7 @@ from recapp import (
 )
 from recapp.compat.hugectr.plans import plan_from_values
 from recapp.reporting.drawing import QUIET, Picture, sheet
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 FOLDER = Path(__file__).parent / "pictures"
 WIDTH = 9.0  # inches, of a page's column

@@ -18,7 +18,7 @@ from recapp.compat import foreign_paths
 from recapp.trainer.known_to_lightning import make_known
 
 if TYPE_CHECKING:
-    from recapp.compat.torchrec.fused_params import EmbOptimType
+    from recapp.compat.torchrec.keyed import EmbOptimType
     from recapp.compat.torchrec.managed_collisions import (
         DistanceLFU_EvictionPolicy,
         LFU_EvictionPolicy,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from recapp.sharding.sharding_types import ShardingType
     from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
     from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-    from recapp.stored.checkpoint import load_table, static_table
+    from recapp.stored.stored_model import load_table, static_table
     from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
     from recapp.tables.config import (
         DataType,
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from recapp.trainer.module import TaskModule
     from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
-    from recapp.transport.run_ranks import run_ranks
+    from recapp.transport.join_ranks import run_ranks
 
 _HOMES = {
     "AUC": "recapp.metrics",
@@ -100,7 +100,7 @@ _HOMES = {
     "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
     "DynamicRows": "recapp.tables.dynamic",
-    "EmbOptimType": "recapp.compat.torchrec.fused_params",
+    "EmbOptimType": "recapp.compat.torchrec.keyed",
     "EmbeddingBagCollection": "recapp.tables.collections",
     "EmbeddingBagCollectionSharder": "recapp.parallel",
     "EmbeddingBagConfig": "recapp.tables.config",
@@ -146,16 +146,16 @@ _HOMES = {
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
     "load_model": "recapp.model_loading",
-    "load_table": "recapp.stored.checkpoint",
+    "load_table": "recapp.stored.stored_model",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",
     "partial_row_wise_lamb": "recapp.optim.rules",
     "read_plan": "recapp.sharding.plan_file",
     "rowwise_adagrad": "recapp.optim.rules",
-    "run_ranks": "recapp.transport.run_ranks",
+    "run_ranks": "recapp.transport.join_ranks",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.sharded_collection",
-    "static_table": "recapp.stored.checkpoint",
+    "static_table": "recapp.stored.stored_model",
     "write_plan": "recapp.sharding.plan_file",
 }
 

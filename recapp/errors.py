@@ -116,6 +116,12 @@ def listed(known: Iterable[str]) -> str:
     return f"known: {', '.join(names[:30]) or 'none'}{', ...' if len(names) > 30 else ''}"
 
 
+def one_line(text: str) -> str:
+    """Return a text of a file, of at most 80 characters, for an error."""
+    text = re.sub(r"[^ -~]+", " ", text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 def _sorted(names: Iterable[str]) -> list[str]:
     """Sort names with numbers in numeric order: C2 before C10."""
     return sorted(

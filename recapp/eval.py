@@ -102,8 +102,8 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     Returns:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
-    from recapp.reporting.details import intervals, note_no_interval, write_details
     from recapp.reporting.run_record import DETAILS_FILE
+    from recapp.reporting.summary import intervals, write_details
     from recapp.run.run_checks import check_data, check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
@@ -127,7 +127,6 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     (job_dir / DETAILS_FILE).unlink(missing_ok=True)
     if details:
         write_details(details, job_dir, step)
-        note_no_interval(details)
     return {
         **{name: float(value) for name, value in results[0].items()},
         **intervals(details, recipe.split),

@@ -44,7 +44,7 @@ from recapp.run.recipe import Recipe
 from recapp.run.run_rows import made_up_rows, validation_source
 from recapp.run.trained_model import with_columns_of
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.model_store import is_artefact
+from recapp.stored.store import is_artefact
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_lookups
 

@@ -23,8 +23,8 @@ from recapp.run.recipe import Train
 from recapp.run.trained_model import trained, with_columns_of
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import make_comm
 
 if TYPE_CHECKING:
     from recapp.trainer.datamodule import ClickData  # scoring does without Lightning

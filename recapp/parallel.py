@@ -55,8 +55,8 @@ from recapp.tables.collections import (
     EmbeddingCollection,
     UnshardedCollection,
 )
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import AverageOverRanks
 
 _OF_TRAINERS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup | None]] = (
@@ -69,9 +69,9 @@ class CollectionSharder:
 
     Args:
         fused_params: The optimiser as TorchRec's settings
-            (`recapp/compat/torchrec/fused_params.py`), or a row rule (`recapp/optim/rules.py`); the
+            (`recapp/compat/torchrec/keyed.py`), or a row rule (`recapp/optim/rules.py`); the
             entry `tables` has settings of single tables. None takes the optimiser that was applied
-            in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at
+            in backward to the tables (`recapp/optim/named_rules.py`), or else row-wise Adagrad at
             its default rate.
         qcomm_codecs_registry: The result of `get_qcomm_codecs_registry` for a `QCommsConfig`, with
             the dtype of vectors and gradients in messages. None or {} takes the compute type.
@@ -294,7 +294,7 @@ class DistributedModelParallel(nn.Module):
         init_parameters: Whether dense parameters on the meta device get their start values, by
             `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
 
     Raises:
         ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser

@@ -17,13 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recapp import console
-from recapp.cli.command import default_settings, run
+from recapp.cli.command import run
 from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.run.commands import Report
-
-COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(settings: Report, job: Job) -> None:
-    """Write the report of a directory, and print the report's files.
+    """Write the report of a directory, and print the name of its file.
 
     Raises:
         ConfigError: There is no run, or a file cannot be written.
@@ -46,20 +44,12 @@ def report(settings: Report, job: Job) -> None:
     from recapp.reporting.report_pages import write_report
 
     try:
-        rows = write_report(Path(settings.path).expanduser(), default_settings)
+        file = write_report(Path(settings.path).expanduser())
     except OSError as error:
         raise ConfigError(
             f"path={settings.path}: {error.filename} cannot be written ({error.strerror})"
         ) from error
-    if settings.format == "text":
-        # a column of reasons, mostly empty, would leave too little room for names of files
-        rows = [
-            row | {"file": console.short_path(row["file"])}
-            if row["file"]
-            else row | {"file": f"left out: {row['left_out']}"}
-            for row in rows
-        ]
-    console.emit(rows, settings.format, COLUMNS)
+    console.emit([{"file": str(file)}], settings.format)
 
 
 if __name__ == "__main__":

@@ -367,8 +367,8 @@ def measure_joined(recipe: Train, snapshots: list[Path], job_dir: Path) -> dict[
         What differs in `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.eval import measure
-    from recapp.stored.checkpoint import name_metrics, read_manifest
-    from recapp.stored.joined_checkpoint import join_together
+    from recapp.stored.checkpoint import join_together, name_metrics
+    from recapp.stored.stored_model import read_manifest
     from recapp.trainer.keep_checkpoints import JOINED_FILE
 
     path = job_dir / "checkpoints" / JOINED_FILE

@@ -218,7 +218,7 @@ def recipe(name, overrides, folders=()):
 
     overrides = [str(override) for override in overrides]
     composed = compose_settings(
-        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
+        name, [*compose.stored_choices(overrides, folders), *overrides], folders
     )
     choices = compose.choices(composed.hydra)
     config = compose.without_hydra(composed)

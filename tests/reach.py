@@ -228,10 +228,10 @@ class Checkout:
 
     @cached_property
     def _foreign_homes(self) -> dict[str, str]:
-        """The home of every foreign name by its path, as the tables have them."""
-        tables = [f for f in self.files if re.fullmatch(rf"{self.package}/compat/\w+_names\.py", f)]
-        read = [runpy.run_path(str(self.root / f))["NAMES"] for f in tables]
-        return {path: home for names in read for path, home in names.items()}
+        """The home of every foreign name by its path, as the table has it."""
+        table = f"{self.package}/compat/foreign_names.py"
+        names: dict[str, str] = {}
+        return runpy.run_path(str(self.root / table))["NAMES"] if table in self.files else names
 
     @cached_property
     def _targets(self) -> set[str]:

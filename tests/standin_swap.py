@@ -10,7 +10,7 @@ def run(config: dict[str, Any], directory: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from recapp.transport.choose_transport import make_comm
+    from recapp.transport.join_ranks import make_comm
 
     dist.init_process_group("gloo")
     comm = make_comm(transport="shared_memory")

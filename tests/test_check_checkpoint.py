@@ -9,7 +9,7 @@ from recapp.eval import measure
 from recapp.predict import score
 from recapp.run.run_checks import check_tables, check_training
 from recapp.stored import stored_model
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from recapp.cli.stored_recipe import match_stored
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.run.run_checks import check_data, check_tables
 from recapp.stored.block_files import StoredBlock
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.manifest import CheckpointManifest
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from jobs import command, metrics_of, small, validation
 
 from recapp.dataset.synthetic import read_truth
-from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.model_store import find_checkpoints
+from recapp.stored.stored_model import read_manifest, verify
 
 PLANS = ("data_parallel", "row_wise")  # the README's five: test_readme.py
 STEPS = "trainer.max_steps=20"
@@ -74,7 +73,7 @@ def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(base
     found = metrics_of(base / "run")
     assert verify(found["checkpoint"]) > 0
     assert read_manifest(found["checkpoint"]).metrics == validation(found)
-    assert {path.name for path in find_checkpoints(base / "run")} <= {
+    assert {path.name for path in (base / "run").rglob("*.ckpt")} <= {
         "step_000020.ckpt",
         "last.ckpt",
     }
@@ -167,7 +166,7 @@ def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(base, trained, 
     first = metrics_of(base / "run")
     for job, plan in enumerate(PLANS):
         found = metrics_of(base / f"sweep/{job}")
-        assert found["plan"] == plan and find_checkpoints(base / f"sweep/{job}")
+        assert found["plan"] == plan and [*(base / f"sweep/{job}").rglob("*.ckpt")]
         assert (found["val_auc"], found["val_log_loss"]) == (
             first["val_auc"],
             first["val_log_loss"],

@@ -15,7 +15,7 @@ from torch import nn
 
 from recapp import EmbeddingBagCollection
 from recapp.models.layer_table import layer_table
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 
 FEATURES = ("C1", "C2", "C3")

@@ -13,7 +13,7 @@ from tiers import one_of
 from recapp import calibration, plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_report import analyze_plan
-from recapp.run.commands import checked
+from recapp.run.commands import read_settings
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 
@@ -148,8 +148,7 @@ def test_calibration_ends_with_a_short_run_priced_with_its_file(base):
     asked = recipe("plan", ["trainer.devices=3", "engine.transport=gloo"])
     found = calibration.short_run(asked, 3, "mine.yaml", base / "logs")
     settings = to_plain(found)
-    choices = settings.pop("choices")
-    assert checked(settings, "train") == settings and choices == {}
+    assert to_plain(read_settings(settings, "train")) == settings and settings["choices"] == {}
     assert found.topology.hardware == str(base / "mine.yaml")
     assert found.engine.transport == "gloo" and found.trainer.devices == 3
     assert found.dataset.batch_size == 3 * calibration.RUN_BATCH

@@ -14,10 +14,10 @@ from tiers import one_of
 
 from recapp import train
 from recapp.cli.command import run
-from recapp.cli.compose import compose, to_plain
+from recapp.cli.compose import ADDED_GROUPS, compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.run.commands import COMMANDS, checked, recipe_of
+from recapp.run.commands import COMMANDS, read_settings, recipe_of
 from recapp.run.run_checks import check_training
 from recapp.settings.option_files import is_group
 from recapp.settings.records import OF_TABLES_THAT_GROW, fields_of, names_of, records_of
@@ -111,13 +111,9 @@ def test_the_settings_of_a_command_are_those_of_its_file():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_conf_holds_is_allowed_and_complete(command):
     config = composed(command)
-    assert checked(config, command) == config
-    if command not in (
-        "report",
-        "serve",
-        "bench_inference",
-    ):  # which have settings that must be given
-        assert plain_of(recipe_of(config, command)) == config | {"choices": {}}
+    if "???" not in str(config):  # which must be given
+        for read in (read_settings, recipe_of):
+            assert plain_of(read(config, command)) == config | {"choices": {}}
 
 
 @pytest.mark.parametrize(
@@ -130,9 +126,17 @@ def test_what_conf_holds_is_allowed_and_complete(command):
 def test_every_option_is_allowed(group):
     for path in (CONF / group).glob("*.yaml"):
         config = composed("train", f"{'+' if group == 'plan' else ''}{group}={path.stem}")
-        assert checked(config, "train") == config
         if "???" not in str(config):
-            assert plain_of(recipe_of(config, "train")) == config | {"choices": {}}
+            for read in (read_settings, recipe_of):
+                assert plain_of(read(config, "train")) == config | {"choices": {}}
+
+
+@pytest.mark.parametrize("command", ["train", "export"])
+def test_every_group_but_those_that_are_added_has_a_default(command):
+    groups = {str(path.parent.relative_to(CONF)) for path in CONF.rglob("*/*.yaml")}
+    chosen = compose(command).hydra.runtime.choices
+    defaults = {group for group in chosen if not group.startswith("hydra/")}
+    assert groups - defaults == {*ADDED_GROUPS}
 
 
 def test_an_absolute_folder_of_the_command_line_is_no_group(tmp_path):
@@ -495,9 +499,9 @@ def test_numbers_that_yaml_reads_otherwise_are_taken_as_they_are_meant():
         "dataset.naming=exact",
         "optimizer.dense.lr=1",
     )
-    found = checked(config, "train")
-    assert found["trainer"]["max_steps"] == 1000 and type(found["trainer"]["max_steps"]) is int
-    assert found["dataset"]["label"] == "0" and found["dataset"]["sparse"] == ["1", "2"]
+    found = read_settings(config, "train")
+    assert found.trainer.max_steps == 1000 and type(found.trainer.max_steps) is int
+    assert found.dataset.label == "0" and found.dataset.sparse == ("1", "2")
 
 
 @pytest.mark.parametrize(
@@ -511,16 +515,16 @@ def test_numbers_that_yaml_reads_otherwise_are_taken_as_they_are_meant():
     ],
 )
 def test_what_lightning_takes_can_be_added(argument):
-    checked(composed("train", argument), "train")
+    read_settings(composed("train", argument), "train")
 
 
 def test_a_setting_that_a_checkpoint_lacks_has_its_default_and_one_that_is_gone_is_refused():
     stored = composed("train")
     del stored["engine"]["payload"]
-    assert checked(stored, "train") == composed("train")
+    assert read_settings(stored, "train") == read_settings(composed("train"), "train")
     stored["tables"]["l2"] = 0.1
     with pytest.raises(ConfigError, match=r"unknown setting tables\.l2: "):
-        checked(stored, "train")
+        read_settings(stored, "train")
 
 
 # ---- at random

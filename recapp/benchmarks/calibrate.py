@@ -57,8 +57,8 @@ from recapp.reporting.run_record import Performance, PlanReport
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import AverageOverRanks
 
 # ---- messages

@@ -31,8 +31,8 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, TableLookup
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm, leave_process_group
+from recapp.transport.join_ranks import make_comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: the records so far
 LEARNING_RATE = 0.01

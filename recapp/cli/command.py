@@ -60,7 +60,7 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import run_record, summary
-from recapp.run.commands import COMMANDS, checked, read_settings, recipe_of
+from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.recipe import Train
 from recapp.settings import option_files
 from recapp.settings.option_files import FLAGS, Folders, is_group, named_folders
@@ -115,7 +115,7 @@ def run(
         folders = named_folders(flags)
         first = (
             *directory_overrides(writes, overrides),
-            *compose.stored_choices(name, overrides, folders),
+            *compose.stored_choices(overrides, folders),
         )
         if sweeps:
             check_sweep(name, first, overrides, folders)
@@ -342,7 +342,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     words = [word for word in behind[:1] if word not in overrides and not word.startswith("-")]
     folders = named_folders(arguments)
     composed = compose.compose(
-        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
+        name, [*compose.stored_choices(overrides, folders), *overrides], folders
     )
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
@@ -513,8 +513,7 @@ def stored_recipe(
         folders: Directories with further options, besides recapp's own.
         composed: What Hydra has composed of the command line; None composes it.
     """
-    from recapp.stored.checkpoint import read_manifest
-    from recapp.stored.stored_model import read_stored
+    from recapp.stored.stored_model import read_manifest, read_stored
 
     manifest = read_stored(path) if command in ("eval", "predict") else read_manifest(path)
     recipe = match_stored(
@@ -558,13 +557,6 @@ def recipe_under(command: str, overrides: Sequence[str]) -> Any:
     return recipe_of_job(config, command, overrides, {}, ())
 
 
-def default_settings(option_by_group: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings that a training run writes if its command line only chooses options."""
-    config = compose.compose("train", compose.overrides_that_choose(option_by_group, "train"))
-    settings = compose.to_plain(compose.without_hydra(config), whole=False)
-    return compose.with_absolute_paths(settings) | {"choices": compose.choices(config.hydra)}
-
-
 # ---- a sweep
 
 
@@ -592,7 +584,9 @@ def check_sweep(
     values = [texts for text in overrides if (texts := _values(parser.parse_override(text), text))]
     first_values = [of_one[0] for of_one in values]
     whole = compose.compose(command, [*first, *first_values], folders)
-    _check(compose.without_hydra(whole), command)
+    if compose.names_checkpoint(whole):  # its settings are not known yet
+        return
+    recipe_of_job(compose.without_hydra(whole), command, (), {}, folders)
     for number, of_one in enumerate(values):
         for value in of_one[1:]:
             job = [*first_values[:number], value, *first_values[number + 1 :]]
@@ -603,16 +597,7 @@ def check_sweep(
                 config = whole.copy()
                 OmegaConf.set_struct(config, False)
                 OmegaConf.update(config, parsed.key_or_group, parsed.value(), merge=False)
-            _check(compose.without_hydra(config), command)
-
-
-def _check(config: DictConfig, command: str) -> None:
-    """Check the settings of a job of a sweep; those of a stored model are not known yet."""
-    whole = not compose.names_checkpoint(config)
-    plain = compose.with_absolute_paths(compose.to_plain(config, whole=whole))
-    settings = checked(plain, command)
-    if whole:
-        recipe_of(settings, command)
+            recipe_of_job(compose.without_hydra(config), command, (), {}, folders)
 
 
 def _values(override: Override, text: str) -> list[str]:

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.processes.rank_environment import new_directory
-from recapp.run.commands import COMMANDS, checked, recipe_of
+from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.constructors import build_task
 from recapp.settings import option_files
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
@@ -36,14 +36,14 @@ from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import (
     TARGET,
     constructor,
+    leaves,
     may_be_set,
     names_of,
     override_names,
     unknown,
 )
-from recapp.settings.small_files import read_yaml
 from recapp.settings.values import in_quotes, in_shell, literal, typed
-from recapp.stored.model_store import read_manifest_text
+from recapp.stored.store import read_manifest_text
 from recapp.stored.trust import judged
 from recapp.trainer.trainer_settings import TrainerSettings
 
@@ -76,7 +76,7 @@ def best(key: str, *, _root_: DictConfig) -> str:
     its name, `mode` its direction. Files of `conf/` use it as `${best:monitor}`.
     """
     settings: Any = OmegaConf.to_container(_root_.task, resolve=True)
-    measures = build_task(constructor(settings)).measures
+    measures = build_task(constructor(settings, "task")).measures
     return measures.objective if key == "monitor" else measures.mode
 
 
@@ -211,30 +211,34 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 # ---- a checkpoint's settings
 
 
-def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
+def stored_choices(overrides: Sequence[str], folders: Folders = ()) -> list[str]:
     """Return `group=option` for each choice of the checkpoint `ckpt_path=DIR` that the command line
     does not make.
 
     Hydra refuses `model.depth=3` if the default model has no depth, even if the checkpoint's model
     has one. So the checkpoint's options are chosen first. A checkpoint that cannot be read gives no
-    choices; its reader raises the error later.
+    choices; its reader raises the error later. Options that no longer exist are left out.
 
     Args:
-        primary: The command.
         overrides: The command line.
         folders: Directories with further options, besides recapp's own.
     """
+    names_typed = override_names(overrides)
     paths = [override for override in overrides if override.startswith("ckpt_path=")]
     try:
         (named,) = OverridesParser.create().parse_overrides(paths[-1:])
         (path,) = OmegaConf.create([str(named.value())])  # without the escapes of quotes
         manifest = json.loads(read_manifest_text(Path(path).expanduser()))
-        stored = {
-            group: option
-            for group, option in dict(manifest["config"]["choices"]).items()
-            if GROUP.fullmatch(group) and OPTION.fullmatch(option)
-        }
-        stored_overrides = overrides_that_choose(stored, primary, folders)
+        stored = dict(manifest["config"]["choices"])
+        # a group of `ADDED_GROUPS`, or of the user's own, has no default
+        return [
+            f"{'' if is_group(group) and group not in ADDED_GROUPS else '+'}{group}={option}"
+            for group, option in stored.items()
+            if GROUP.fullmatch(group)
+            and OPTION.fullmatch(option)
+            and group not in names_typed
+            and option_file(group, option, folders)
+        ]
     except (
         LookupError,
         RecappError,
@@ -246,58 +250,6 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         OmegaConfBaseException,
     ):
         return []
-    names_typed = override_names(overrides)
-    names = override_names(stored_overrides)
-    return [
-        choice
-        for name, choice in zip(names, stored_overrides, strict=True)
-        if name not in names_typed
-    ]
-
-
-def overrides_that_choose(
-    option_by_group: Mapping[str, str], primary: str, folders: Folders = ()
-) -> list[str]:
-    """Return `group=option` for each option, or `+group=option` if the command has no default for
-    the group.
-
-    Options that no longer exist are left out.
-
-    Args:
-        option_by_group: The option of each group.
-        primary: The command.
-        folders: Directories with further options, besides recapp's own.
-    """
-    default = _default_groups(primary)
-    there = {
-        group: option
-        for group, option in option_by_group.items()
-        if option_file(group, option, folders)
-    }
-    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
-
-
-def _default_groups(primary: str) -> set[str]:
-    """Return the groups of which a command chooses an option by default, also null, with those
-    inside of them.
-    """
-    groups: set[str] = set()
-    for entry in _defaults_of(option_files.conf_dir() / f"{primary}.yaml"):
-        if isinstance(entry, str):
-            groups |= _default_groups(entry) if entry != "_self_" else set()
-            continue
-        for group, option in entry.items():
-            file = option_file(group, str(option))
-            inner = [each for each in _defaults_of(file) if isinstance(each, dict)] if file else []
-            groups |= {group, *(f"{group}/{name}" for each in inner for name in each)}
-    return groups
-
-
-def _defaults_of(file: Path) -> list[Any]:
-    """Return the entries of a file's defaults list."""
-    content = read_yaml(file)
-    entries: list[Any] = content.get("defaults", []) if isinstance(content, dict) else []
-    return entries
 
 
 def compose_over(
@@ -307,7 +259,7 @@ def compose_over(
     folders: Folders = (),
     composed: DictConfig | None = None,
 ) -> dict[str, Any]:
-    """Return the checked plain settings of a stored model. The command line replaces only the
+    """Return the plain settings of a stored model. The command line replaces only the
     settings that it names.
 
     Args:
@@ -358,7 +310,7 @@ def compose_over(
     if config.get("task"):  # `${best:...}` needs the task
         config.task = judged({"task": to_plain(config.task)}, trust)["task"]
     plain = judged(to_plain(config), trust)  # before any `_target_` is imported
-    return checked(plain, primary) | {"choices": new_choices}
+    return plain | {"choices": new_choices}
 
 
 def recipe_over(
@@ -373,7 +325,7 @@ def recipe_over(
     Arguments and errors are those of `compose_over`.
     """
     plain = compose_over(stored, primary, overrides, folders, composed)
-    return recipe_of(with_absolute_paths(plain), primary)
+    return read_settings(with_absolute_paths(plain), primary)
 
 
 def check_groups(primary: str, arguments: Sequence[str]) -> None:
@@ -436,7 +388,7 @@ def _written_by(choice: Override, folders: Folders) -> list[str]:
     others = [
         str(key).split()[-1].strip("/").replace("/", ".") for entry in defaults for key in entry
     ]
-    return [*others, *dotted(content, leaves_only=True)]
+    return [*others, *(name for name, _ in leaves(content) if name)]
 
 
 def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) -> None:
@@ -454,13 +406,12 @@ def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) 
 # ---- the settings that exist
 
 
-def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = False) -> list[str]:
+def dotted(config: Mapping[Any, Any], prefix: str = "") -> list[str]:
     """Return every key of plain nested settings, inner ones as `group.key`."""
     keys = []
     for key, value in config.items():
-        inner = isinstance(value, dict)
-        keys += [] if inner and leaves_only else [f"{prefix}{key}"]
-        keys += dotted(value, f"{prefix}{key}.", leaves_only=leaves_only) if inner else []
+        keys.append(f"{prefix}{key}")
+        keys += dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else []
     return keys
 
 

@@ -253,7 +253,6 @@ def _about(group: str, option: str, folders: Folders, columns: int) -> Iterator[
 
 
 def _is_table(name: str, _: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a long table of numbers."""
     return name.endswith(WHOLE)
 
 

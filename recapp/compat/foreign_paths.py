@@ -5,7 +5,7 @@ and as the attribute `recapp.distributed.embeddingbag`. A program changes one im
     torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder
 
 `from recapp import hugectr` gives the names of HugeCTR. Two tables list the paths and names
-(`recapp/compat/torchrec_names.py`, `hugectr_names.py`). The first use of a name imports its object.
+(`recapp/compat/foreign_names.py`). The first use of a name imports its object.
 A module of recapp that has a path of the table keeps its own names and gets those of the table as
 well; its own names take precedence.
 """
@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from recapp.compat import hugectr_names, torchrec_names
+from recapp.compat.foreign_names import ABSENT, NAMES
 
 ROOT = "recapp"
 
@@ -126,7 +126,6 @@ def below_root(fullname: str) -> str:
 
 
 def _read(table: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the names of each path, with the module and name of the object of each."""
     names: dict[str, dict[str, str]] = {}
     for where, home in table.items():
         path, _, name = where.rpartition(".")
@@ -134,8 +133,8 @@ def _read(table: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return names
 
 
-_NAMES = _read(torchrec_names.NAMES | hugectr_names.NAMES)
-_ABSENT = _read(torchrec_names.ABSENT)
+_NAMES = _read(NAMES)
+_ABSENT = _read(ABSENT)
 _PATHS = {
     ".".join(parts[: count + 1])
     for path in (*_NAMES, *_ABSENT)

@@ -289,8 +289,7 @@ def _vector_file(name: str, names: Sequence[str], dim: int, setting: str) -> Dat
     reader, stamp, types, rows = _opened(
         name,
         setting,
-        f"name a file of tensors (.safetensors), {format_of(name).name} with ids and vectors, or a "
-        "checkpoint",
+        f"name {format_of(name).name} with ids and vectors, or a checkpoint",
     )
     floats = [f.name for f in types if is_list(f.type) and pt.is_floating(f.type.value_type)]
     ids = [f.name for f in types if is_id(value_type(f.type))]

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from recapp.settings.values import Natural
-from recapp.transport.choose_transport import Transport
+from recapp.settings.values import Natural, Transport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,10 +100,6 @@ class ReadOnlyStore(RowStore):
         """Yield nothing: these rows are stored elsewhere."""
         yield from ()
 
-    def extra_repr(self) -> str:
-        """Return the number, the width and the format of the rows."""
-        return f"{self.rows:,} rows x {self.width}, {_kind(self.held)}, read-only"
-
 
 class KeyedStore(ReadOnlyStore):
     """Read-only rows found by sorted numbers: positions of keys, or row numbers of the layout.
@@ -201,9 +197,3 @@ def join_rows(parts: Sequence[Held]) -> Held:
     if len(parts) == 1:
         return parts[0]
     return like(parts[0], torch.cat([values_of(p) for p in parts]))
-
-
-def _kind(rows: Held) -> str:
-    if isinstance(rows, QuantisedRows):
-        return f"{rows.bits} bits"
-    return str(rows.dtype).removeprefix("torch.")

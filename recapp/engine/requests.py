@@ -25,7 +25,6 @@ from torch import Tensor
 
 from recapp.engine.exchange_modes import OwnRequests, PooledRequests, UniqueRequests
 from recapp.engine.fused_update import RowGradients
-from recapp.engine.row_store import RowStore
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype, one_by_one
@@ -254,19 +253,17 @@ class Requests:
             return
         state = self.state
         learning = state.layout.learning
-        gradients_G = [
-            _row_gradients(s, store) if g in learning else _no_gradients(store)
-            for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True))
-        ]
         statistics = state.row_statistics
-        self.row_gradients_G = (
-            [
-                x._replace(pieces=statistics.find(g, store.piece_keys(x.row_U)))
-                for g, (x, store) in enumerate(zip(gradients_G, state.stores, strict=True))
-            ]
-            if statistics
-            else gradients_G
-        )
+        for g, (served, store) in enumerate(zip(self.served, state.stores, strict=True)):
+            if g in learning:
+                served.group(store)
+                row_U = served.row_U
+                links = served.gradient_links
+            else:  # no row of a frozen table has a gradient
+                row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
+                links = one_by_one(0, store.width, row_U.device)
+            pieces = statistics.find(g, store.piece_keys(row_U)) if statistics else None
+            self.row_gradients_G.append(RowGradients(row_U, links, pieces))
 
     def abandon(self) -> None:
         """End an exchange whose batch will not run. Wait for its messages, so that their memory can
@@ -308,17 +305,6 @@ class Requests:
             yield from scratch.tensors()
         if self.ids is not None:
             yield self.ids
-
-
-def _row_gradients(served: Any, store: RowStore) -> RowGradients:
-    served.group(store)
-    return RowGradients(served.row_U, served.gradient_links)
-
-
-def _no_gradients(store: RowStore) -> RowGradients:
-    """Return the row gradients of frozen tables: no row has any."""
-    row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
-    return RowGradients(row_U, one_by_one(0, store.width, row_U.device))
 
 
 def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequests]:

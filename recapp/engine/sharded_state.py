@@ -46,6 +46,7 @@ In a file an entry is plain: `torch.save` writes an OrderedDict of `shape` and `
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -290,9 +291,11 @@ def load_strips(
         The reason why the tensor cannot be loaded, in which case nothing is copied; empty after
         success.
     """
-    fault = _fault(value, blocks, shape, dtype)
+    if fault := _fault(value, shape, dtype):
+        return fault
+    stored = [block_of(strip, shape) for strip in strips_in(value) or ()]
+    fault = _uncovered(blocks, stored)
     if not fault:
-        stored = _stored(value, shape)
         with torch.no_grad():
             for block in blocks:
                 for s in stored:
@@ -300,14 +303,8 @@ def load_strips(
     return fault
 
 
-def _stored(value: Any, shape: tuple[int, int]) -> list[Block]:
-    return [block_of(strip, shape) for strip in strips_in(value) or ()]
-
-
-def _fault(value: Any, blocks: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
-    """Return the reason why a value cannot be loaded into the blocks of a table; empty where it
-    can.
-    """
+def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
+    """Return the reason why a value is no tensor of a table, whole or in strips; empty if it is."""
     stored_shape = shape_in(value) or shape
     if stored_shape != shape:
         return f"a tensor of shape {stored_shape} is stored, the table is {shape}"
@@ -323,8 +320,13 @@ def _fault(value: Any, blocks: Sequence[Block], shape: tuple[int, int], dtype: t
             return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
+    return ""
+
+
+def _uncovered(blocks: Sequence[Block], stored: Sequence[Block]) -> str:
+    """Return which block strips do not cover; empty where they cover all."""
     for block in blocks:
-        if not _covered(block, _stored(value, shape)):
+        if not _covered(block, stored):
             return (
                 f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
                 f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
@@ -510,7 +512,7 @@ def _fill(
     number_N[stored_keys.row_N] = torch.arange(len(stored_keys.row_N), device="cpu")
     rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
     counts = {table: {ROWS: rows_R, WAITING: [0] * RUNS}}
-    for block in shared.stored.blocks_to_load(counts, shared.updates, table):
+    for block in shared.blocks_to_load(counts, shared.updates, table):
         if block.tensor == KEYS:
             block.data.copy_(stored_keys.key_N[block.rows.start : block.rows.stop, None])
         elif block.tensor == "weight":
@@ -522,7 +524,7 @@ def _fill(
                     at_N = (to_N[inside_N] - block.rows.start).to(block.data.device)
                     part = values.detach()[:, _from(cols, left)][inside_N.to(values.device)]
                     block.data[at_N, _from(cols, block.cols.start)] = part.to(block.data)
-    shared.stored.loaded()
+    shared.loaded()
 
 
 def _inside(number_N: Tensor, numbers: range) -> Tensor:
@@ -536,30 +538,16 @@ def _strips(value: Any) -> list[_Strip]:
 
 def _dynamic_fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
     """Return the reason why keys or rows do not fit a table; empty where they fit."""
-    total = 0
-    for name, value, width, dtype in (
-        (KEYS, keys, 1, torch.int64),
-        ("weight", weights, table.embedding_dim, table.data_type.dtype),
-    ):
-        if isinstance(value, Tensor) and (value.dim() != 2 or value.shape[1] != width):
-            return f"{name} is a tensor of shape {tuple(value.shape)}, must be [rows, {width}]"
-        if strips_in(value) is None:
-            return f"{name} is a {type(value).__name__}: must be a tensor or (rows, cols, tensor)s"
-        try:
-            for (r0, r1), (c0, c1), tensor in _strips(value):
-                inside = 0 <= r0 <= r1 and 0 <= c0 <= c1 <= width
-                if not inside or tuple(tensor.shape) != (r1 - r0, c1 - c0):
-                    return f"{name} has a strip that does not fit into a table of [rows, {width}]"
-                if tensor.dtype != dtype:
-                    return f"{name} is {tensor.dtype}, must be {dtype}: convert it"
-                if tensor.device.type == "meta":
-                    return f"{name} is on the meta device, which has no values"
-                total = max(total, r1) if name == KEYS else total
-                if r1 > total:
-                    return f"weight has {r1} rows, but there are {total} keys"
-        except (TypeError, ValueError, AttributeError):
-            return f"{name} has an entry that is no (rows, cols, tensor)"
-    return ""
+    with suppress(TypeError, ValueError, IndexError):  # of an entry that is no strip
+        rows = max((rows[1] for rows, _, _ in _strips(keys)), default=0)
+        for name, value, width, dtype in (
+            (KEYS, keys, 1, torch.int64),
+            ("weight", weights, table.embedding_dim, table.data_type.dtype),
+        ):
+            if fault := _fault(value, (rows, width), dtype):
+                return f"{name}: {fault}"
+        return ""
+    return f"{KEYS}: an entry is no (rows, cols, tensor)"
 
 
 def _from(numbers: range, start: int) -> slice:

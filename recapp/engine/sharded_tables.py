@@ -35,9 +35,8 @@ from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.requests import Requests
-from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
-from recapp.engine.state import EngineState, Member
+from recapp.engine.state import EngineState, Member, RowStatistics
 from recapp.engine.table_weights import (
     UpdatedTable,
     UpdatedWeight,
@@ -57,118 +56,6 @@ from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.tables.ids import LookupRows
 from recapp.transport.communicator import Comm, raise_together
-
-
-class StoredRows:
-    """Save and load the rows of sharded tables.
-
-    Args:
-        state: The engine state of the tables.
-        update: The fused update of the tables. Before rows are read, a step that waits for another
-            lookup ends, and all rows take the steps that they have missed.
-    """
-
-    def __init__(self, state: EngineState, update: FusedUpdate) -> None:
-        self.layout = state.layout
-        self.comm = state.comm
-        self.stores = state.stores
-        self.dynamic_stores = [s for s in state.stores if isinstance(s, DynamicStore)]
-        self.update = update
-
-    def blocks(self, averaged: bool = False) -> Iterator[Block]:
-        """Yield this rank's rectangles, as views, for a checkpoint to write. Every rank calls it.
-
-        Args:
-            averaged: Whether the weights are the average (`RowStore.blocks`).
-        """
-        counts = self.rows_of_runs()
-        for store in self.stores:
-            yield from (
-                store.blocks(averaged, counts)
-                if isinstance(store, DynamicStore)
-                else store.blocks(averaged)
-            )
-
-    def rows_of_runs(self) -> RowsOfRuns:
-        """End the step, and return the number of rows in each run of the dynamic tables, over all
-        ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
-        """
-        self.update.complete()
-        counts: RowsOfRuns = {}
-        if self.dynamic_stores:
-            here = [store.rows_of_runs() for store in self.dynamic_stores]
-            for of_store in chain.from_iterable(self.comm.all_gather(here)):
-                merge_rows_of_runs(counts, of_store)
-        return counts
-
-    def changes(self) -> dict[str, Changes]:
-        """Return the counts of new, admitted and evicted keys of each dynamic table, over all
-        ranks. Every rank calls it.
-        """
-        here = [pair for store in self.dynamic_stores for pair in store.changes().items()]
-        total: dict[str, Changes] = {}
-        for table, changes in chain.from_iterable(self.comm.all_gather(here)):
-            total[table] = total.get(table, Changes()) + changes
-        return total
-
-    def blocks_to_load(
-        self,
-        rows_of_runs: RowsOfRuns,
-        updates: int,
-        table: str | None = None,
-        averaged: bool = False,
-    ) -> Iterator[Block]:
-        """Forget the rows of dynamic tables, and yield this rank's rectangles for a checkpoint to
-        fill. `loaded` ends the load. Every rank calls both.
-
-        Args:
-            rows_of_runs: The rows of the dynamic tables in the checkpoint, by run.
-            updates: The number of updates of the stored rows.
-            table: The name of the only table to load; None loads all.
-            averaged: Whether to fill the average, too (`RowStore.blocks_to_fill`).
-
-        Raises:
-            CheckpointError: A table is dynamic only in the model, or only in the checkpoint.
-        """
-        self.update.complete()
-        for t in self.layout.tables:
-            if table is None and t.dynamic is not None and t.name not in rows_of_runs:
-                raise CheckpointError(
-                    f"table {t.name}: the table is dynamic in the model, and static or absent in "
-                    "the checkpoint: train it anew, or set num_embeddings to the number of its "
-                    "rows"
-                )
-            if table is None and t.dynamic is None and t.name in rows_of_runs:
-                raise CheckpointError(
-                    f"table {t.name}: the table is static in the model and dynamic in the "
-                    "checkpoint, where its rows have another order: set "
-                    'num_embeddings="dynamic", or copy the rows of recapp.static_table into it'
-                )
-        for store in self.stores:
-            blocks = (
-                store.blocks_to_load(rows_of_runs, updates, averaged)
-                if isinstance(store, DynamicStore)
-                else store.blocks_to_fill(averaged)
-            )
-            yield from (b for b in blocks if table in (None, b.table))
-
-    def loaded(self) -> None:
-        """End the load after all blocks of `blocks_to_load` were filled.
-
-        Raises:
-            CheckpointError: Keys of this rank do not belong to it, or occur twice.
-            RankError: The same fault on another rank.
-        """
-        if not self.dynamic_stores:
-            return
-        failure: CheckpointError | None = None
-        try:
-            for store in self.dynamic_stores:
-                store.loaded()
-        except CheckpointError as error:
-            failure = error
-        error_W = self.comm.all_gather(failure and str(failure))
-        raise_together(failure, error_W, "could not load its keys")
 
 
 def started_store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:
@@ -260,7 +147,7 @@ class ShardedTables(nn.Module):
     `seeds` has the seed of each table, `parameters_of` the tables that are parameters, and
     `updated` all others, by name.
     `state` is the engine state; `state.observer` is the hook for measurements. `update` changes the
-    rows, `stored` saves and loads them. `header`, `waits` and `comm` belong to `state`.
+    rows. `header`, `waits` and `comm` belong to `state`.
     """
 
     def __init__(
@@ -326,10 +213,12 @@ class ShardedTables(nn.Module):
         )
         self.state = state
         self.update = FusedUpdate(state, rules)
-        self.stored = StoredRows(state, self.update)
         self.parameters_of = table_parameters(layout, stores, comm.rank)
+        none = torch.empty(0, dtype=self.dtype, device=comm.device)
         self.updated = {
-            t.name: self._updated(t) for t in tables if t.name not in self.parameters_of
+            t.name: UpdatedTable(UpdatedWeight(self, t.name, none.new_empty(0, t.embedding_dim)))
+            for t in tables
+            if t.name not in self.parameters_of
         }
         if self.parameters_of:
             self.update.before_update = self._begin_update
@@ -340,15 +229,6 @@ class ShardedTables(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
-
-    def _updated(self, table: EmbeddingConfig) -> UpdatedTable:
-        return UpdatedTable(
-            UpdatedWeight(
-                self,
-                table.name,
-                torch.empty(0, table.embedding_dim, dtype=self.dtype, device=self.comm.device),
-            )
-        )
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
@@ -406,12 +286,6 @@ class ShardedTables(nn.Module):
         """Return the tables, in order."""
         return list(self.state.layout.tables)
 
-    def blocks(self, averaged: bool = False) -> Iterator[Block]:
-        """Yield this rank's rectangles, for a checkpoint (`StoredRows.blocks`). Every rank calls
-        it.
-        """
-        return self.stored.blocks(averaged)
-
     def exchange_buffers(self) -> Iterator[Tensor]:
         """Yield the buffers that are kept between batches, and those of batches in look-ahead."""
         yield from self.state.buffers()
@@ -457,7 +331,7 @@ class ShardedTables(nn.Module):
         """
         frozen_tables = self.frozen | set(tables) if frozen else self.frozen - set(tables)
         fixed = [] if frozen else [name for name in tables if self.rules.get(name) == FROZEN]
-        dynamic = [{s.table.name for s in store.strips} for store in self.stored.dynamic_stores]
+        dynamic = [{s.table.name for s in store.strips} for store in self.dynamic_stores]
         check_frozen(frozen_tables, fixed, dynamic)
         self.update.complete()
         for store in self.state.stores:
@@ -476,6 +350,108 @@ class ShardedTables(nn.Module):
         self.forget_vectors()
         for store in self.state.stores:
             store.begin_rows(table, row_K)
+
+    # ---- checkpoints
+
+    @property
+    def dynamic_stores(self) -> list[DynamicStore]:
+        """Return the stores of dynamic tables."""
+        return [store for store in self.state.stores if isinstance(store, DynamicStore)]
+
+    def blocks(self, averaged: bool = False) -> Iterator[Block]:
+        """Yield this rank's rectangles, as views, for a checkpoint to write. Every rank calls it.
+
+        Args:
+            averaged: Whether the weights are the average (`RowStore.blocks`).
+        """
+        counts = self.rows_of_runs()
+        for store in self.state.stores:
+            yield from (
+                store.blocks(averaged, counts)
+                if isinstance(store, DynamicStore)
+                else store.blocks(averaged)
+            )
+
+    def rows_of_runs(self) -> RowsOfRuns:
+        """End the step, and return the number of rows in each run of the dynamic tables, over all
+        ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
+        """
+        self.update.complete()
+        counts: RowsOfRuns = {}
+        if self.dynamic_stores:
+            here = [store.rows_of_runs() for store in self.dynamic_stores]
+            for of_store in chain.from_iterable(self.comm.all_gather(here)):
+                merge_rows_of_runs(counts, of_store)
+        return counts
+
+    def changes(self) -> dict[str, Changes]:
+        """Return the counts of new, admitted and evicted keys of each dynamic table, over all
+        ranks. Every rank calls it.
+        """
+        here = [pair for store in self.dynamic_stores for pair in store.changes().items()]
+        total: dict[str, Changes] = {}
+        for table, changes in chain.from_iterable(self.comm.all_gather(here)):
+            total[table] = total.get(table, Changes()) + changes
+        return total
+
+    def blocks_to_load(
+        self,
+        rows_of_runs: RowsOfRuns,
+        updates: int,
+        table: str | None = None,
+        averaged: bool = False,
+    ) -> Iterator[Block]:
+        """Forget the rows of dynamic tables, and yield this rank's rectangles for a checkpoint to
+        fill. `loaded` ends the load. Every rank calls both.
+
+        Args:
+            rows_of_runs: The rows of the dynamic tables in the checkpoint, by run.
+            updates: The number of updates of the stored rows.
+            table: The name of the only table to load; None loads all.
+            averaged: Whether to fill the average, too (`RowStore.blocks_to_fill`).
+
+        Raises:
+            CheckpointError: A table is dynamic only in the model, or only in the checkpoint.
+        """
+        self.update.complete()
+        for t in self.state.layout.tables:
+            if table is None and t.dynamic is not None and t.name not in rows_of_runs:
+                raise CheckpointError(
+                    f"table {t.name}: the table is dynamic in the model, and static or absent in "
+                    "the checkpoint: train it anew, or set num_embeddings to the number of its "
+                    "rows"
+                )
+            if table is None and t.dynamic is None and t.name in rows_of_runs:
+                raise CheckpointError(
+                    f"table {t.name}: the table is static in the model and dynamic in the "
+                    "checkpoint, where its rows have another order: set "
+                    'num_embeddings="dynamic", or copy the rows of recapp.static_table into it'
+                )
+        for store in self.state.stores:
+            blocks = (
+                store.blocks_to_load(rows_of_runs, updates, averaged)
+                if isinstance(store, DynamicStore)
+                else store.blocks_to_fill(averaged)
+            )
+            yield from (b for b in blocks if table in (None, b.table))
+
+    def loaded(self) -> None:
+        """End the load after all blocks of `blocks_to_load` were filled.
+
+        Raises:
+            CheckpointError: Keys of this rank do not belong to it, or occur twice.
+            RankError: The same fault on another rank.
+        """
+        if not self.dynamic_stores:
+            return
+        failure: CheckpointError | None = None
+        try:
+            for store in self.dynamic_stores:
+                store.loaded()
+        except CheckpointError as error:
+            failure = error
+        error_W = self.comm.all_gather(failure and str(failure))
+        raise_together(failure, error_W, "could not load its keys")
 
     # ---- an average of the rows
 

@@ -36,7 +36,7 @@ from recapp.errors import ConfigError
 from recapp.processes.faults import fault_of_compiler
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.meta_file import is_a
+from recapp.stored.plain_parts import is_a
 from recapp.stored.stored_model import Artefact
 from recapp.tasks.task import Task
 

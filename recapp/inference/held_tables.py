@@ -50,8 +50,8 @@ from recapp.planner.problem import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.sharding.layout import WEIGHT, Block, Piece
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.stored.model_manifests import StoredTable
-from recapp.stored.model_store import files_at
+from recapp.stored.manifest import StoredTable
+from recapp.stored.store import files_at
 from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig

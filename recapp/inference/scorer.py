@@ -14,7 +14,7 @@ Several ranks may share a model's tables, led by the rank with the requests:
 
 The leader sends a command (`Word`) that all ranks execute. Without requests it sends a beat from
 time to time, so that the followers never wait as long as the timeout of a process group. The leader
-detects a stopped follower by its pulse (`recapp/transport/pulse.py`); otherwise it would
+detects a stopped follower by its pulse (`recapp/transport/join_ranks.py`); otherwise it would
 wait until that timeout. Models have numbers, because an earlier model computes the requests that
 were read for it.
 """
@@ -40,7 +40,7 @@ from recapp.errors import ConfigError, DataError, RankError, RecappError
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tasks.task import ClickTask, Task, one_or_all
 from recapp.transport.communicator import Comm
-from recapp.transport.pulse import Pulses
+from recapp.transport.join_ranks import Pulses
 
 ROWS_AT_ONCE = 4096
 """Rows of a batch in `predict`; larger batches are not faster (measured)."""

@@ -24,6 +24,10 @@ from torch import Tensor
 from recapp.optim.rules import Rate
 from recapp.sparse.transfer import to_device, to_host, true_indices
 
+CACHE_LINE_BYTES = 64
+SQUARE_BLOCK = 64  # columns: the default width of a vertical strip (sharding/sharding_types.py)
+RUN_BITS = 6  # the highest bits of a position are its run; the smallest position is in run 0
+
 
 class Grouped(NamedTuple):
     """Equal keys brought together.

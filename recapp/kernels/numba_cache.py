@@ -13,8 +13,7 @@ its closure.
 
 A kernel consists of its function and the functions in its closure, such as a row rule, which may be
 a user's. They use numbers and functions of their modules and of imported modules. So the sources of
-a kernel are the files of those modules and all files that they import from their own package,
-wherever in a file the import stands.
+a kernel are all files of the packages of those modules, in recapp of their rooms.
 
 Ranks call their kernels together. With an empty cache each rank would compile every kernel, and if
 two ranks wrote forms of a kernel at once, numba's index would lose one form. Here one process
@@ -24,7 +23,6 @@ process ends. The process that holds a lock may be stopped: so another process w
 `PATIENCE_S` and then compiles itself. It also compiles itself where files cannot be locked.
 """
 
-import ast
 import fcntl
 import os
 import sys
@@ -33,7 +31,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
-from importlib.util import resolve_name
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -108,9 +105,9 @@ def inlined(*made_for: Any) -> Callable[[Function], Function]:
         function.__name__ = function.__qualname__ = "_".join([function.__name__, *words]).translate(
             NO_PATH
         )
-        home = vars(sys.modules[function.__module__])
+        names = vars(sys.modules[function.__module__])
         jitable: Function = register_jitable(**OPTIONS, forceinline=True)(function)
-        return home.setdefault(function.__name__, jitable)  # type: ignore[no-any-return]
+        return names.setdefault(function.__name__, jitable)  # type: ignore[no-any-return]
 
     return name
 
@@ -246,7 +243,8 @@ def digest(function: Callable[..., Any]) -> str:
     Args:
         function: The compiled function, with its closure.
     """
-    return _digest_of(frozenset(sources(function)))
+    each = [_digest_of_file(file) for file in sorted(sources(function))]
+    return sha256(b"".join(each)).hexdigest()
 
 
 def sources(function: Callable[..., Any]) -> set[Path]:
@@ -256,7 +254,7 @@ def sources(function: Callable[..., Any]) -> set[Path]:
         function: The compiled function, with its closure.
     """
     modules = {inner.__module__ for inner in _functions_in(function, set())}
-    return set().union(*map(files_of_module, modules))
+    return {file for module in modules for file in files_of_module(module)}
 
 
 def _functions_in(value: object, seen: set[int]) -> Iterator[FunctionType]:
@@ -275,59 +273,22 @@ def _functions_in(value: object, seen: set[int]) -> Iterator[FunctionType]:
                 yield from _functions_in(cell.cell_contents, seen)
 
 
+@lru_cache(None)
 def files_of_module(name: str) -> frozenset[Path]:
-    """Return the file of a loaded module and the files that it imports from its own package,
-    directly or not.
+    """Return the files of the package of a loaded module; in recapp those of its room. A module
+    alone is one file.
 
     A notebook has no such files: numba compares the code of functions that are typed there.
 
     Args:
         name: The name of the module.
     """
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return _files_from(name, Path(file).resolve()) if file and Path(file).is_file() else frozenset()
-
-
-@lru_cache(None)
-def _files_from(name: str, file: Path) -> frozenset[Path]:
-    root = file.parents[name.count(".") + (file.stem == "__init__")]
-    todo = [file]
-    for path in todo:
-        imports = _imported_files(path, root, name.split(".")[0])
-        todo += [each for each in imports if each not in todo]
-    return frozenset(todo)
-
-
-@lru_cache(None)
-def _imported_files(file: Path, root: Path, package: str) -> frozenset[Path]:
-    """Return the files that a file imports from a package in `root`."""
-    home = ".".join(file.relative_to(root).parent.parts)
-    files = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            names = [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            module = resolve_name("." * node.level + (node.module or ""), home)
-            names = [(module, alias.name) for alias in node.names]
-        else:
-            continue
-        for module, name in names:
-            if module.split(".")[0] == package:
-                files |= {_file_of(root, f"{module}.{name}") or _file_of(root, module)}
-    return frozenset(path for path in files if path)
-
-
-def _file_of(root: Path, module: str) -> Path | None:
-    """Return the file of a module; None if there is no such file."""
-    whole = root.joinpath(*module.split("."))
-    files = (whole.with_suffix(".py"), whole / "__init__.py")
-    return next((file for file in files if file.is_file()), None)
-
-
-@lru_cache(None)
-def _digest_of(files: frozenset[Path]) -> str:
-    each = [_digest_of_file(file) for file in sorted(files)]
-    return sha256(b"".join(each)).hexdigest()
+    path = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+    if not path.is_file():
+        return frozenset()
+    packages = name.count(".") + (path.stem == "__init__")
+    above = path.resolve().parents[: 1 if name.startswith("recapp.") else packages]
+    return frozenset(above[-1].rglob("*.py") if above else [path.resolve()])
 
 
 @lru_cache(None)

@@ -19,8 +19,8 @@ from recapp.kernels import numba_catch_up as missed
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
-from recapp.kernels.constants import CACHE_LINE_BYTES
 from recapp.kernels.links import (
+    CACHE_LINE_BYTES,
     Bags,
     Counts,
     Links,

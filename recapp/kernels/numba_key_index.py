@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.kernels.constants import RUN_BITS
+from recapp.kernels.links import RUN_BITS
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.simd import prefetch

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from recapp.kernels.constants import SQUARE_BLOCK
+from recapp.kernels.links import SQUARE_BLOCK
 
 RUN = 256  # entries; shorter runs need more partial sums, longer ones more additions in sequence
 TILE_ELEMENTS = 1024  # elements of a program's tile: 8 in each thread of 4 warps

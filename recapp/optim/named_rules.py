@@ -42,7 +42,6 @@ RULES: Mapping[str, Callable[..., RowRule]] = {
         rules.momentum_sgd,
         rules.adagrad,
         rules.rowwise_adagrad,
-        rules.frequency_adagrad,
         rules.adam,
         rules.partial_row_wise_adam,
         rules.lamb,

@@ -22,7 +22,7 @@ lr decay w on touched rows, before `step`. Rules whose formula has the decay in 
 A rule of all rows (`l2_all_rows`) computes what an optimiser of torch computes on a dense table
 with `weight_decay`: the gradient of L2, l2 w, is added to the gradient of every row in every step.
 A row that no id touched has a step with a gradient of zero. It takes such steps later, one after
-the other, when it is next read (`recapp/engine/missed_steps.py`).
+the other, when it is next read (`recapp/engine/row_store.py`).
 
 Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD, PARTIAL_ROWWISE_ADAM, LAMB,
 PARTIAL_ROWWISE_LAMB and LARS_SGD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`;
@@ -187,12 +187,6 @@ def _adagrad_of_all(w, g, mean_square, lr, sqrt, eps, l2, s):
 def _rowwise_adagrad(w, g, mean_square, lr, sqrt, eps, s):
     s = s + mean_square
     return w - lr * g / (sqrt(s) + eps), s
-
-
-def _frequency_adagrad(w, g, mean_square, lr, sqrt, eps, rare, s, n):
-    s = s + mean_square
-    n = n + 1
-    return w - lr * (n / (n + rare)) * g / (sqrt(s) + eps), s, n
 
 
 def _adam(w, g, mean_square, lr, sqrt, beta1, beta2, eps, m, v):
@@ -386,34 +380,6 @@ def rowwise_adagrad(
         (("sum", "row"),),
         needs_row=True,
         start=(initial_accumulator,) if initial_accumulator else (),
-        decay=weight_decay,
-    )
-
-
-def frequency_adagrad(
-    lr: float = 0.05,
-    eps: float = 1e-8,
-    rare: float = 10.0,
-    initial_accumulator: float = 0.0,
-    weight_decay: float = 0.0,
-) -> RowRule:
-    """Return the rule of row-wise Adagrad whose rate grows with the number n of the row's updates:
-    s += mean(g^2) over the row; w -= lr n / (n + rare) g / (sqrt(s) + eps).
-
-    A row that was updated `rare` times trains at half the rate. So rows of rare ids cannot learn
-    the labels of their few samples by heart, and several epochs overfit less. The idea of a rate
-    that follows the frequency of an id is that of arXiv 2505.05605; this formula is recapp's own.
-    State is two numbers per row.
-    """
-    _check(eps=eps, rare=rare, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
-    return RowRule(
-        "frequency_adagrad",
-        _frequency_adagrad,
-        lr,
-        (eps, rare),
-        (("sum", "row"), ("updates", "row")),
-        needs_row=True,
-        start=(initial_accumulator, 0.0) if initial_accumulator else (),
         decay=weight_decay,
     )
 

@@ -16,7 +16,6 @@ the number of its steps as `total_steps`.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch.optim import Optimizer
@@ -59,7 +58,7 @@ def warmup_poly(
     _at_least_0(decay_power=decay_power)
     start = math.inf if decay_start == 0 else decay_start
     lengths = _lengths(warmup_steps, start, decay_steps, total_steps)
-    return _schedule(optimizer, partial(_left_to_power, decay_power), lengths, end_lr)
+    return _schedule(optimizer, lambda left: float(left**decay_power), lengths, end_lr)
 
 
 def warmup_cosine(
@@ -88,7 +87,7 @@ def warmup_cosine(
             the setting.
     """
     lengths = _lengths(warmup_steps, decay_start, decay_steps, total_steps)
-    return _schedule(optimizer, _half_cosine, lengths, end_lr)
+    return _schedule(optimizer, lambda left: (1 - math.cos(math.pi * left)) / 2, lengths, end_lr)
 
 
 class Plateau(ReduceLROnPlateau):
@@ -233,19 +232,12 @@ def _schedule(
                 f"{WHERE}.end_lr={end_lr}: above the rate {lr} of "
                 f"{group.get('name', 'the optimizer')}; make it smaller"
             )
-    factors = [
-        partial(_factor, shape=shape, lengths=lengths, least=end_lr / lr if lr else 0.0)
-        for lr in rates
-    ]
-    return LambdaLR(optimizer, [_from_one(factor) for factor in factors])
 
+    def factor_of(lr: float) -> Callable[[int], float]:
+        least = end_lr / lr if lr else 0.0
+        return lambda done: _factor(done + 1, shape, lengths, least)
 
-def _from_one(factor: Callable[[int], float]) -> Callable[[int], float]:
-    """Return a factor as LambdaLR calls it: with the number of steps done.
-
-    The argument is a factor of the number of the next step.
-    """
-    return lambda done: factor(done + 1)
+    return LambdaLR(optimizer, [factor_of(lr) for lr in rates])
 
 
 def _factor(step: int, shape: Callable[[float], float], lengths: _Lengths, least: float) -> float:
@@ -256,11 +248,3 @@ def _factor(step: int, shape: Callable[[float], float], lengths: _Lengths, least
         return 1.0
     left = max(lengths.start + lengths.decay - step, 0) / lengths.decay
     return max(shape(left), least) if left else least
-
-
-def _left_to_power(power: float, left: float) -> float:
-    return float(left**power)
-
-
-def _half_cosine(left: float) -> float:
-    return (1 - math.cos(math.pi * left)) / 2

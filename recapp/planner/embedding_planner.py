@@ -45,9 +45,7 @@ from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import Dense, PlanningProblem, Topology, dense_of
 from recapp.planner.rank_memory import bytes_per_rank, check_memory, check_reserve, weight_bytes
 from recapp.planner.search import (
-    EXACT_COMBINATIONS,
     capacity_of,
-    exhaustive,
     greedy,
     improved,
     of_kinds,
@@ -75,7 +73,6 @@ class Outcome:
         plan: The plan.
         cost: The price of the plan.
         lower_bound_seconds: A lower bound of the step under the same constraints and prices.
-        exact: Whether the search tried every combination.
         bundles: The bundles with their options.
         assignment: The chosen options and ranks.
         problem: The problem of the plan and its price.
@@ -84,7 +81,6 @@ class Outcome:
     plan: ShardingPlan
     cost: PlanCost
     lower_bound_seconds: float
-    exact: bool
     bundles: tuple[TableBundle, ...]
     assignment: Assignment
     problem: PlanningProblem
@@ -96,7 +92,7 @@ def plan_tables(
     *,
     name: str = AUTOMATIC,
 ) -> Outcome:
-    """Return the best plan that the search finds; for small problems, the best of all plans.
+    """Return the best plan that the search finds.
 
     Args:
         problem: Tables, machine, batch, optimiser and id statistics.
@@ -111,7 +107,7 @@ def plan_tables(
     if not tables:
         cost = cost_of([], problem)
         plan = ShardingPlan({}, problem.topology.world_size, name)
-        return Outcome(plan, cost, cost.step_seconds, True, (), (), problem)
+        return Outcome(plan, cost, cost.step_seconds, (), (), problem)
     c = constraints_of(tables, constraints or {}, problem.topology)
     typed_tables = [
         t
@@ -124,19 +120,11 @@ def plan_tables(
     space = SearchSpace(_bundles(typed_tables, c, problem), fixed_of(problem))
     bundles = space.bundles
     capacity = capacity_of(problem.topology)
-    exact = space.combinations() <= EXACT_COMBINATIONS
     best, bound = _best_assignment(space, capacity, problem)
-    if exact:
-        best = exhaustive(
-            space,
-            capacity,
-            lambda assignment: _cost(bundles, assignment, problem).step_seconds,
-            best,
-        )
     if best is None:
         raise _does_not_fit(space, capacity, problem, name)
     cost = _cost(bundles, best, problem)
-    bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # may differ by rounding
+    bound = min(bound, cost.step_seconds)  # may differ by rounding
     search_plan = _plan(bundles, best, problem, name)
     parameters = {
         name: replace(s, as_parameter=True)
@@ -144,7 +132,7 @@ def plan_tables(
         if c[name].as_parameter and s.mode == "replicated"
     }
     plan = replace(search_plan, tables={**search_plan.tables, **parameters})
-    return Outcome(plan, cost, bound, exact, tuple(bundles), best, problem)
+    return Outcome(plan, cost, bound, tuple(bundles), best, problem)
 
 
 class EmbeddingShardingPlanner:
@@ -260,8 +248,6 @@ class EmbeddingShardingPlanner:
 
 
 class _Group:
-    """Broadcast over a process group."""
-
     def __init__(self, group: "dist.ProcessGroup | None") -> None:
         self.group = group
         self.rank = dist.get_rank(group)

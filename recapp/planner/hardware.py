@@ -42,7 +42,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
 from recapp.settings.option_files import conf_dir
-from recapp.settings.records import absent, checked, fields_of, record, to_plain
+from recapp.settings.records import absent, fields_of, record, to_plain
 from recapp.settings.small_files import read_yaml
 from recapp.settings.values import Positive, Within, typed
 
@@ -53,7 +53,6 @@ WITHOUT_BYTES = KERNELS[:4]  # kernels of integers, whose items include their by
 LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
 DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # the machine of a device without calibration
-COLLECTIVES = ("all_to_all", "all_reduce")
 Cost = Annotated[float, Within(0)]
 Rate = Annotated[float, Within(above=0)]
 CONF = "topology"  # the group of settings with the shipped machines
@@ -207,7 +206,7 @@ def hardware_from(values: Any, where: str = "hardware") -> Hardware:
     try:
         if not isinstance(values, Mapping):
             raise ConfigError(f"must be a mapping with {', '.join(fields_of(Hardware))}")
-        return record(Hardware, checked(_with_numbers(values), Hardware))
+        return record(Hardware, _with_numbers(values), check=True)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -45,7 +45,6 @@ SPARSE_LOOKUPS_PER_ROW = 0.01  # a step reads at most one row of a hundred
 # sent by a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe
 # 4.0 and InfiniBand HDR give 20 to 25
 FAST_GB_PER_S = 30.0
-DEALS = ("balanced", "round_robin")
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ def plan_by_rules(
     mode: str = "unique",
     column_width: int = COLUMN_WIDTH,
     row_order: RowOrderName = "natural",
-    deal: str = "balanced",
+    balanced: bool = True,
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
     lookups: Sequence[TableLookup] | None = None,
@@ -219,7 +218,8 @@ def plan_by_rules(
         column_width: Columns of a vertical strip.
         row_order: "mixed" distributes rows over the strips of tables that are cut by rows
             (`recapp/tables/row_order.py`).
-        deal: "balanced" or "round_robin", for types that do not take all ranks.
+        balanced: Whether types that do not take all ranks are dealt by `balanced`, or else by
+            `round_robin`.
         statistics, batch_per_rank, lookups: As for `table_facts`.
 
     Returns:
@@ -227,17 +227,15 @@ def plan_by_rules(
             of conditions.
 
     Raises:
-        PlanError: An override names no table, no rule matches a table, or `deal` is unknown.
+        PlanError: An override names no table, or no rule matches a table.
     """
-    if deal not in DEALS:
-        raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
     facts = table_facts(
         tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, lookups=lookups
     )
     default = _Choice("", mode, row_order, "")
     choices = _overridden(tables, overrides or {}, default)
     choices |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in choices}
-    shardings = _dealt(tables, topology, choices, column_width, deal == "balanced")
+    shardings = _dealt(tables, topology, choices, column_width, balanced)
     return ShardingPlan(
         {t.name: shardings[t.name] for t in tables},
         topology.world_size,
@@ -298,7 +296,6 @@ def _dealt(
 
 
 def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _Choice) -> _Choice:
-    """Return the choice of the first rule that matches."""
     for number, rule in enumerate(rules):
         if matches(rule, facts):
             return _Choice(

@@ -35,7 +35,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +47,6 @@ Kind = tuple[int, str, int]
 """A width, mode and rule, which together need their own kernel calls; or `ROW_STATISTICS`."""
 # the kind of the message of row statistics, paid once if a table needs it
 ROW_STATISTICS: Kind = (0, "row statistics", 0)
-_K = len(KERNEL_PHASES)
-_M = (COMPONENTS - len(KERNEL_PHASES)) // 2
 LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # weights of the host's link; the rest: the network's
 PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # weights of the largest piece; the mean of ranks has the rest
 REGIONS = 4  # sets of ranks beside the set of all: those to which most tables are bound
@@ -237,19 +234,6 @@ class SearchSpace:
     def fee(self, kind: Kind) -> float:
         """Return the seconds that the first table with a kind adds to a step."""
         return self.fixed.statistics_seconds if kind == ROW_STATISTICS else self.fixed.kind_seconds
-
-    def combinations(self) -> int:
-        """Return the number of assignments."""
-        return prod(
-            sum(prod(len(b.candidates) for b in cost.blocks) for cost in of_bundle)
-            for of_bundle in self.costs
-        )
-
-    def placements(self, bundle: int) -> Iterator[Placement]:
-        """Yield all placements of a bundle."""
-        for option, cost in enumerate(self.costs[bundle]):
-            for candidates in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
-                yield Placement(option, tuple(int(a) for a in candidates))
 
 
 @dataclass(frozen=True)

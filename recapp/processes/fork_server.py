@@ -23,21 +23,18 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from types import ModuleType
 
-from recapp.processes.rank_environment import PARENT_PID, external_rank
+from recapp.processes.rank_environment import PARENT_PID, PRINTING_FLAGS, external_rank
 from recapp.processes.stopping import SIGNALS
 
 # for the server: the modules to import, and the directory to remove if the command cannot
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
 SOCKET_FOLDER = "RECAPP_FORK_SERVER_FOLDER"
-MOST_ADDRESS_BYTES = 107  # limit of a socket's path (unix(7)), without the zero at its end
-SOCKET = "/pymp-12345678/listener-12345678"  # Python's name of a socket, below the directory
 SERVER_MODULE = "recapp.processes.fork_server_process"
 MODULES_OF_TRAINING = "recapp.cli.training_modules recapp.train recapp.eval recapp.predict"
 """The modules of ranks that train, evaluate or predict."""
@@ -57,7 +54,6 @@ DEFAULTS = {
     "MIMALLOC_ARENA_RESERVE": "65536",
 }
 """Variables that libraries of a rank read when they load. A value of the user has priority."""
-NO_RUN = ("--help", "-h", "--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion")
 
 _environment: dict[str, str] = {}
 """The environment of this process when it started the server. The server's libraries read it."""
@@ -72,7 +68,9 @@ def start_early(preload: str = MODULES_OF_TRAINING) -> None:
         preload: The modules that the server imports, separated by blanks.
     """
     arguments = sys.argv[1:]
-    starts_ranks = not set(NO_RUN) & set(arguments) and "launch.start_method=spawn" not in arguments
+    starts_ranks = (
+        not set(PRINTING_FLAGS) & set(arguments) and "launch.start_method=spawn" not in arguments
+    )
     if starts_ranks and has_fork_server() and external_rank() is None:
         try:
             ensure_running(preload)
@@ -94,16 +92,11 @@ def context_of(method: str) -> BaseContext:
         method: `launch.start_method`: `auto`, `forkserver` or `spawn`.
     """
     if method == "auto":
-        method = "forkserver" if has_fork_server() and not _environment_has_changed() else "spawn"
+        # the server's libraries have read the old values; `hydra.job.env_set` sets others
+        changed = dict(set(os.environ.items()) ^ set(_environment.items()))
+        has_changed = _environment and any(not name.startswith("HYDRA_") for name in changed)
+        method = "forkserver" if has_fork_server() and not has_changed else "spawn"
     return multiprocessing.get_context(method)
-
-
-def _environment_has_changed() -> bool:
-    """Return whether variables have changed since the server started, for example by
-    `hydra.job.env_set`. The server's libraries have read the old values.
-    """
-    changed = dict(set(os.environ.items()) ^ set(_environment.items()))
-    return bool(_environment) and any(not name.startswith("HYDRA_") for name in changed)
 
 
 def ensure_running(preload: str) -> None:
@@ -120,7 +113,7 @@ def ensure_running(preload: str) -> None:
     here = {
         PARENT_PID: str(os.getpid()),
         PRELOADED: preload,
-        SOCKET_FOLDER: make_socket_folder(),
+        SOCKET_FOLDER: util.get_temp_dir(),  # made now: the command removes it, too
     }
     # the tracker's first call unblocks signals, so it must stand before `signals_blocked`
     resource_tracker.ensure_running()
@@ -129,23 +122,6 @@ def ensure_running(preload: str) -> None:
         forkserver.ensure_running()
     if not _environment:
         _environment.update(environment)
-
-
-def make_socket_folder() -> str:
-    """Return Python's own directory of sockets. The first call creates it.
-
-    The directory lies below `TMPDIR`, or below `/tmp` where the path of a socket would be too long.
-
-    Raises:
-        OSError: The directory cannot be created.
-    """
-    kept = tempfile.tempdir
-    if len(os.fsencode(tempfile.gettempdir())) > MOST_ADDRESS_BYTES - len(SOCKET):
-        tempfile.tempdir = "/tmp"
-    try:
-        return util.get_temp_dir()
-    finally:
-        tempfile.tempdir = kept
 
 
 @contextmanager

@@ -68,13 +68,11 @@ class LaunchSettings:
 
     Args:
         start_method: The way to start a rank's process.
-        port: The port at which ranks meet; 0 takes a free one.
         grace: Seconds in which ranks may save after a signal.
         timeout: Seconds after which a rank that waits for another one gives up.
     """
 
     start_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    port: Annotated[int, Within(0, 65535)] = 0
     grace: Annotated[float, Within(0, 31_536_000)] = 60
     timeout: Timeout = 1800
 
@@ -87,21 +85,15 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
         accelerator: `trainer.accelerator`; `auto` uses GPUs where there are any.
 
     Raises:
-        ConfigError: `devices` is neither a number of ranks nor `auto`, or there are fewer GPUs.
+        ConfigError: There are fewer GPUs.
     """
-    automatic = devices == "auto"
-    if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
-        raise ConfigError(
-            f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, "
-            f"{CPU_RANKS} on the CPU"
-        )
     wants_gpu = accelerator in ("gpu", "cuda")
     gpus = gpu_count() if accelerator == "auto" or wants_gpu else 0
     if wants_gpu and gpus == 0:
         raise ConfigError(
             f"trainer.accelerator={accelerator}: this machine has no GPU; use auto or cpu"
         )
-    if automatic:
+    if devices == "auto":
         return gpus or CPU_RANKS
     if gpus and int(devices) > gpus:
         raise ConfigError(
@@ -129,7 +121,6 @@ def launch(
     module: str,
     preload: str | None = None,
     method: str = "auto",
-    port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_SECONDS,
     reloads: bool = False,
@@ -145,20 +136,19 @@ def launch(
         preload: The modules, separated by blanks, that a fork server imports at its start, before
             it forks ranks; None: `module`. A server that runs already imports nothing more.
         method: `launch.start_method`.
-        port: The port at which the ranks meet; 0 takes a free one.
         to_stderr: Whether rank 0 prints to standard error, because standard output is a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
         reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
 
     Raises:
         RecappError: A rank raised this error; its notes may hold a traceback.
-        LaunchError: A rank ended without an error of recapp, or the port is taken.
+        LaunchError: A rank ended without an error of recapp.
         Stopped: A signal to this process or to a rank has ended the run, and all ranks have ended.
     """
     run = uuid.uuid4().hex[:8]
     logs = config_path.parent / "ranks"
     forwarding = Forwarding(grace, reloads)
-    with meeting_point(port) as port:
+    with meeting_point() as port:
         works = [
             RankWork(module, config_path, environment)
             for environment in environments_of_ranks(ranks, port, run)
@@ -192,30 +182,19 @@ def launch(
 
 
 @contextmanager
-def meeting_point(port: int) -> Iterator[int]:
-    """Hold a port for rank 0 inside the `with`, so that no other process takes it before rank 0
-    listens on it.
+def meeting_point() -> Iterator[int]:
+    """Hold a free port for rank 0 inside the `with`, so that no other process takes it before rank
+    0 listens on it.
 
     Two sockets may bind one port while neither listens, if both set SO_REUSEADDR, and torch's store
     sets it.
 
-    Args:
-        port: The port; 0 takes a free one.
-
     Yields:
         The number of the port.
-
-    Raises:
-        LaunchError: The port is taken.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind((ADDRESS, port))
-        except OSError as error:
-            raise LaunchError(
-                f"launch.port={port}: {error.strerror}; choose another port, or 0 for a free one"
-            ) from None
+        holder.bind((ADDRESS, 0))
         yield holder.getsockname()[1]
 
 
@@ -234,8 +213,6 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
     }
     if not shared.get("OMP_NUM_THREADS"):
         shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    if not _resolves(socket.gethostname()):
-        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     shared |= {
         PARENT_PID: str(os.getpid()),
         "TORCHELASTIC_RUN_ID": run,  # tells the rank that this launcher has started it, not srun
@@ -246,13 +223,6 @@ def environments_of_ranks(ranks: int, port: int, run: str) -> list[dict[str, str
         "MASTER_PORT": str(port),
     }
     return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def _resolves(host: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -298,7 +268,6 @@ def explain_failure(failure: RankFailure, logs: Path) -> RecappError | Stopped:
 
 
 def _reported(failure: RankFailure, who: str) -> RecappError:
-    """Return the error that a rank has written to its error file."""
     message: dict[str, Any] = json.loads(failure.error_file.read_text())["message"]
     calls = message["extraInfo"]["py_callstack"]
     kind, _, text = message["message"].partition(": ")

@@ -429,7 +429,6 @@ def _is_still_there(file: int, path: Path) -> bool:
 
 
 def _holder(file: int) -> str:
-    """Return the holder of the lock, as the subject of a sentence."""
     try:
         owner = json.loads(os.pread(file, 4096, 0))
         return f"process {owner['pid']} on {owner['host']}, since {owner['since']},"

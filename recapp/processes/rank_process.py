@@ -64,7 +64,7 @@ from recapp.processes.fork_server import (
     signals_blocked,
     without_main_module,
 )
-from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
+from recapp.processes.rank_environment import external_rank, interface_towards, rank_info
 from recapp.processes.stopping import (
     SIGNALS,
     Stopped,
@@ -200,8 +200,7 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     try:
-        if info := rank_info():
-            _set_defaults(info)
+        set_defaults()
         with raising_if_stopped():
             yield
     except BrokenPipeError as error:
@@ -226,8 +225,15 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
         end_children()
 
 
-def _set_defaults(info: RankInfo) -> None:
-    """Set the number of threads and gloo's interface where the launcher has not set them."""
+def set_defaults() -> None:
+    """Set the number of threads and gloo's interface where the launcher of this rank has not.
+
+    Raises:
+        LaunchError: Ranks were started by hand, and their environment lacks variables.
+    """
+    info = rank_info()
+    if info is None:
+        return
     cores = len(os.sched_getaffinity(0))
     # the launcher may have divided the cores among the ranks already
     bound = cores < (os.cpu_count() or cores)
@@ -518,7 +524,6 @@ class LaunchedRanks:
 
     @contextmanager
     def _streams(self) -> Iterator[list[list[int]]]:
-        """Open a pair of file descriptors for each rank: its standard output and standard error."""
         with ExitStack() as opened:
             streams = [[_duplicate(2 if self._to_stderr else 1), _duplicate(2)]]
             for rank in range(1, len(self._works)):

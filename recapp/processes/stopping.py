@@ -44,6 +44,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -192,7 +193,6 @@ def _deadly() -> list[int]:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """Print one line and end the process at once."""
     with suppress(OSError):  # not `print`: the signal may have interrupted a `print`
         os.write(2, f"{describe_stop(number)}\n".encode())
     os._exit(128 + number)
@@ -402,9 +402,6 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
 
 
-_frozen: list[bool] = []
-
-
 @contextmanager
 def redirected(descriptor: int, target: int) -> Iterator[None]:
     """Let a descriptor of this process lead where another one leads, until the `with` ends."""
@@ -429,14 +426,13 @@ def loading() -> Iterator[None]:
             gc.enable()
 
 
+@cache
 def freeze_loaded_objects() -> None:
     """Make the garbage collector ignore all objects that exist now.
 
     Only the first call in a process does so: a later call would keep the garbage of an earlier run.
     """
-    if not _frozen:  # a flag, because `gc.get_freeze_count` counts the objects, which takes .06 s
-        gc.freeze()
-        _frozen.append(True)
+    gc.freeze()
 
 
 def end_process(code: int) -> NoReturn:

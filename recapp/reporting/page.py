@@ -11,7 +11,6 @@ shadows and patches.
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -192,29 +191,15 @@ def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
     return path
 
 
-@dataclass
-class Gallery:
-    """The pictures of a report: the titles of those that are shown, and why others are left out."""
+def part(title: str, texts: Sequence[str], drawn: Sequence[Picture | str]) -> list[str]:
+    """Return a part of the page: a heading, paragraphs, and pictures side by side.
 
-    shown: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def part(
-        self, title: str, paragraphs: Sequence[str], pictures: Mapping[str, Picture | str]
-    ) -> list[str]:
-        """Return a part of the page: a heading, paragraphs, and pictures side by side.
-
-        Args:
-            title: The heading.
-            paragraphs: The HTML of the paragraphs above the pictures.
-            pictures: The pictures by title, or a sentence with the reason why there is none.
-        """
-        drawn = {name: one for name, one in pictures.items() if isinstance(one, Picture)}
-        missing = {name: why for name, why in pictures.items() if isinstance(why, str)}
-        self.shown += drawn
-        self.left_out |= missing
-        reasons = [
-            paragraph(f"Left out: {name} ({why}).", "quiet") for name, why in missing.items()
-        ]
-        figures = [columns([figure(one, 3) for one in drawn.values()])] if drawn else []
-        return [heading(title), *paragraphs, *figures, *reasons]
+    Args:
+        title: The heading.
+        texts: The texts of the paragraphs.
+        drawn: The pictures; in place of a picture that cannot be drawn, its title and the reason.
+    """
+    pictures = [figure(one, 3) for one in drawn if isinstance(one, Picture)]
+    missing = [paragraph(f"Left out: {one}.", "quiet") for one in drawn if isinstance(one, str)]
+    side_by_side = [columns(pictures)] if pictures else []
+    return [heading(title), *map(paragraph, texts), *side_by_side, *missing]

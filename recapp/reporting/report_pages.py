@@ -6,33 +6,27 @@
 Each call makes the report again from the directories, so runs need not know each other. The report
 lists failed runs with their errors, and covers all other runs. The page of a sweep shows the varied
 settings, the best run, metrics, curves and costs; the page of a run what its summary says, curves,
-costs, and the settings that differ from the defaults.
+costs, and the settings of its command line.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-from recapp.console import Column, byte_unit, size
+from recapp.console import Column, byte_unit
 from recapp.errors import ConfigError
 from recapp.reporting import page
-from recapp.reporting.details import part_of_page, read_details
 from recapp.reporting.drawing import spec_of
-from recapp.reporting.page import Gallery
 from recapp.reporting.phases import PHASES
 from recapp.reporting.run_figures import (
     COSTS,
-    curve_title,
+    Drawn,
     curves,
-    dots_title,
     memory,
     metric_by,
     phases,
 )
-from recapp.reporting.run_record import RunRecord, finite, read_yaml
+from recapp.reporting.run_record import finite, read_yaml
 from recapp.reporting.runs import (
     PLAN,
     SEED,
@@ -43,44 +37,47 @@ from recapp.reporting.runs import (
     texts_of,
     varied_settings,
 )
-from recapp.reporting.summary import SPLITS, VERSION, entries_of, lines_of_run, step_of_checkpoint
+from recapp.reporting.summary import (
+    SPLITS,
+    VERSION,
+    WORST,
+    columns_of_slices,
+    lines_of_run,
+    read_details,
+    slices_of,
+    step_of_checkpoint,
+)
 from recapp.reporting.variants import (
     Objective,
     Variant,
+    by_speed,
     learned_variants_of,
     metric_verdict,
     objective_of,
-    pace_of,
     speed_variants_of,
     speed_verdict,
     without_effect,
 )
-from recapp.settings.records import leaves
 
 REPORT_FILE = "report.html"
-SHOWN_FAILURES = 5  # the most different errors that are listed before the first picture
 SHOWN_VARIANTS = 40  # the most variants in pictures of the cost of a step
+BUCKETS = [
+    Column("rows", "rows", ","),
+    Column("predicted", "mean\nprediction", ".5f"),
+    Column("clicks", "share of\nclicks", ".5f"),
+]
+FACTS = (  # about runs, at the foot of a page
+    *("dataset", "rows_train", "rows_val", "model", "precision", "tables", "table_rows", "plan"),
+    *("ranks", "batch_size", "seed", "hosts", "device", "date"),
+)
 VALUES_LISTED = 6  # the most listed values of a setting, before "and 12 more"
-SHOWN_ELSEWHERE = ("ckpt_path", "split")  # settings that other parts of an evaluation's page show
-CHOICES = "choices"  # the key in resolved.yaml of the options of groups
-ABSENT = object()
-Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
-"""A function from the options of groups to the default settings under these options, in the form of
-`resolved.yaml`: `{"plan": "mixed"}` -> `{"plan": {...}, "tables": {...}, ...}`.
-"""
 
 
-def write_report(folder: Path, defaults: Defaults = lambda choices: {}) -> list[dict[str, Any]]:
-    """Write the report of a sweep or a run into its directory.
+def write_report(folder: Path) -> Path:
+    """Write the report of a sweep or a run into its directory, and return its file.
 
     Args:
         folder: The directory of a sweep or of a run.
-        defaults: Composes the default settings for some options of groups; called only for a
-            single run.
-
-    Returns:
-        A record for the page and for each picture: `what`, `file` (None if the picture was left
-        out) and `left_out` (the reason).
 
     Raises:
         ConfigError: The directory does not exist, has no run, or has a prediction.
@@ -91,40 +88,32 @@ def write_report(folder: Path, defaults: Defaults = lambda choices: {}) -> list[
             f"path={folder}: is the directory of a prediction, which has no page; its numbers "
             "are in metrics.json"
         )
-    gallery = Gallery()
-    if jobs_of(folder):
-        title, parts = sweep_page(runs, gallery)
-    else:
-        title, parts = run_page(runs[0], gallery, defaults)
-    path = str(page.write_page(folder / REPORT_FILE, title, parts))
-    shown = [
-        {"what": what, "file": path, "left_out": None} for what in ("the page", *gallery.shown)
-    ]
-    return shown + [
-        {"what": w, "file": None, "left_out": why} for w, why in gallery.left_out.items()
-    ]
+    title, parts = sweep_page(runs) if jobs_of(folder) else run_page(runs[0])
+    return page.write_page(folder / REPORT_FILE, title, parts)
 
 
 # ---- the page of a sweep
 
 
-def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
+def sweep_page(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """Return the title and the parts of a sweep's page.
 
     Args:
         runs: All runs of the sweep, with failed runs.
-        gallery: Collects the pictures.
     """
     good = [run for run in runs if run.ended_well]
     title = f"Sweep of {len(runs)} run{'s' if len(runs) > 1 else ''}"
     objective = objective_of(good[0]) if good else Objective()
-    end = [page.heading("Every run"), table_of_runs(runs, objective), page.footer(_facts(runs))]
+    first, *later = (run.overrides for run in runs)
+    same = {k: v for k, v in first.items() if all(other.get(k) == v for other in later)}
+    shared = ", ".join(f"{name}={value}" for name, value in same.items() if name != PLAN)
+    foot = page.footer([*_facts(runs), *([("same in all", shared)] if shared else [])])
+    end = [page.heading("Every run"), table_of_runs(runs, objective), foot]
     varied = page.paragraph(_varied(runs))
     if not good:
         nothing = page.paragraph("No run ended well.", "lead")
         return title, [nothing, varied, *_failures(runs), *end]
     variants = learned_variants_of(good, objective)
-    speeds = speed_variants_of(good)
     verdict, *more = verdicts(good)
     if any(len(v.runs) > 1 for v in variants) and (best := objective.best_runs(good)):
         value = best[0].value(objective.name)
@@ -135,10 +124,10 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     if others:
         more.append(f"Some runs chose their checkpoint by {', '.join(others)} instead.")
     top = [page.paragraph(verdict, "lead"), varied, *map(page.paragraph, more), *_failures(runs)]
-    learned = gallery.part("What was learned", [], _learned(good, variants, objective))
+    learned = page.part("What was learned", [], _learned(good, variants, objective))
     table = [table_by_metric(good, variants, objective)] if len(variants) > 1 else []
     opening = page.columns(["".join(top), *table])
-    return title, [opening, *learned, *_costs(speeds, gallery), *end]
+    return title, [opening, *learned, *_costs(speed_variants_of(good)), *end]
 
 
 def verdicts(good: Sequence[Run]) -> list[str]:
@@ -175,75 +164,39 @@ def _values(values: Sequence[Any]) -> str:
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:
-    """Return a paragraph for each different error, with the jobs that had it."""
     ends: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if not run.ended_well:
             stopped = run.results.stopped or ("before its end" if run.ended else None)
             why = run.failure.error if run.failure else stopped or "it ended without a word"
             ends.setdefault((run.status, why), []).append(f"{run.job} ({run.name})")
-    texts = [
-        f"Job{'s' if len(jobs) > 1 else ''} {', '.join(jobs)} {status}: {why}"
-        for (status, why), jobs in list(ends.items())[:SHOWN_FAILURES]
+    return [
+        page.paragraph(f"Job{'s' * (len(jobs) > 1)} {', '.join(jobs)} {status}: {why}", "failed")
+        for (status, why), jobs in ends.items()
     ]
-    if len(ends) > SHOWN_FAILURES:
-        texts.append(f"{len(ends) - SHOWN_FAILURES} more errors stand below, among all runs.")
-    return [page.paragraph(text, "failed") for text in texts]
 
 
-def _learned(
-    good: Sequence[Run], variants: Sequence[Variant], objective: Objective
-) -> dict[str, Any]:
-    """Draw the metric against each setting that changes it, and the curves."""
+def _learned(good: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> list[Drawn]:
     without = without_effect(good, objective)
     settings = varied_settings(good).items()
     changing = [n for n, values in settings if n not in without and len(values) > 1]
     runs = [run for variant in variants for run in variant.runs]
-    pictures: dict[str, Any] = {
-        dots_title(name, objective): metric_by(name, runs, objective)
-        for name in [name for name in changing if name != SEED] or changing
-    }
-    return pictures | {
-        curve_title(name, objective): curves(name, variants, objective)
-        for name in dict.fromkeys((objective.name, *objective.measures.shown))
-    }
+    metrics = dict.fromkeys((objective.name, *objective.measures.shown))
+    return [
+        *(metric_by(n, runs, objective) for n in [n for n in changing if n != SEED] or changing),
+        *(curves(name, variants, objective) for name in metrics),
+    ]
 
 
-def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
-    """Return the part about the cost of a step: pictures if the runs differ in it, else only
-    numbers.
-
-    The top of the page names the fastest variant, so this part does not.
+def _costs(speeds: Sequence[Variant]) -> list[str]:
+    """Return the part about the cost of a step. The top of the page names the fastest variant, so
+    this part does not.
     """
-    title = "What a step costs"
-    if len(speeds) > 1:
-        many = []
-        if len(speeds) > SHOWN_VARIANTS:
-            ranked = [variant for variant, _ in pace_of(speeds).ranked(speeds)]
-            text = f"The pictures show the fastest {SHOWN_VARIANTS} of {len(ranked)}"
-            many = [page.paragraph(f"{text}; the table has all.", "quiet")]
-            speeds = ranked[:SHOWN_VARIANTS]
-        return gallery.part(title, many, {name: draw(speeds) for name, draw in COSTS.items()})
-    gallery.left_out |= dict.fromkeys(COSTS, "the runs do not differ in what changes it")
-    memory = speeds[0].recorded("bytes_per_rank")
-    sent = speeds[0].recorded("bytes_exchanged_per_step")
-    texts = speed_verdict(speeds)
-    if memory:
-        texts.append(f"The tables take {size(memory.mean)} on the fullest rank.")
-    if sent and sent.mean:
-        texts.append(f"All ranks send each other {size(sent.mean)} for them in a step.")
-    return [page.heading(title), *map(page.paragraph, texts)]
-
-
-def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the entries of the foot: the facts about the runs, and the settings that they
-    share.
-    """
-    first, *others = (run.overrides for run in runs)
-    common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
-    same = ", ".join(f"{name}={value}" for name, value in common.items() if name != PLAN)
-    entries = _foot([run.results for run in runs])
-    return [*entries, ("Same in all", same)] if same else entries
+    texts = speed_verdict(speeds) if len(speeds) == 1 else []
+    if len(speeds) > SHOWN_VARIANTS:
+        speeds = [variant for variant, _ in by_speed(speeds)[:SHOWN_VARIANTS]]
+        texts = [f"The pictures show the fastest {SHOWN_VARIANTS}; the table has all runs."]
+    return page.part("What a step costs", texts, [draw(speeds) for draw in COSTS])
 
 
 # ---- tables
@@ -259,17 +212,17 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
     """
     always = objective.measures.shown
     ranked = objective.ranked(variants)
-    settings = _varied_columns(runs, {SEED, *without_effect(runs, objective)})
+    settings, cells_of = _varied_columns(runs, {SEED, *without_effect(runs, objective)})
     rows: list[dict[str, Any]] = []
     for number, (variant, metric) in enumerate(ranked):
         others = {key: value.mean for key in always if (value := variant.recorded(key))}
         start = {"mark": "" if number else "★ best", "name": variant.name, "metric": metric.mean}
         reach = {"reach": f"{metric.low:.5f} to {metric.high:.5f}", "seeds": len(metric.values)}
-        rows.append(others | start | settings.of(variant.runs[0]) | reach)
+        rows.append(others | start | cells_of(variant.runs[0]) | reach)
     columns = [
         Column("mark", ""),
         _metric("metric", objective),
-        *(settings.columns or [Column("name", "run")]),
+        *(settings or [Column("name", "run")]),
     ]
     if any(len(metric.values) > 1 for _, metric in ranked):
         columns += [Column("reach", "lowest to\nhighest seed"), Column("seeds", "seeds")]
@@ -285,44 +238,44 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
         objective: The metric, and whether its highest value is best.
     """
     good = [run for run in runs if run.ended_well]
-    settings = _varied_columns(runs)
+    settings, cells_of = _varied_columns(runs)
     best = objective.best_runs(good)
     always = objective.measures.shown
-    rows = [run.flat() | settings.of(run) | {"metric": run.value(objective.name)} for run in runs]
+    rows = [
+        run.flat()
+        | cells_of(run)
+        | {
+            "metric": run.value(objective.name),
+            "predicted_ms": run.predicted and run.predicted.step_ms,
+        }
+        for run in runs
+    ]
     other = [] if objective.name in always else [_metric("metric", objective)]
+    spec = spec_of(run.results.step_ms for run in runs)
     columns = [
         Column("job", "job"),
         Column("status", "status"),
-        *settings.columns,
+        *settings,
         *other,
         *(_metric(key, objective.named(key)) for key in always),
         Column("ranks", "ranks"),
-        Column("step_ms", "step,\nms", spec_of(run.results.step_ms for run in runs)),
+        Column("step_ms", "step,\nms", spec),
+        Column("predicted_ms", "step as\npredicted", spec),
         Column("samples_per_second", "samples\n/ s", ",.0f"),
         _bytes("bytes_per_rank", "on the\nfullest rank", rows),
         _bytes("bytes_exchanged_per_step", "sent in\na step", rows),
+        *([Column("error", "error")] if any(run.failure for run in runs) else []),
     ]
-    if any(run.failure for run in runs):
-        columns.append(Column("error", "error"))
     differ = len(best) < len(good)
     marked = [number for number, run in enumerate(runs) if differ and run in best]
     title = f"All {len(runs)} runs" if len(runs) > page.LONG else ""
     return page.table(rows, columns, title, marked)
 
 
-@dataclass(frozen=True)
-class _VariedColumns:
-    """The varied settings, as columns of a table with the texts of their values."""
-
-    columns: list[Column]
-    texts: Mapping[str, Mapping[Any, str]]
-
-    def of(self, run: Run) -> dict[str, str]:
-        """Return the cells of a run."""
-        return {name: texts.get(run.setting(name), "default") for name, texts in self.texts.items()}
-
-
-def _varied_columns(runs: Sequence[Run], but: Collection[str] = ()) -> _VariedColumns:
+def _varied_columns(
+    runs: Sequence[Run], but: Collection[str] = ()
+) -> tuple[list[Column], Callable[[Run], dict[str, str]]]:
+    """Return the varied settings as columns of a table, and a function from a run to its cells."""
     settings = varied_settings(runs).items()
     varied = {n: values for n, values in settings if n not in but and len(values) > 1}
     short = short_names(varied)
@@ -330,7 +283,9 @@ def _varied_columns(runs: Sequence[Run], but: Collection[str] = ()) -> _VariedCo
         name: {v: text for v, text in zip(values, texts_of(values), strict=True) if v is not None}
         for name, values in varied.items()
     }
-    return _VariedColumns([Column(name, short[name]) for name in varied], texts)
+    return [Column(name, short[name]) for name in varied], lambda run: {
+        name: of_values.get(run.setting(name), "default") for name, of_values in texts.items()
+    }
 
 
 def _metric(key: str, objective: Objective) -> Column:
@@ -346,34 +301,40 @@ def _bytes(key: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Column:
 # ---- the page of a run
 
 
-def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[str]]:
+def run_page(run: Run) -> tuple[str, list[str]]:
     """Return the title and the parts of the page of a training run or an evaluation.
 
     Args:
         run: A run that has ended, with or without success.
-        gallery: Collects the pictures.
-        defaults: Composes the default settings for some options of groups.
     """
     split = _split(run)
     if run.ended:
-        lines = [{"what": what, "value": value} for what, value in _lines(run, split or "val")]
-        summary = page.table(lines, [Column("what", "summary"), Column("value", "")])
-        parts = [page.paragraph(_lead(run, split), "lead"), summary]
+        of_run = lines_of_run(run.results, split or "val", run.measures)
+        step = step_of_checkpoint(run.results)
+        lines = [("checkpoint", f"{run.results.checkpoint}{step}"), *of_run]
+        parts = [page.paragraph(_lead(run, split), "lead"), _pairs(lines, "summary")]
     else:
         parts = [page.paragraph(run.failure.error if run.failure else "It ended early.", "failed")]
+    variants = [Variant(run.name, (run,))]
     if not split:
         objective = objective_of(run)
-        variant = Variant(run.name, (run,))
         names = dict.fromkeys((objective.name, *objective.measures.shown[::-1]))
-        drawn = {curve_title(n, objective): curves(n, [variant], objective) for n in names}
-        parts += gallery.part("Training", [], drawn)
+        parts += page.part("Training", [], [curves(n, variants, objective) for n in names])
     parts += part_of_page(read_details(run.directory, run.results.checkpoint_step))
     if run.ended and not split:
-        costs = {"Where a step's time goes": phases([variant]), "Memory": memory([variant])}
-        parts += [*gallery.part("What a step costs", [], costs), _phases(run)]
-    parts += [page.heading("Settings that differ from the defaults"), _settings(run, defaults)]
-    facts = [("Directory", str(run.directory)), *([] if split else _foot([run.results]))]
+        costs = [phases(variants), memory(variants)]
+        parts += [*page.part("What a step costs", [], costs), _by_phase(run)]
+    parts += [
+        page.heading("Settings of the command line"),
+        _pairs(run.overrides.items(), "setting"),
+    ]
+    facts = [("directory", str(run.directory)), *([] if split else _facts([run]))]
     return _title(run, split), [*parts, page.footer(facts)]
+
+
+def _pairs(lines: Iterable[tuple[str, str]], title: str) -> str:
+    rows = [{"what": what, "value": value} for what, value in lines]
+    return page.table(rows, [Column("what", title), Column("value", "")])
 
 
 def _split(run: Run) -> str | None:
@@ -387,116 +348,72 @@ def _title(run: Run, split: str | None) -> str:
     end = {"ok": "", "undefined": "", "failed": " that failed"}.get(run.status, " that was stopped")
     if split:
         return f"Evaluation on {SPLITS[split]} data{end}"
+    steps = run.results.steps
     if run.ended:
-        steps = run.results.steps
-        return "Training run" if steps is None else f"Training run of {steps:,} steps"
+        end = "" if steps is None else f" of {steps:,} steps"
     return f"Training run{end}"
 
 
 def _lead(run: Run, split: str | None) -> str:
-    """Return the sentence at the top: the best metric of the run."""
-    objective = objective_of(run)
-    title = objective.title
+    best = f"{split}_{run.measures.best}"
+    objective = Objective(best, measures=run.measures) if split else objective_of(run)
     value = run.value(objective.name)
-    if split:
-        best = run.measures.get(run.measures.best)
-        title = f"{SPLITS[split]} {best.title if best else run.measures.best}"
-        value = run.results.value(f"{split}_{run.measures.best}")
     if value is None:
-        return f"No {title} was measured{'' if run.ended_well else ' yet'}."
-    return f"{title[0].upper()}{title[1:]}: {value:.5f}."
+        return f"No {objective.title} was measured{'' if run.ended_well else ' yet'}."
+    return f"{objective.heading}: {value:.5f}."
 
 
-def _lines(run: Run, split: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of the run's summary, with its checkpoint, and its step as the planner
-    predicted it.
+def _by_phase(run: Run) -> str:
+    """Return a table of the measured milliseconds of each phase and of a step, beside those that
+    the planner predicted.
     """
-    yield "checkpoint", f"{run.results.checkpoint}{step_of_checkpoint(run.results)}"
-    yield from lines_of_run(run.results, split, run.measures)
-    if run.predicted and run.results.step_ms:
-        error = run.predicted.step_ms / run.results.step_ms - 1
-        yield "step, predicted by the planner", f"{run.predicted.step_ms:.1f} ms ({error:+.0%})"
-
-
-def _phases(run: Run) -> str:
     if run.performance is None:
         return ""
-    every = run.performance.phases_ms
-    rows = [spent | {"rank": rank} for rank, spent in enumerate(every)]
-    columns = [Column(p, f"{p}, ms", spec_of(spent[p] for spent in every)) for p in PHASES]
-    return page.table(rows, [Column("rank", "rank"), *columns], "Medians of each rank's phases")
-
-
-def _settings(run: Run, defaults: Defaults) -> str:
-    if not run.settings:
-        return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
-    choices = _choices(run.settings)
-    usual = _choices(defaults({}))
-    of_run, of_default = (
-        dict(leaves({key: each[key] for key in each if key not in (CHOICES, *SHOWN_ELSEWHERE)}))
-        for each in (run.settings, defaults(choices))
-    )
+    measured = run.performance.mean_phases() | {"step": run.performance.step_ms}
+    plan = run.predicted
+    predicted = {p: plan.mean_ms(p) for p in PHASES} | {"step": plan.step_ms} if plan else {}
     rows = [
-        {"name": name, "run": _shown(ours, name), "default": _shown(theirs, name)}
-        for ours, theirs in ((choices, usual), (of_run, of_default))
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name, ABSENT) != theirs.get(name, ABSENT)
+        {"phase": p, "ms": ms, "predicted": predicted.get(p)}
+        | ({"error": predicted[p] / ms - 1} if plan and ms else {})
+        for p, ms in measured.items()
     ]
-    if not rows:
-        return page.paragraph("None: everything is as it comes.")
-    columns = [Column("name", "setting"), Column("run", "this run"), Column("default", "default")]
-    return page.table(rows, columns, f"{len(rows)} settings" if len(rows) > page.LONG else "")
+    spec = spec_of(measured.values())
+    columns = [
+        Column("phase", "phase"),
+        Column("ms", "measured,\nms", spec),
+        Column("predicted", "predicted,\nms", spec),
+        Column("error", "error", "+.0%"),
+    ]
+    return page.table(rows, columns, "A step by phase, mean of the ranks")
 
 
-def _choices(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the option of each group."""
-    return dict(settings.get(CHOICES) or {})
-
-
-def _shown(settings: Mapping[str, Any], name: str) -> str | None:
-    """Return a setting as one line of YAML; None if there is no setting of this name."""
-    value = settings.get(name, ABSENT)
-    if value is ABSENT or isinstance(value, str):
-        return None if value is ABSENT else str(value)
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
-    return text.removesuffix("...\n").strip()
+def part_of_page(details: Mapping[str, Any]) -> list[str]:
+    """Return the part of a page about the details of a validation as HTML; empty if there are
+    none.
+    """
+    tables = []
+    if buckets := details.get("buckets"):
+        tables.append(page.table(buckets, BUCKETS, "Calibration by bucket"))
+    for column, slices in slices_of(details):
+        title = f"Worst slices by {column}"
+        tables.append(page.table(slices[:WORST], columns_of_slices(slices, column), title))
+    return [page.heading("Where the model is wrong"), page.columns(tables)] if tables else []
 
 
 # ---- the foot
 
 
-def _foot(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Return the facts about some runs as pairs of a name and a text. If the runs differ in a fact,
-    the text lists all values, but of dates the first and the last.
-
-    Args:
-        runs: The results of the runs; those of a run that ended early have no facts.
-    """
-    known = [run for run in runs if run.date is not None]
-
-    def each(text_of: Callable[[RunRecord], Any]) -> str:
-        return "; ".join(dict.fromkeys(str(text_of(run)) for run in known)) or "not recorded"
-
-    def versions(run: RunRecord) -> str:
-        names = [name for name in run.more if name.startswith(VERSION)]
-        return ", ".join(f"{name.removeprefix(VERSION)} {run.more[name]}" for name in names)
-
-    reads = [entries_of(run.rows_read) for run in known if run.rows_read]
-    names = dict.fromkeys(name for read in reads for name, text in read.items() if text)
-    plans = dict.fromkeys(run.plan for run in runs if run.plan)
-    ranks = dict.fromkeys(str(run.ranks) for run in runs if run.ranks)
-    dates = sorted(str(run.date).replace("T", " ") for run in known)
+def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    records = [run.results for run in runs]
+    versions = sorted({n for one in records for n in one.more if n.startswith(VERSION)})
+    entries = {
+        name: dict.fromkeys(
+            ", ".join(value) if isinstance(value, list) else value
+            for one in records
+            if (value := one.entry(name)) is not None
+        )
+        for name in (*FACTS, *versions)
+    }
     return [
-        ("Data", each(lambda r: r.dataset if isinstance(r.dataset, str) else ", ".join(r.dataset))),
-        ("Rows", each(lambda r: f"{r.rows_train:,} to train on, {r.rows_val:,} to validate on")),
-        ("Model", each(lambda r: f"{r.model}, {r.precision}")),
-        ("Tables", each(lambda r: f"{r.tables:,} of {r.table_rows:,} rows")),
-        ("Plan", ", ".join(plans) or "not recorded"),
-        ("Ranks", ", ".join(ranks) or "not recorded"),
-        ("Batch", each(lambda run: f"{run.batch_size:,} samples, all ranks together")),
-        *((n, "; ".join(dict.fromkeys(r[n] for r in reads if r.get(n)))) for n in names),
-        ("Seed", each(lambda run: run.seed)),
-        ("Versions", each(versions)),
-        ("Host", each(lambda run: f"{', '.join(run.hosts)} ({run.device})")),
-        ("Date", " to ".join(dict.fromkeys(dates[:1] + dates[-1:])) or "not recorded"),
+        (name.replace("_", " "), _values([*values])) for name, values in entries.items() if values
     ]

@@ -1,7 +1,7 @@
 """The pictures of runs: a metric over the steps and against a setting; the length, phases and
 memory of a step.
 
-A function draws one picture of some variants, or returns a sentence with the reason why it cannot.
+A function draws one picture of some variants, or returns its title with the reason why it cannot.
 """
 
 import textwrap
@@ -24,19 +24,18 @@ from recapp.reporting.drawing import (
     bars_with_whiskers,
     horizontal_bars,
     legend_below,
-    legend_height,
     sheet,
 )
 from recapp.reporting.phases import PHASES
 from recapp.reporting.run_record import RankMemory
 from recapp.reporting.runs import SEED, Run, short_names, texts_of, varied_settings
-from recapp.reporting.variants import Interval, Objective, Variant, pace_of
+from recapp.reporting.variants import Interval, Objective, Variant, by_speed, rate_of, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# A picture, or its title with the reason why there is none
 Drawn = Picture | str
-"""A picture, or a sentence with the reason why there is none."""
 
 BEST_COLORED = 3  # of more curves than colours, only this number of the best has a colour each
 START = 0.25  # share of the steps whose readings may lie outside the picture
@@ -48,6 +47,8 @@ HORIZONTAL_NAMES = 4  # more names than these are turned by 90 degrees
 LETTER = 0.075  # inches
 FOLDED = 16  # letters on a line below the axis
 NO_RECORD = "no run has a performance.json, which training writes at its end"
+TIME = "Where a step's time goes"
+MEMORY = "Memory"
 RANKS_SHOWN = 32  # the most ranks that are shown one by one
 VALIDATION_LINE: Any = {"linewidth": 1.8, "marker": "o", "markersize": 4.5}
 TRAINING_LINE: Any = {"linestyle": ":", "linewidth": 1.3}
@@ -68,20 +69,21 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
     training = measure.training if measure else None
     names = [one for one in (name, training) if one]
     readings = [run.curve(one) for v in variants for run in v.runs for one in names]
+    metric = objective.named(name)
+    title = f"{metric.heading} over steps"
     if not any(readings):
         return (
-            f"no run has readings of {' or '.join(names)} in csv/metrics.csv (logger=csv writes it)"
+            f"{title}: no run has readings of {' or '.join(names)} in csv/metrics.csv "
+            "(logger=csv writes it)"
         )
-    title = objective.named(name).title
     if len(variants) == 1 and all(len(curve) < 2 for curve in readings):
         texts = [f"{value:.5f} after step {step}" for c in readings for step, value in c.items()]
         need = "a curve needs two readings (trainer.val_check_interval)"
-        return f"{need}; there is {title} {', '.join(texts)}"
+        return f"{title}: {need}; there is {', '.join(texts)}"
     from matplotlib.ticker import MaxNLocator
 
     colors = _colors(variants, objective)
-    named = [v.name for v, color in zip(variants, colors, strict=True) if color != GRID]
-    with sheet(COLUMN, 3.2 + legend_height([*named, QUIET_NAME, "validation", "training"])) as s:
+    with sheet(COLUMN, 3.2) as s:
         axes = s.axes[0]
         for order, (variant, color) in enumerate(zip(variants, colors, strict=True), 4):
             above = 1 if color == GRID else order
@@ -89,24 +91,18 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
                 _curve(axes, variant, training, color, min(above, 3), TRAINING_LINE)
             _curve(axes, variant, name, color, above, VALIDATION_LINE)
         _legend(s, variants, colors, training is not None)
-        axes.set(xlabel="steps trained", ylabel=title.removeprefix("validation "))
+        axes.set(xlabel="steps trained", ylabel=metric.title.removeprefix("validation "))
         axes.margins(x=0.03)
-        outside = _leave_out_the_start(axes, readings)
+        outside = _without_the_start(axes, readings)
         whole: Any = {"nbins": 9, "min_n_ticks": 1, "integer": True, "steps": [1, 2, 5, 10]}
         axes.xaxis.set_major_locator(MaxNLocator(**whole))
         axes.grid(True, axis="y")
         last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
         values = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
-        alt = f"Curves over steps; {title} of the checkpoints that are kept: {values}."
+        alt = f"Curves over steps; {metric.title} of the checkpoints that are kept: {values}."
+        means = "Lines are means of the seeds, bands go from the lowest run to the highest. "
         several = any(len(variant.runs) > 1 for variant in variants)
-        means = ["Lines are means of the seeds, bands go from the lowest run to the highest."]
-        caption = " ".join([*(means if several else []), *outside])
-        return s.finish(f"curve_of_{name}", curve_title(name, objective), alt, caption)
-
-
-def curve_title(name: str, objective: Objective) -> str:
-    """Return the title of the picture of a metric over steps."""
-    return f"{objective.named(name).heading} over steps"
+        return s.finish(f"curve_of_{name}", title, alt, means * several + outside)
 
 
 def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
@@ -151,23 +147,18 @@ def _legend(s: Sheet, variants: Sequence[Variant], colors: Sequence[str], traini
     legend_below(s.figure, s.axes[0])
 
 
-def _leave_out_the_start(axes: "Axes", readings: Sequence[Mapping[int, float]]) -> list[str]:
-    """Limit the axis to the later readings if the first readings would flatten their curves.
-
-    Returns:
-        A sentence about the first readings if the axis leaves them out; else an empty list.
+def _without_the_start(axes: "Axes", readings: Sequence[Mapping[int, float]]) -> str:
+    """Limit the axis to the later readings if the first readings would flatten their curves, and
+    return a sentence that says so; empty if the axis has all readings.
     """
     points = [point for curve in readings for point in curve.items()]
-    end = max(step for step, _ in points)
-    early = [value for step, value in points if step <= START * end]
-    later = [value for step, value in points if step > START * end]
-    low = min(later)
-    reach = max(later) - low
-    if not early or max(*early, *later) - min(*early, *later) < FLAT * reach or not reach:
-        return []
-    axes.set_ylim(low - 0.05 * reach, low + 1.05 * reach)
-    between = f"{min(early):.3g} and {max(early):.3g}"
-    return [f"The first {START:.0%} of the steps, between {between}, lie partly outside."]
+    start = START * max(step for step, _ in points)
+    low, high = (end(value for step, value in points if step > start) for end in (min, max))
+    values = [value for _, value in points]
+    if not high > low or max(values) - min(values) < FLAT * (high - low):
+        return ""
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    return f"Some readings of the first {START:.0%} of the steps lie outside."
 
 
 # ---- a metric against a setting
@@ -186,8 +177,9 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Drawn:
         if (metric := run.value(objective.name)) is not None:
             setting = run.setting(name)
             values.setdefault("default" if setting is None else setting, []).append(metric)
+    title = f"{objective.heading} by {name if name.count('.') < 2 else name.partition('.')[2]}"
     if not values:
-        return f"no run has {objective.name}"
+        return f"{title}: no run has {objective.name}"
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     places = {v: float(v) if numbers else float(i) for i, v in enumerate(values)}
     texts = dict(zip(values, texts_of(list(values)), strict=True))
@@ -212,19 +204,14 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Drawn:
         axes.set(xlabel=short_names(varied_settings(runs)).get(name, name), ylabel=objective.title)
         axes.legend(loc="best", labelcolor=BEST)
         axes.grid(True, axis="y")
-        texts_of_means = [f"{texts[v]} {_summary(means[v])}" for v in list(values)[:ALT_VALUES]]
+        texts_of_means = [f"{texts[v]} {means[v].mean:.5f}" for v in list(values)[:ALT_VALUES]]
         alt = f"Dots, {objective.title} by {name}: {'; '.join(texts_of_means)}."
         return s.finish(
             f"metric_by_{name.replace('/', '.')}",
-            dots_title(name, objective),
+            title,
             alt,
             "A dot is a run; a dash is the mean of the runs above the same value.",
         )
-
-
-def dots_title(name: str, objective: Objective) -> str:
-    """Return the title of the picture of a metric against a setting."""
-    return f"{objective.heading} by {name if name.count('.') < 2 else name.partition('.')[2]}"
 
 
 def _setting_axis(
@@ -250,40 +237,30 @@ def _setting_axis(
     axes.locator_params(axis="y", nbins=6, min_n_ticks=3)
 
 
-def _summary(interval: Interval) -> str:
-    several = f" ({interval.low:.5f} to {interval.high:.5f})" if len(interval.values) > 1 else ""
-    return f"{interval.mean:.5f}{several}"
-
-
 # ---- the cost of a step
 
 
 def steps(variants: Sequence[Variant]) -> Drawn:
-    """Draw the length of a step with its spread; if batch sizes differ, draw samples per second."""
-    pace = pace_of(variants)
-    rows = [(v, mean, pace.spread(v)) for v in variants if (mean := pace.of(v))]
+    """Draw the samples per second at the median step, with their spread."""
+    rows = [(variant, cost.mean, spread(variant)) for variant, cost in by_speed(variants)]
     if not rows:
-        return "no run has step_ms in its metrics.json"
-    labels = []
-    for variant, mean, reach in rows:
-        between = f" ({pace.between(reach)})" if reach and reach.high > reach.low else ""
-        other = variant.recorded("step_ms" if pace.by_rate else "samples_per_second")
-        unit = f"{other.mean:{pace.spec}} ms" if other and pace.by_rate else ""
-        unit = f"{other.mean:,.0f} samples/s" if other and not pace.by_rate else unit
-        labels.append(", ".join(filter(None, [f"{pace.show(mean.mean)}{between}", unit])))
-    whiskers = [(r.low, r.high) if r and r.high > r.low else None for _, _, r in rows]
+        return "Speed: no run has step_ms in its metrics.json"
+    times = [ms.mean for v, _, _ in rows if (ms := v.recorded("step_ms"))]
+    spec = drawing.spec_of(times)
+    labels = [
+        f"{rate_of(cost)} ({rate_of(r.high)} to {rate_of(r.low)}) samples/s, {ms:{spec}} ms"
+        for (_, cost, r), ms in zip(rows, times, strict=True)
+    ]
     with horizontal_bars([v.name for v, _, _ in rows], labels) as s:
-        bars_with_whiskers(s, [mean.mean for _, mean, _ in rows], whiskers)
-        ms = "ms a training step (median)"
-        unit = "samples a second, all ranks, at the median step" if pace.by_rate else ms
-        s.axes[0].set(xlabel=unit, xlim=(0, None))
+        whiskers = [(1e3 / r.high, 1e3 / r.low) for _, _, r in rows]
+        bars_with_whiskers(s, [1e3 / cost for _, cost, _ in rows], whiskers)
+        s.axes[0].set(xlabel="samples a second, all ranks, at the median step", xlim=(0, None))
         _whole_ticks(s)
-        better = "longer" if pace.by_rate else "shorter"
         return s.finish(
             "steps",
             "Speed",
             _bars([v.name for v, _, _ in rows], labels),
-            f"Means of a variant's runs, {better} is better; waiting for data is part of a step. "
+            "Means of a variant's runs, longer is better; waiting for data is part of a step. "
             "Between the ends of a whisker lies the middle half of the steps.",
         )
 
@@ -299,7 +276,7 @@ def phases(variants: Sequence[Variant]) -> Drawn:
     """
     rows = {name: spent for name, (spent, _) in _records(variants).items()}
     if not rows:
-        return NO_RECORD
+        return f"{TIME}: {NO_RECORD}"
     sums = [sum(row.values()) for row in rows.values()]
     labels = [f"{ms:{drawing.spec_of(sums)}} ms" for ms in sums]
     read = "; ".join(
@@ -313,7 +290,7 @@ def phases(variants: Sequence[Variant]) -> Drawn:
     )
     with _stacks(rows, labels, drawing.PHASE_COLORS, "ms a training step") as s:
         _whole_ticks(s)
-        return s.finish("phases", "Where a step's time goes", f"Stacked bars. {read}.", caption)
+        return s.finish("phases", TIME, f"Stacked bars. {read}.", caption)
 
 
 def memory(variants: Sequence[Variant]) -> Drawn:
@@ -322,7 +299,7 @@ def memory(variants: Sequence[Variant]) -> Drawn:
     """
     records = {name: record for name, (_, record) in _records(variants).items()}
     if not records:
-        return NO_RECORD
+        return f"{MEMORY}: {NO_RECORD}"
     names = drawing.MEMORY_NAMES
     colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in names.items()}
     rows = {
@@ -337,7 +314,7 @@ def memory(variants: Sequence[Variant]) -> Drawn:
         drawing.byte_axis(s.axes[0].xaxis)
         return s.finish(
             "memory",
-            "Memory",
+            MEMORY,
             _bars(list(rows), labels),
             "What the tables take on a rank, of a sweep on the fullest. Beside it, what the whole "
             "process (or its GPU) has had at most: libraries, dense part and batches included.",
@@ -352,7 +329,7 @@ def _stacks(
     xlabel: str,
 ) -> Iterator[Sheet]:
     """Open a figure of named bars, each of the parts in `colors`, with a legend of the parts."""
-    with horizontal_bars(list(rows), labels, legend=list(colors)) as s:
+    with horizontal_bars(list(rows), labels) as s:
         parts = {part: [row[part] for row in rows.values()] for part in colors}
         ends = drawing.stacked(
             s.axes[0], s.positions, parts, colors, drawing.THICK, horizontal=True
@@ -386,9 +363,5 @@ def _records(variants: Sequence[Variant]) -> dict[str, tuple[Mapping[str, float]
     }
 
 
-COSTS: Mapping[str, Callable[[Sequence[Variant]], Drawn]] = {
-    "Speed": steps,
-    "Where a step's time goes": phases,
-    "Memory": memory,
-}
-"""The pictures of the cost of a step, by title."""
+# the pictures of the cost of a step
+COSTS: Sequence[Callable[[Sequence[Variant]], Drawn]] = (steps, phases, memory)

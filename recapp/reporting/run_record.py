@@ -98,7 +98,6 @@ class RunRecord:
     ranks: int | None = None
     seed: int | None = None
     steps: int | None = None
-    steps_planned: int | None = None
     checkpoint: str | None = None
     checkpoint_step: int | None = None
     stopped: str | None = None
@@ -107,18 +106,8 @@ class RunRecord:
     step_ms_quartiles: tuple[float, ...] | None = None
     samples_per_second: float | None = None
     train_seconds: float | None = None
-    dataset: Any = None
-    rows_train: int | None = None
-    rows_val: int | None = None
     rows_read: RowsRead | None = None
-    model: str | None = None
-    tables: int | None = None
-    table_rows: int | None = None
     batch_size: int | None = None
-    precision: Any = None
-    hosts: tuple[str, ...] = ()
-    device: str | None = None
-    date: str | None = None
     undefined: tuple[str, ...] = ()
     rows: int | None = None
     rows_scored: int | None = None
@@ -129,7 +118,11 @@ class RunRecord:
 
     def value(self, name: str) -> Any:
         """Return a finite number under any name; None if there is none."""
-        return finite(getattr(self, name, None) if name not in self.more else self.more[name])
+        return finite(self.entry(name))
+
+    def entry(self, name: str) -> Any:
+        """Return an entry of the file under any name; None if there is none."""
+        return self.more[name] if name in self.more else getattr(self, name, None)
 
 
 @dataclass(frozen=True)
@@ -308,11 +301,6 @@ class PlanReport:
         """The bytes of a step between all ranks."""
         return sum(pair.bytes for pair in self.between_ranks)
 
-    @property
-    def over_bound(self) -> float | None:
-        """The share by which the step is above the least possible; None if that is not known."""
-        return self.step_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else None
-
 
 # ---- files
 
@@ -490,16 +478,6 @@ def read_record(kind: type[T], path: Path) -> T | None:
         what = f"has no {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
         raise ConfigError(f"{path}: {what}: it is no record of this recapp; run again to write it")
     return record(kind, plain)
-
-
-def read_run(directory: Path) -> RunRecord | None:
-    """Return the content of `metrics.json`; None before the run has written it."""
-    return read_record(RunRecord, directory / METRICS_FILE)
-
-
-def read_performance(directory: Path) -> Performance | None:
-    """Return the performance record of a run; None if there is none."""
-    return read_record(Performance, directory / PERFORMANCE_FILE)
 
 
 def write_record(content: Any, path: Path) -> None:

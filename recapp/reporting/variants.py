@@ -10,7 +10,7 @@ By metric, an order is noise while the runs of the best variant overlap with tho
 By speed, it is noise if a second measurement could reverse it: while the middle halves of the steps
 overlap. No plan changes the dense phase. So if the dense phases of two variants that differ in
 their plan alone differ, the machine was not equally fast for them, and their steps must lie further
-apart than that. Runs with different batch sizes are compared by samples per second.
+apart than that. Speed is compared by samples per second, so batch sizes may differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from recapp.reporting.drawing import spec_of
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
-from recapp.tasks.measures import VALIDATION, Measures
+from recapp.reporting.summary import SPLITS
+from recapp.tasks.measures import Measures
 from recapp.tasks.task import CLICK
 
 SAME_SPEED = (  # settings that do not change the length of a step
@@ -167,8 +167,9 @@ class Objective:
     @property
     def title(self) -> str:
         """The metric's name as people read it: `validation AUC`."""
-        measure = self.measures.get(self.name) if self.name.startswith(VALIDATION) else None
-        return f"validation {measure.title}" if measure else self.name
+        split, _, name = self.name.partition("_")
+        measure = self.measures.get(name) if split in SPLITS else None
+        return f"{SPLITS[split]} {measure.title}" if measure else self.name
 
     def named(self, name: str) -> "Objective":
         """Return another metric of the same task."""
@@ -303,116 +304,78 @@ def _metric(interval: Interval) -> str:
 # ---- speed
 
 
-@dataclass(frozen=True)
-class Pace:
-    """The number by which speed is compared: milliseconds per step, or samples per second.
+def ms_a_sample(run: Run, step_ms: float | None) -> float | None:
+    """Return the milliseconds of a run for a sample, in which all variants are compared."""
+    batch = run.results.batch_size
+    return step_ms / batch if step_ms and batch else None
 
-    Args:
-        by_rate: Whether the number is samples per second, at the median step.
-        spec: The format of milliseconds.
+
+def by_speed(variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
+    """Return the variants that have the length of a step, each with its milliseconds for a sample,
+    the fastest first.
     """
-
-    by_rate: bool
-    spec: str
-
-    def of(self, variant: Variant) -> Interval | None:
-        """Return the pace of a variant's runs."""
-        return variant.measure(lambda run: self._at(run, run.results.step_ms))
-
-    def spread(self, variant: Variant) -> Interval | None:
-        """Return the interval of the middle half of the steps of a variant's runs."""
-        ends = [
-            pace
-            for run in variant.runs
-            for ms in run.results.step_ms_quartiles or ()
-            if (pace := self._at(run, ms)) is not None
-        ]
-        return Interval(tuple(ends)) if ends else self.of(variant)
-
-    def show(self, value: float, unit: bool = True) -> str:
-        """Return a pace as text, with its unit or without."""
-        if self.by_rate:
-            return f"{value:,.0f}{' samples/s' if unit else ''}"
-        return f"{value:{self.spec}}{' ms' if unit else ''}"
-
-    def between(self, interval: Interval) -> str:
-        """Return the ends of an interval as text."""
-        return f"{self.show(interval.low, unit=False)} to {self.show(interval.high, unit=False)}"
-
-    def ranked(self, variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
-        """Return the variants that have a pace, the fastest first."""
-        known = [(variant, pace) for variant in variants if (pace := self.of(variant))]
-        return sorted(known, key=lambda one: one[1].mean, reverse=self.by_rate)
-
-    def _at(self, run: Run, step_ms: float | None) -> float | None:
-        if step_ms is None or not self.by_rate:
-            return step_ms
-        batch = run.results.batch_size
-        return batch / step_ms * 1e3 if batch and step_ms else None
+    known = [
+        (variant, cost)
+        for variant in variants
+        if (cost := variant.measure(lambda run: ms_a_sample(run, run.results.step_ms)))
+    ]
+    return sorted(known, key=lambda one: one[1].mean)
 
 
-def pace_of(variants: Sequence[Variant]) -> Pace:
-    """Return the pace that compares some variants: a rate if batch sizes differ."""
-    runs = [run for variant in variants for run in variant.runs]
-    batches = {run.results.batch_size for run in runs}
-    spec = spec_of(run.results.step_ms for run in runs)
-    return Pace(len(batches) > 1 and None not in batches, spec)
+def spread(variant: Variant) -> Interval:
+    """Return the milliseconds for a sample of the middle half of the steps of a variant's runs."""
+    every = [
+        ms_a_sample(run, ms)
+        for run in variant.runs
+        for ms in run.results.step_ms_quartiles or (run.results.step_ms,)
+    ]
+    return Interval(tuple(ms for ms in every if ms is not None))
+
+
+def rate_of(cost: float) -> str:
+    """Return the samples per second of some milliseconds for a sample, as text."""
+    return f"{1e3 / cost:,.0f}"
 
 
 def tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants that differ from `one` by no more than noise, the fastest first."""
     alike = next(some for some in alike_but_for_plan(variants) if one in some)
-    pace = pace_of(variants)
-    # variants that differ in the plan alone have the same batch size, so their steps are compared
-    steps = Pace(by_rate=False, spec=pace.spec)
-    others = [variant for variant, _ in pace.ranked(variants) if variant is not one]
+    others = [variant for variant, _ in by_speed(variants) if variant is not one]
     return [
         other
         for other in others
-        if _overlap(pace, one, other)
-        or (other in alike and _overlap(steps, one, other, drift(one, other)))
+        if spread(one).overlaps(spread(other), _drift(one, other) if other in alike else 0.0)
     ]
 
 
-def _overlap(pace: Pace, one: Variant, other: Variant, apart: float = 0.0) -> bool:
-    a, b = (pace.spread(variant) for variant in (one, other))
-    return a is not None and b is not None and a.overlaps(b, apart)
-
-
-def drift(*variants: Variant) -> float:
-    """Return the milliseconds by which the dense phases of some variants differ."""
-    dense = [ms.mean for v in variants if (ms := v.measure(_dense_ms))]
+def _drift(*variants: Variant) -> float:
+    """Return the milliseconds for a sample by which the dense phases of some variants differ."""
+    dense = [ms.mean for variant in variants if (ms := variant.measure(_dense))]
     return max(dense) - min(dense) if dense else 0.0
 
 
-def _dense_ms(run: Run) -> float | None:
-    return run.performance.mean_phases()["dense"] if run.performance else None
+def _dense(run: Run) -> float | None:
+    return ms_a_sample(run, run.performance.mean_phases()["dense"]) if run.performance else None
 
 
 def speed_verdict(variants: Sequence[Variant]) -> list[str]:
     """Return sentences about speed: the fastest variant, and whether the order is noise."""
-    pace = pace_of(variants)
-    ranked = pace.ranked(variants)
+    ranked = by_speed(variants)
     if len(ranked) < 2:
         return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
     (fastest, best), *_, (slowest, worst) = ranked
-    fast = pace.show(best.mean)
-    slow = pace.show(worst.mean)
+    fast, slow = (f"{rate_of(cost.mean)} samples/s" for cost in (best, worst))
     near = tied_with(fastest, variants)
     if len(near) == len(ranked) - 1:
-        moved = max(drift(*alike) for alike in alike_but_for_plan(variants))
-        dense = (
-            f", or differ by no more than the dense phase, which no plan changes ({moved:.3g} ms)"
-        )
-        apart = not all(_overlap(pace, fastest, variant) for variant in near)
         return [
             f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
-            f"slowest ({slow}), but the middle halves of their steps overlap{dense * apart}."
+            f"slowest ({slow}), but the middle halves of their steps overlap, or differ by no more "
+            "than the dense phase, which no plan changes."
         ]
-    factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
-    times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
-    a_step = "" if pace.by_rate else " a step"
-    verdict = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+    verdict = (
+        f"Fastest: {fastest.name}, {fast}. Slowest: {slowest.name}, {slow}, "
+        f"{worst.mean / best.mean:.2f} times fewer."
+    )
     for end, tied in ("fastest", near), ("slowest", tied_with(slowest, variants)):
         if tied:
             names = listed([variant.name for variant in tied])
@@ -422,13 +385,12 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
 
 def _one_speed(variant: Variant) -> list[str]:
     step = variant.recorded("step_ms")
-    rate = variant.recorded("samples_per_second")
     assert step
-    samples = f", {rate.mean:,.0f} samples/s" if rate else ""
-    if len(step.values) == 1:
-        return [f"A step takes {step.mean:.3g} ms{samples}."]
+    rates = variant.recorded("samples_per_second")
+    samples = f", {rates.mean:,.0f} samples/s" if rates else ""
+    text = f"A step takes {step.mean:.3g} ms{samples}."
     why = (
         "Speed is not compared: the runs do not differ in anything that changes it. That the "
         f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
     )
-    return [f"A step takes {step.mean:.3g} ms on average{samples}.", why]
+    return [text, why] if len(step.values) > 1 else [text]

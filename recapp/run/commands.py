@@ -1,10 +1,10 @@
 """The record of each command: the settings of its file in `conf/` and of the groups it composes.
 
-plain settings, from Hydra or from a file -> checked -> record
+plain settings, from Hydra or from a file -> record
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from recapp.dataset.data_settings import DataSettings, ScoringSettings
@@ -14,11 +14,9 @@ from recapp.processes.launch import LaunchSettings
 from recapp.run.constructors import register_own_types
 from recapp.run.recipe import Command, Recipe, Train
 from recapp.serving.limits import Limits
-from recapp.settings import records
 from recapp.settings.records import composed, record
-from recapp.settings.values import Natural, Positive, Within
+from recapp.settings.values import Natural, Positive, Transport, Within
 from recapp.tables.table_settings import ListedTables, TablesOfDataset
-from recapp.transport.choose_transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,44 +225,37 @@ VERBS = {
 def read_settings(plain: Mapping[str, Any], command: str) -> Any:
     """Return the record of a command's settings.
 
+    A `_target_` is checked where it is called, by a process that has imported torch and Lightning
+    already (`recapp/run/constructors.py`).
+
     Args:
-        plain: The `settings` of `checked`, and the key `choices`.
+        plain: Plain settings, resolved, and the key `choices`.
         command: The name of the command.
 
     Raises:
-        ConfigError: A setting is wrong, or two settings conflict.
+        ConfigError: A setting is wrong, or two settings conflict; the error names the setting, the
+            value, the allowed values and a close one.
+        PlanError: A sharding type of the user has the name of a built-in one.
     """
     settings = dict(plain)
     choices = settings.pop("choices", {})
-    return recipe_of(checked(settings, command) | {"choices": choices}, command)
+    checked = record(COMMANDS[command], settings, check=True)
+    return _with_own_types(replace(checked, choices=choices))
 
 
 def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
     """Return the record of settings that are already checked, such as those that a command gives to
-    its ranks. From then on this process knows the user's own sharding types.
+    its ranks.
 
     Raises:
         ConfigError: Two settings conflict.
         PlanError: A sharding type of the user has the name of a built-in one.
     """
-    settings: Command = record(COMMANDS[command], plain)
+    return _with_own_types(record(COMMANDS[command], plain))
+
+
+def _with_own_types(settings: Command) -> Command:
+    """Return the settings; from now on this process knows the user's own sharding types."""
     if isinstance(settings, Recipe) and settings.plan is not None:
         register_own_types(settings.plan)
     return settings
-
-
-def checked(settings: Mapping[str, Any], command: str) -> dict[str, Any]:
-    """Return the plain settings of a command, checked and with defaults filled in.
-
-    A `_target_` is checked where it is called, by a process that has imported torch and Lightning
-    already (`recapp/run/constructors.py`).
-
-    Args:
-        settings: Plain settings, resolved. A setting that must be given may still be `???`.
-        command: The name of the command.
-
-    Raises:
-        ConfigError: A setting is wrong; the error names the setting, the value, the allowed values
-            and a close one.
-    """
-    return records.checked(settings, COMMANDS[command])

@@ -154,7 +154,9 @@ def row_rules(sparse: Constructor) -> Rules:
     """
     rule = _rule(sparse.without("tables"), "optimizer.sparse")
     of_tables = table_rules(
-        sparse.plain(), "optimizer.sparse", lambda plain, name: _rule(constructor(plain), name)
+        sparse.plain(),
+        "optimizer.sparse",
+        lambda plain, name: _rule(constructor(plain, name), name),
     )
     return {"*": rule, **of_tables} if of_tables else rule
 

@@ -27,7 +27,7 @@ from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
 from recapp.settings.records import Constructor
 from recapp.stored.manifest import Manifest
-from recapp.stored.meta_file import state_must_fit
+from recapp.stored.plain_parts import state_must_fit
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import (
     EmbeddingBagCollection,

@@ -122,7 +122,7 @@ def build_plan(recipe: Recipe, problem: PlanningProblem) -> ShardingPlan:
             mode=plan.mode or "auto",
             column_width=plan.column_width or 64,
             row_order=plan.row_order or "natural",
-            deal=plan.deal or "balanced",
+            balanced=plan.deal != "round_robin",
             statistics=problem.statistics,
             batch_per_rank=problem.batch_per_rank,
             lookups=problem.lookups,

@@ -29,11 +29,11 @@ from recapp.run.training import (
     has_bar,
     with_monitor,
 )
-from recapp.settings.records import constructor, to_plain
-from recapp.stored.checkpoint import folder_of, read_manifest, read_meta
-from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.model_store import is_checkpoint
-from recapp.stored.stored_model import Checkpoint, open_stored
+from recapp.settings.records import TARGET, constructor, to_plain
+from recapp.stored.checkpoint import folder_of
+from recapp.stored.manifest import CheckpointManifest
+from recapp.stored.store import is_checkpoint
+from recapp.stored.stored_model import Checkpoint, open_stored, read_manifest, read_meta
 from recapp.trainer.callbacks import (
     ClaimDirectory,
     FillTables,
@@ -117,7 +117,11 @@ class Resumed:
             setting = f"callbacks.{name}"
             others = [stored[other] for other in stored if other not in self.recipe.callbacks]
             entries = [stored[name]] if name in stored else others
-            entries = [constructor(each) for each in entries if isinstance(each, Mapping)]
+            entries = [
+                constructor(each, setting)
+                for each in entries
+                if isinstance(each, Mapping) and TARGET in each
+            ]
             alike = [each for each in entries if each.target == now.target]
             if to_plain(now.arguments) in [to_plain(each.arguments) for each in alike]:
                 continue

@@ -44,8 +44,7 @@ from recapp.run.training import dense_optimizer, without_monitor
 from recapp.settings.records import TARGET, leaves, to_plain
 from recapp.settings.values import Paths, shown
 from recapp.stored.block_files import by
-from recapp.stored.manifest import Manifest
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.manifest import JOINED, CheckpointManifest, Manifest
 from recapp.stored.start_values import check_values as check_start_files
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
@@ -371,7 +370,7 @@ def check_resumed(recipe: Train, manifest: CheckpointManifest) -> None:
             within an epoch, and the files have changed since.
         ConfigError: A setting has changed that a run has no use for once it has begun.
     """
-    if manifest.is_joined:
+    if JOINED in manifest.info:
         raise CheckpointError(
             f"ckpt_path={short_path(manifest.folder)}: joins several models and has no state of "
             "training: resume from last.ckpt beside it"

@@ -24,11 +24,22 @@ from recapp.processes.rank_environment import is_first
 from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
 from recapp.run.recipe import Recipe, Train
-from recapp.stored.artefact_files import DERIVED_FILE
-from recapp.stored.checkpoint import load_together
-from recapp.stored.meta_file import OF_MODEL, check_state, dense_state, state_must_fit
-from recapp.stored.model_manifests import META, CheckpointManifest
-from recapp.stored.stored_model import Artefact, Checkpoint, StoredModel, files_in_use, open_stored
+from recapp.stored.manifest import META, CheckpointManifest
+from recapp.stored.plain_parts import (
+    DERIVED_FILE,
+    OF_MODEL,
+    check_state,
+    dense_state,
+    state_must_fit,
+)
+from recapp.stored.stored_model import (
+    Artefact,
+    Checkpoint,
+    StoredModel,
+    files_in_use,
+    load_together,
+    open_stored,
+)
 from recapp.trainer.sharded_checkpoint import StoredTables
 from recapp.transport.communicator import Comm
 

@@ -46,8 +46,7 @@ from recapp.run.run_rows import write_generated
 from recapp.settings.records import Constructor, constructor, find_constructor, to_plain
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.checkpoint import goes_on_in
-from recapp.stored.manifest import Manifest
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.manifest import CheckpointManifest, Manifest
 from recapp.tables.table_settings import of_all_members
 from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.callbacks import RestartTables
@@ -168,7 +167,9 @@ def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
     return ChangedOptimizer(
         before,
         now,
-        lambda plain, optimizer, total: make_schedule(constructor(plain), optimizer, lambda: total),
+        lambda plain, optimizer, total: make_schedule(
+            constructor(plain, "optimizer.schedule"), optimizer, lambda: total
+        ),
     )
 
 

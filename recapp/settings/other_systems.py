@@ -23,7 +23,7 @@ TABLE_WORDS = "recapp.compat.hugectr.words"
 
 
 FUSED = {
-    "rules_of_fused_params": "recapp.compat.torchrec.fused_params",
+    "rules_of_fused_params": "recapp.compat.torchrec.keyed",
     "FusedOptimizer": "recapp.compat.torchrec.keyed",
 }
 """The modules that read TorchRec's settings of fused kernels, and that offer the update of sharded

@@ -1,8 +1,7 @@
 """Records of settings: a frozen dataclass for each group of `conf/`. It is in the package that the
 group configures.
 
-    composed settings         {"dim": "16", ...}        checked(plain, TablesOfDataset)
-    plain settings, checked   {"dim": 16, ...}          record(TablesOfDataset, plain, "tables")
+    plain settings            {"dim": 16, ...}          record(TablesOfDataset, plain, "tables")
     a record in hand          tables.dim                attributes that mypy sees
     plain settings again      {"dim": 16, ...}          to_plain(tables), with the same keys
 
@@ -32,6 +31,8 @@ from recapp.settings.values import read, shown, takes
 
 T = TypeVar("T")
 TARGET = "_target_"
+# keys of Hydra's own instantiate, which recapp does not call
+CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
 
 
 ABSENT: Any = object()  # the default of a setting that plain settings may leave out
@@ -90,10 +91,28 @@ class Constructor:
         return Constructor(self.target, arguments)
 
 
-def constructor(plain: Mapping[str, Any]) -> Constructor:
-    """Return the constructor of a mapping with a `_target_`."""
+def constructor(plain: Any, name: str) -> Constructor:
+    """Return the constructor of a mapping with a `_target_`.
+
+    Args:
+        plain: The mapping.
+        name: The setting that holds it.
+
+    Raises:
+        ConfigError: It names no constructor, or has a key of Hydra's own `instantiate`.
+    """
+    if not isinstance(plain, Mapping) or not isinstance(plain.get(TARGET), str):
+        raise ConfigError(
+            f"{name}={plain}: must name a constructor, {name}.{TARGET}=package.module.Class"
+        )
+    for key in plain:
+        if key in CONVERSIONS:
+            raise ConfigError(
+                f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
+                "are read"
+            )
     arguments = {key: value for key, value in plain.items() if key != TARGET}
-    return Constructor(str(plain.get(TARGET)), arguments)
+    return Constructor(plain[TARGET], arguments)
 
 
 @lru_cache
@@ -113,14 +132,11 @@ def fields_of(kind: type) -> dict[str, tuple[Any, Any]]:
         hint = hints[each.name]
         if each.metadata.get("absent"):
             default = ABSENT
-            hint = hint if each.metadata["null"] else _without_null(hint)
+            if not each.metadata["null"]:
+                allowed = [part for part in parts_of(hint) if part is not type(None)]
+                hint = Union[tuple(allowed)]  # noqa: UP007 (made of a tuple)
         settings[each.name.rstrip("_")] = hint, default
     return settings
-
-
-def _without_null(annotation: Any) -> Any:
-    parts = tuple(part for part in parts_of(annotation) if part is not type(None))
-    return Union[parts]  # noqa: UP007 (made of a tuple)
 
 
 def parts_of(annotation: Any) -> tuple[Any, ...]:
@@ -139,11 +155,6 @@ def closest(value: Mapping[str, Any], kinds: list[Any]) -> Any:
     return max(kinds, key=lambda kind: len(set(fields_of(kind)) & set(value)))
 
 
-def item_of(annotation: Any) -> Any:
-    """Return the annotation of a list's items; None if the annotation is no list."""
-    return get_args(annotation)[0] if get_origin(annotation) in (list, tuple) else None
-
-
 def values_of(annotation: Any) -> Any:
     """Return the annotation of the values of a mapping from names to constructors or to records;
     else None.
@@ -158,58 +169,119 @@ def values_of(annotation: Any) -> Any:
 # ---- plain settings and records
 
 
-def record(kind: type[T], plain: Mapping[str, Any], name: str = "") -> T:
-    """Return the record of checked plain settings.
+def record(kind: type[T], plain: Mapping[str, Any], name: str = "", *, check: bool = False) -> T:
+    """Return the record of plain settings.
 
     Args:
         kind: The class of the record.
-        plain: The settings, each checked by itself. A key that is no setting goes into the field
-            `not_a_setting` of the same name, or else into `more`, the constructor's other
-            arguments.
+        plain: The settings. A key that is no setting goes into the field `not_a_setting` of the
+            same name, or else into `more`, the constructor's other arguments.
         name: The dotted name of the settings, for errors; empty for a command.
+        check: Whether to check each setting by itself, and to convert it to the type that its
+            annotation names; if not, that was done before.
 
     Raises:
-        ConfigError: A setting is missing, or two settings conflict.
+        ConfigError: A setting does not exist, is missing, or has a value that is not allowed; or
+            two settings conflict.
     """
-    prefix = f"{name}." if name else ""
-    of_kind: Any = kind
-    fields = fields_of(of_kind)
-    names = {each.name for each in dataclasses.fields(of_kind)}
-    others = {each for each in names if each.rstrip("_") not in fields}
-    arguments = {key: value for key, value in plain.items() if key in others}
-    more = {k: v for k, v in plain.items() if k not in fields and k not in others}
-    if more:
-        arguments["more"] = more
-    for key, (annotation, default) in fields.items():
-        if key in plain:
-            value = _value(plain[key], annotation, f"{prefix}{key}")
-            arguments[key if key in names else f"{key}_"] = value
-        elif default is dataclasses.MISSING:
-            raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
-    try:
-        return kind(**arguments)
-    except ConfigError as error:
-        top = name.partition(".")[0]
-        if not name or str(error).startswith((f"{top}.", f"{top}=", f"{top} ")):
-            raise
-        raise ConfigError(f"{prefix}{error}") from None
+    result: T = _Reader(kind if check else None).record(kind, plain, name)
+    return result
 
 
-def _value(value: Any, annotation: Any, name: str) -> Any:
-    """Convert a plain value to the type that a record holds."""
-    parts = parts_of(annotation)
-    if isinstance(value, Mapping) and (kinds := records_of(annotation)):
-        return record(closest(value, kinds), value, name)
-    if isinstance(value, Mapping) and Constructor in parts:
-        return constructor(value)
-    if isinstance(value, Mapping) and (inner := values_of(annotation)):
-        return {key: _value(item, inner, f"{name}.{key}") for key, item in value.items()}
-    if get_origin(annotation) is Annotated:
-        parts = parts_of(get_args(annotation)[0])
-    if isinstance(value, list) and any(get_origin(part) is tuple for part in parts):
-        inner = next(item_of(part) for part in parts if get_origin(part) is tuple)
-        return tuple(_value(item, inner, f"{name}[{k}]") for k, item in enumerate(value))
-    return value
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Makes records of plain settings, from a command's groups down to single values.
+
+    Args:
+        command: The record of the command, whose settings are checked; None checks nothing.
+    """
+
+    command: Any
+
+    def record(self, kind: Any, plain: Mapping[str, Any], name: str) -> Any:
+        """Return the record of the settings of a group."""
+        prefix = f"{name}." if name else ""
+        fields = fields_of(kind)
+        names = {each.name for each in dataclasses.fields(kind)}
+        arguments: dict[str, Any] = {}
+        more = {}
+        for key in [key for key in plain if key not in fields]:
+            if self.command is not None:
+                more[key] = self.other(plain[key], kind, str(key), prefix)
+            else:
+                (arguments if key in names else more)[key] = plain[key]
+        if more:
+            arguments["more"] = more
+        for key, (annotation, default) in fields.items():
+            if key in plain:
+                value = self.value(plain[key], annotation, f"{prefix}{key}")
+                arguments[key if key in names else f"{key}_"] = value
+            elif default is dataclasses.MISSING:
+                raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
+        try:
+            return kind(**arguments)
+        except ConfigError as error:
+            top = name.partition(".")[0]
+            if not name or str(error).startswith((f"{top}.", f"{top}=", f"{top} ")):
+                raise
+            raise ConfigError(f"{prefix}{error}") from None
+
+    def value(self, value: Any, annotation: Any, name: str) -> Any:
+        """Return the value of a setting, which may be a group, as its record holds it."""
+        parts = parts_of(annotation)
+        kinds = records_of(annotation)
+        inner = values_of(annotation)
+        if value is None and type(None) in parts:
+            return None
+        if isinstance(value, Mapping):
+            if kinds:
+                return self.record(closest(value, kinds), value, name)
+            if inner and Constructor not in parts:
+                return {
+                    str(key): self.value(item, inner, f"{name}.{key}")
+                    for key, item in value.items()
+                }
+        if Constructor in parts and (self.command is not None or isinstance(value, Mapping)):
+            return constructor(value, name)
+        if get_origin(annotation) is Annotated:
+            parts = parts_of(get_args(annotation)[0])
+        item = next((get_args(part)[0] for part in parts if get_origin(part) is tuple), None)
+        of_records = isinstance(value, list) and dataclasses.is_dataclass(item)
+        if self.command is not None and not of_records:
+            if kinds and not {*parts} - {*kinds, type(None)}:
+                raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
+            if inner:
+                key = TARGET if inner is Constructor else next(iter(fields_of(inner)))
+                raise ConfigError(
+                    f"{name}={value}: is a mapping of names to settings, +{name}.NAME.{key}=..."
+                )
+            value = read(value, annotation, name)
+        if isinstance(value, list) and item is not None:
+            reader = self if of_records else _Reader(None)
+            return tuple(reader.value(each, item, f"{name}[{k}]") for k, each in enumerate(value))
+        return value
+
+    def other(self, value: Any, kind: type, key: str, prefix: str) -> Any:
+        """Check a setting that is no field of the dataclass but an argument of its constructor
+        (`others`), and return its value.
+        """
+        refused = getattr(kind, "refused", {})
+        if key in refused:
+            raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
+        every = names_of(self.command)
+        names = [name for name in every if name.startswith(prefix)]
+        names = names or [f"{prefix}{field}" for field in fields_of(kind)]  # for an item of a list
+        if others := getattr(kind, "others", None):
+            home, _, target = others.rpartition(".")
+            hints = {
+                name: hint
+                for name, hint in takes(getattr(import_module(home), target)).items()
+                if name not in refused
+            }
+            if key in hints:
+                return read(value, hints[key], f"{prefix}{key}")
+            names += [f"{prefix}{name}" for name in hints]
+        raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
 
 def to_plain(value: Any) -> Any:
@@ -254,11 +326,8 @@ def leaves(
         yield name, value
 
 
-# ---- the check of plain settings
+# ---- names and constructors
 
-MISSING = "???"  # Hydra's value of a setting that must be given
-# keys of Hydra's own instantiate, which recapp does not call
-CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
 OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.dynamic.DynamicRows`, which is not imported here
     "expected_rows",
     "max_rows",
@@ -287,24 +356,21 @@ INSTEAD = {  # pattern of the full name -> the end of a sentence that begins wit
 }
 
 
-def checked(config: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Return the settings of a command, complete and with the types that the record names.
-
-    Args:
-        config: Plain settings, resolved. A setting that must be given may still be `???`.
-        kind: The record of the command's settings.
-
-    Raises:
-        ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
-    """
-    return _Checker(kind).group(dict(config), kind, "")
-
-
-def names_of(kind: type) -> list[str]:
+def names_of(kind: type, prefix: str = "") -> list[str]:
     """Return the dotted names of a record's settings and groups, but not of a `_target_`'s
     arguments.
+
+    Args:
+        kind: The class of the record.
+        prefix: What stands before each name.
     """
-    return list(_names(kind, ""))
+    names = []
+    for key, (annotation, _) in fields_of(kind).items():
+        names.append(f"{prefix}{key}")
+        if str not in parts_of(annotation):  # no file's
+            for part in records_of(annotation):
+                names += names_of(part, f"{prefix}{key}.")
+    return names
 
 
 def may_be_set(config: Mapping[str, Any], kind: type) -> list[str]:
@@ -362,100 +428,6 @@ def _close(name: str, known: Iterable[str]) -> tuple[list[str], list[str]]:
     return list(beside.values()), [beside[match] for match in alike(leaf, beside)]
 
 
-# ---- one group after the other
-
-
-@dataclasses.dataclass(frozen=True)
-class _Checker:
-    """Check a command's settings, from its groups down to single values.
-
-    Args:
-        command: The record of the command's settings.
-    """
-
-    command: type
-
-    def value(self, value: Any, annotation: Any, name: str) -> Any:
-        """Check a setting, which may be a group, and return its value."""
-        parts = parts_of(annotation)
-        if value == MISSING or (value is None and type(None) in parts):
-            return value
-        kinds = records_of(annotation)
-        if kinds and isinstance(value, dict):
-            return self.group(value, closest(value, kinds), name)
-        if kinds and not {*parts} - {*kinds, type(None)}:
-            raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
-        if Constructor in parts:
-            return _constructor(value, name)
-        if inner := values_of(annotation):
-            if not isinstance(value, dict):
-                key = TARGET if inner is Constructor else next(iter(fields_of(inner)))
-                raise ConfigError(
-                    f"{name}={value}: is a mapping of names to settings, +{name}.NAME.{key}=..."
-                )
-            return {
-                str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
-            }
-        items = [i for i in map(item_of, parts) if dataclasses.is_dataclass(i)]
-        if items and isinstance(value, list):
-            return [
-                self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
-            ]
-        return read(value, annotation, name)
-
-    def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
-        """Check the settings of a dataclass and return them, with its defaults for missing ones."""
-        fields = fields_of(kind)
-        prefix = f"{name}." if name else ""
-        for key in value:
-            if key not in fields:
-                value = value | {key: self.other(value[key], kind, str(key), prefix)}
-        for key, (annotation, default) in fields.items():
-            if key in value:
-                value = value | {key: self.value(value[key], annotation, f"{prefix}{key}")}
-            elif default is dataclasses.MISSING:
-                raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
-            elif default is not ABSENT:
-                value = value | {key: to_plain(default)}
-        return value
-
-    def other(self, value: Any, kind: type, key: str, prefix: str) -> Any:
-        """Check a setting that is no field of the dataclass but an argument of its constructor
-        (`others`), and return its value.
-        """
-        refused = getattr(kind, "refused", {})
-        if key in refused:
-            raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
-        every = names_of(self.command)
-        names = [name for name in every if name.startswith(prefix)]
-        names = names or [f"{prefix}{field}" for field in fields_of(kind)]  # for an item of a list
-        if others := getattr(kind, "others", None):
-            home, _, target = others.rpartition(".")
-            hints = {
-                name: hint
-                for name, hint in takes(getattr(import_module(home), target)).items()
-                if name not in refused
-            }
-            if key in hints:
-                return read(value, hints[key], f"{prefix}{key}")
-            names += [f"{prefix}{name}" for name in hints]
-        raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
-
-
-def _constructor(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
-        raise ConfigError(
-            f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class"
-        )
-    for key in value:
-        if key in CONVERSIONS:
-            raise ConfigError(
-                f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
-                "are read"
-            )
-    return value
-
-
 def find_constructor(target: str, name: str) -> Any:
     """Return the constructor that a `_target_` names.
 
@@ -497,14 +469,3 @@ def told(error: Exception) -> str:
     *_, last = extract_tb(error.__traceback__)
     words = [f"{type(error).__name__}:" if str(error) else type(error).__name__]
     return " ".join([*words, *str(error).split(), f"({last.filename}:{last.lineno})"])
-
-
-# ---- the records' fields and annotations
-
-
-def _names(kind: type, prefix: str) -> Iterable[str]:
-    for key, (annotation, _) in fields_of(kind).items():
-        yield f"{prefix}{key}"
-        for part in records_of(annotation):
-            if str not in parts_of(annotation):  # no file's
-                yield from _names(part, f"{prefix}{key}.")

@@ -100,7 +100,11 @@ def takes(target: Callable[..., Any]) -> dict[str, Any]:
 
     `**kwargs` appears as `**`.
     """
-    hints = _hints(target)
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception:  # one of them cannot be resolved
+        hints = {}
     arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -152,15 +156,6 @@ def check_arguments(
             raise ConfigError(f"{name}.{argument} must be given: {label} has no default for it")
 
 
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a constructor; empty if one of them cannot be resolved."""
-    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-    try:
-        return get_type_hints(function, include_extras=True)
-    except Exception:
-        return {}
-
-
 # ---- a value and an annotation
 
 
@@ -176,7 +171,9 @@ def _read(value: Any, annotation: Any) -> Any:
     converted = _converted(value, options)
     if converted is not value:
         return _read(converted, annotation)
-    raise Wrong(_allowed(value, options) + _advice(annotation))
+    beside = getattr(annotation, "__metadata__", ())  # what a user may look for here
+    advice = [text for text in beside if isinstance(text, str)]
+    raise Wrong("".join([_allowed(value, options), *advice]))
 
 
 Options = list[tuple[Any, tuple[Within, ...]]]
@@ -307,12 +304,6 @@ def _allowed(value: Any, options: Options) -> str:
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
 
 
-def _advice(annotation: Any) -> str:
-    """Return the texts that an annotation has beside its type: what a user may look for here."""
-    beside = getattr(annotation, "__metadata__", ())
-    return "".join(text for text in beside if isinstance(text, str))
-
-
 def _described(option: Any, bounds: tuple[Any, ...]) -> str:
     kind = _origin(option) or option
     parts = get_args(option)
@@ -385,6 +376,7 @@ Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | tuple[str, ...]
 Storage = Literal["fp32", "fp64", "fp16", "bf16"]
 IdRule = Literal["error", "hash", "clamp", "drop"]
+Transport = Literal["auto", "gloo", "shared_memory"]
 
 
 def literal(value: Any) -> Any:

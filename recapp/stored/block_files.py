@@ -41,7 +41,7 @@ from torch import Tensor
 from recapp.errors import CheckpointError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import OF_WEIGHTS, Block, copy_rows, overlap
-from recapp.stored.model_store import bytes_of, files_at, share
+from recapp.stored.store import bytes_of, files_at, share
 from recapp.tables.row_order import RowOrder
 
 BLOCK_BYTES = 64 * 2**20  # the most bytes of a stored block; a save copies a block at a time

@@ -1,5 +1,5 @@
-"""Write and load checkpoints. A checkpoint is a directory of logical tables: it loads under any
-plan and on any number of ranks, and loading it runs no code from it.
+"""Write, join and remove checkpoints. A checkpoint is a directory of logical tables: it loads under
+any plan and on any number of ranks, and loading it runs no code from it.
 
     best.ckpt/
       manifest.json             written last; config, plan, schema, metrics, position, and per
@@ -24,36 +24,60 @@ The checkpoints of a run name each other:
 A path alone does not tell whose checkpoint is there: runs are moved and copied, and another run may
 write where they were. So a checkpoint that another one names is looked for beside it first, and it
 is taken only if it is of the same run.
+
+Checkpoints of one model can be joined into the checkpoint of an ensemble, whose mean output
+predicts. It has the weights and no state of optimisers, of callbacks or of Lightning's loops. The
+weights of one model at a time are in memory.
+
+    epoch_6.ckpt   tables C1, C2          -> member 1   C1, C2            joined.ckpt
+    epoch_7.ckpt   tables C1, C2          -> member 2   C1__2, C2__2      ensemble=2, to score
+    epoch_8.ckpt   tables C1, C2 ...      -> ...                          and not to resume
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from recapp.errors import CheckpointError, suggest
+from recapp.errors import CheckpointError
 from recapp.kernels.row_memory import is_finite
 from recapp.processes.faults import FULL, full_disk_error
-from recapp.sharding.layout import OF_WEIGHTS, WEIGHT, Block
+from recapp.sharding.layout import WEIGHT, Block
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import (
+    DTYPES,
     NOT_SAVED,
     STATE_NOT_SAVED,
     StoredBlock,
     check_tiling,
     link_blocks,
-    sources_of,
     write_blocks,
 )
-from recapp.stored.manifest import to_json
-from recapp.stored.meta_file import state_must_fit, write_meta
-from recapp.stored.model_manifests import META, ROW_ORDERS, SAVED_AS, CheckpointManifest
-from recapp.stored.model_store import (
+from recapp.stored.manifest import (
+    JOINED,
+    META,
+    ROW_ORDERS,
+    RUN,
+    SAVED_AS,
+    CheckpointManifest,
+    to_json,
+)
+from recapp.stored.plain_parts import (
+    DERIVED_VALUES,
+    OF_MODEL,
+    check_state,
+    state_must_fit,
+    write_meta,
+)
+from recapp.stored.store import (
     MANIFEST,
+    TMP,
+    beside,
     checkpoints_in,
     clean_up,
     end_of_links,
@@ -65,8 +89,8 @@ from recapp.stored.model_store import (
     size_of,
     write_file,
 )
-from recapp.stored.store import TMP, beside
-from recapp.stored.stored_model import Checkpoint, Wanted, every_file
+from recapp.stored.stored_model import Checkpoint, every_file, read_manifest
+from recapp.tables.table_settings import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm, raise_together
 
 T = TypeVar("T")
@@ -271,209 +295,6 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
     files_at(path).publish(Path(target), path, link=True)
 
 
-# ---- reading
-
-
-def read_manifest(path: str | Path) -> CheckpointManifest:
-    """Return the manifest of a checkpoint.
-
-    This checks only the existence and the size of the other files.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
-            version.
-    """
-    with Checkpoint.at(path) as snapshot:
-        return snapshot.manifest
-
-
-def read_meta(path: str | Path) -> dict[str, Any]:
-    """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist, or its file is damaged or holds other types
-            than plain ones.
-    """
-    with Checkpoint.at(path, selector=lambda manifest: (META,)) as snapshot:
-        return snapshot.meta()
-
-
-def files_of(blocks: Iterable[Block]) -> Wanted:
-    """Return a selector of the files that hold parts of these blocks or the plain part."""
-    block_list = list(blocks)
-    return lambda manifest: (
-        META,
-        *(s.stored.file for s in sources_of(manifest.tensors, manifest.row_orders, block_list)),
-    )
-
-
-def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
-    """Fill blocks of this rank from a checkpoint of any plan and any number of ranks.
-
-    A rank can call this alone.
-
-    Args:
-        path: The checkpoint.
-        blocks: The blocks to fill, copies included. Omit blocks of optimiser state to skip it.
-
-    Raises:
-        CheckpointError: A table, tensor or shape differs from the checkpoint's, the stored blocks
-            leave a hole, or a file is damaged.
-    """
-    block_list = list(blocks)
-    with Checkpoint.at(path, selector=files_of(block_list)) as snapshot:
-        snapshot.fill(block_list)
-
-
-def load_together(
-    path: str | Path,
-    blocks_of: Callable[[CheckpointManifest], Iterable[Block]],
-    parameters: Iterable[str],
-    comm: Comm,
-) -> tuple[Checkpoint, dict[str, Any]]:
-    """Load the same version of a checkpoint into the blocks of all ranks.
-
-    Every rank calls it; all return or all raise.
-
-    Args:
-        path: The checkpoint.
-        blocks_of: Returns the blocks of this rank to fill from a checkpoint. It is called again if
-            a save replaced the checkpoint while this opened it.
-        parameters: The names of the dense parameters in the plain part's `state_dict`. Their values
-            must be finite, like those of tables; a name may be absent.
-        comm: The ranks.
-
-    Returns:
-        The version that was loaded, with closed files, and its plain part.
-
-    Raises:
-        CheckpointError: As for `load_blocks`; or weights or states of optimisers are not finite.
-        RankError: Another rank could not load its part.
-    """
-    blocks: list[Block] = []
-
-    def selector(manifest: CheckpointManifest) -> Iterable[str]:
-        blocks[:] = blocks_of(manifest)
-        return files_of(blocks)(manifest)
-
-    meta = dict[str, Any]()
-    failure = None
-    with Checkpoint.at(path, comm, selector) as snapshot:
-        try:
-            snapshot.fill(blocks)
-            meta = snapshot.meta()
-            _refuse_non_finite(snapshot.path, blocks, meta, parameters)
-        except CheckpointError as error:
-            failure = error
-        error_W = comm.all_gather(failure and str(failure))
-        raise_together(failure, error_W, f"could not read {snapshot.path}")
-    return snapshot, meta
-
-
-def _refuse_non_finite(
-    path: str | Path, blocks: Iterable[Block], meta: Mapping[str, Any], parameters: Iterable[str]
-) -> None:
-    fix = "that are not finite (NaN or infinity): use an earlier checkpoint"
-    for b in blocks:
-        if not is_finite(b.data):
-            what = "weights" if b.tensor in OF_WEIGHTS else f"states of the optimiser ({b.tensor})"
-            rows = f"rows {b.rows.start}-{b.rows.stop}"
-            raise CheckpointError(f"table {b.table}, {rows} of checkpoint {path} has {what} {fix}")
-    state = meta.get("state_dict")
-    dense: dict[str, Any] = state if isinstance(state, dict) else {}
-    for name in parameters:
-        if isinstance(values := dense.get(name), Tensor) and not is_finite(values):
-            raise CheckpointError(f"{name} of checkpoint {path} has weights {fix}")
-
-
-def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
-    """Load a whole logical table without a plan, ranks or a model, for notebooks.
-
-    Args:
-        path: The checkpoint.
-        table: The name of the table.
-        tensor: "weight" or a state of the optimiser, such as "sum".
-
-    Returns:
-        [R, D], or [R, 1] for a state with one value per row, in the stored dtype. Rows of a dynamic
-            table are in the order of their positions; `static_table` returns their keys.
-
-    Raises:
-        CheckpointError: The table or tensor is not in the checkpoint.
-    """
-
-    def all_of_it(manifest: CheckpointManifest) -> Iterable[str]:
-        return {s.file for s in manifest.tensors.get((table, tensor), ())}
-
-    with Checkpoint.at(path, selector=all_of_it) as snapshot:
-        stored = snapshot.manifest.tensors.get((table, tensor), [])
-        if stored:
-            check_tiling(stored)  # before the table is allocated
-        shape, dtype = (
-            (stored[0].shape, getattr(torch, stored[0].dtype))
-            if stored
-            else ((1, 1), torch.float32)
-        )
-        data = torch.empty(shape, dtype=dtype)
-        snapshot.fill([Block(table, tensor, shape, range(shape[0]), range(shape[1]), data, True)])
-    return data
-
-
-class StaticTable(NamedTuple):
-    """Rows in the order of their keys.
-
-    Args:
-        keys_R: The key of each row, ascending, int64; `torch.searchsorted(keys_R, ids)` finds rows.
-        tensor_RD: The rows.
-    """
-
-    keys_R: Tensor
-    tensor_RD: Tensor
-
-
-def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTable:
-    """Load a dynamic table without a plan, ranks or a model, for notebooks and exports.
-
-    A table trained with the ids 0 .. R - 1 gives the rows of a static table of R rows, in the same
-    order.
-
-    Args:
-        path: The checkpoint.
-        table: The name of the table.
-        tensor: "weight" or a state of the optimiser, such as "sum".
-
-    Returns:
-        The keys and rows of the table; both are empty before training.
-
-    Raises:
-        CheckpointError: The checkpoint has no dynamic table of this name.
-    """
-    manifest = read_manifest(path)
-    stored = manifest.dynamic
-    if table not in stored:
-        hint = suggest(table, list(stored)) if stored else "it has none"
-        raise CheckpointError(f"checkpoint {path} has no dynamic table {table}: {hint}")
-    if not sum(stored[table]["rows"]):
-        columns = max(shard.cols.stop for shard in manifest.plan.tables[table].shards)
-        return StaticTable(torch.zeros(0, dtype=torch.int64), torch.zeros(0, columns))
-    keys_R = load_table(path, table, "keys")[:, 0]
-    order_R = keys_R.argsort()
-    return StaticTable(keys_R[order_R], load_table(path, table, tensor)[order_R])
-
-
-def verify(path: str | Path) -> int:
-    """Read a whole checkpoint, and compare all checksums.
-
-    Returns:
-        The number of bytes read.
-
-    Raises:
-        CheckpointError: A file or block is missing or damaged; the text names it.
-    """
-    with Checkpoint.at(path, selector=every_file) as snapshot:
-        return snapshot.verify()
-
-
 # ---- removing
 
 
@@ -623,3 +444,221 @@ def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
                 removed.append(path.name)
     clean_up(folder)
     return removed
+
+
+# ---- joined
+
+SAME = ("model", "tables", "task")
+"""The groups of settings that the models of a joined checkpoint share."""
+OF_MEMBERS = f"{OF_MODEL}members."
+VERSION = "pytorch-lightning_version"
+
+
+@dataclass
+class _Joined:
+    """What the joined checkpoint has of the checkpoints so far."""
+
+    folder: Path
+    first: CheckpointManifest | None = None
+    step: int = 0
+    meta: dict[str, Any] = field(default_factory=dict)
+    members: int = 0
+    blocks: list[StoredBlock] = field(default_factory=list)
+    plans: list[ShardingPlan] = field(default_factory=list)
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ids: Mapping[str, Any] | None = None
+
+    def add(self, stored: Checkpoint) -> None:
+        """Write the weights of a checkpoint into a file of its own, and take over its dense part.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, has another model than the first, or has a
+                dynamic table.
+        """
+        manifest = stored.manifest
+        meta = stored.meta()
+        check_state(meta, stored.path)
+        if self.first is None:
+            self.first = manifest
+            self.meta = {n: meta[n] for n in (VERSION, DERIVED_VALUES) if n in meta}
+            self.meta["state_dict"] = {}
+        _check_same(manifest, meta, self.first, self.meta)
+        if manifest.info.get("ids") is not None:  # the first one may lack the lists
+            self.ids = {**manifest.info["ids"], **(self.ids or {})}
+        self.step = manifest.step
+        names = _Names(manifest, self.members)
+        file = f"from-{len(self.plans):05d}.safetensors"
+        self.blocks += write_blocks(self.folder, file, _weights(stored, names.tables))
+        plan = manifest.plan
+        tables = {names.tables[name]: table_plan for name, table_plan in plan.tables.items()}
+        self.plans.append(replace(plan, tables=tables, reasons={}, modules={}, made_for=None))
+        dense = {names.of(name): value for name, value in meta["state_dict"].items()}
+        self.meta["state_dict"] |= dense
+        rules = {names.tables[table]: rule for table, rule in manifest.rules.items()}
+        self.entries["rules"] = self.entries.get("rules", {}) | rules
+        self.entries["weights"] = self.entries.get("weights", {}) | names.weights
+        self.members += names.members
+
+    def plan(self) -> ShardingPlan:
+        """Return the plan of all tables."""
+        tables = {
+            name: table_plan for plan in self.plans for name, table_plan in plan.tables.items()
+        }
+        ranks = max(plan.world_size for plan in self.plans)
+        return replace(self.plans[0], tables=tables, world_size=ranks)
+
+
+class _Names:
+    """The names of a checkpoint's tables and parameters in the joined one.
+
+    Args:
+        manifest: The manifest of the checkpoint.
+        before: The number of members before it.
+    """
+
+    def __init__(self, manifest: CheckpointManifest, before: int) -> None:
+        self.members = int(manifest.config.get("ensemble", 1))
+        self.before = before
+        self.tables: dict[str, str] = {}
+        self.weights: dict[str, str] = {}
+        for name, table in manifest.weights.items():
+            number = self._number(name)
+            base = table.removesuffix(f"__{number + 1}") if number else table
+            joined = member_name(base, before + number)
+            self.tables[table] = joined
+            at, _, rest = self.of(name).rpartition(f".{table}.")
+            self.weights[f"{at}.{joined}.{rest}"] = joined
+
+    def of(self, name: str) -> str:
+        """Return the name of a parameter: that of its member."""
+        if not name.startswith(OF_MODEL):
+            return name
+        rest = name.removeprefix(OF_MODEL)
+        if self.members > 1:
+            rest = rest.removeprefix("members.").partition(".")[2]
+        return f"{OF_MEMBERS}{self.before + self._number(name)}.{rest}"
+
+    def _number(self, name: str) -> int:
+        """Return the number of the member that a parameter belongs to, from 0 on."""
+        number = name.removeprefix(OF_MEMBERS).partition(".")[0]
+        return int(number) if self.members > 1 else 0
+
+
+def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str = "") -> int:
+    """Write a checkpoint whose model is the ensemble of the models of several checkpoints.
+
+    The members of an ensemble among them become members of the joined one.
+
+    Args:
+        paths: The checkpoints, of one model and one data set: they differ in their weights.
+        output: The directory to make; a checkpoint of that name is replaced.
+        run: The identity of the run whose models they are, for a file of this run.
+
+    Returns:
+        The number of models in the joined checkpoint.
+
+    Raises:
+        CheckpointError: A checkpoint does not exist or is damaged, has another model than the
+            first, or a dynamic table; there are too many models; or `output` cannot be written.
+    """
+    output = Path(output).absolute()
+    unfinished = beside(output, TMP)
+    try:
+        prepare_save(output, unfinished, {}, {})
+        joined = _Joined(unfinished)
+        for path in paths:
+            with Checkpoint.at(path, selector=every_file) as stored:
+                joined.add(stored)
+        first = joined.first
+        if first is None or not 1 < joined.members <= MOST_MEMBERS:
+            raise CheckpointError(
+                f"{joined.members} models: an ensemble has 2 to {MOST_MEMBERS}: name other "
+                "checkpoints"
+            )
+        info: dict[str, Any] = {
+            **({"ids": joined.ids} if "ids" in first.info else {}),
+            **({"example": first.info["example"]} if "example" in first.info else {}),
+            **joined.entries,
+            **({RUN: run, SAVED_AS: output.name} if run else {}),
+            "config": _config_of(first.config, joined.members),
+            "step": joined.step,
+            "plan": joined.plan().to_dict(),
+            "metrics": {},
+            JOINED: [str(path) for path in paths],
+        }
+        finish_save(output, unfinished, joined.blocks, joined.meta, info)
+    except Exception as error:
+        with suppress(OSError):
+            files_at(output).remove(unfinished)
+        if isinstance(error, OSError):
+            raise write_error(output, error) from error
+        raise
+    return joined.members
+
+
+def join_together(paths: Sequence[Path], output: Path) -> int:
+    """Join checkpoints of a run as `join_checkpoints` does, on all ranks; the first one writes.
+
+    Returns:
+        The number of models in the joined checkpoint.
+
+    Raises:
+        CheckpointError: As `join_checkpoints`.
+    """
+    comm = Comm()
+
+    def join() -> int:
+        return 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run)
+
+    return together(comm, output, join)[0]
+
+
+def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:
+    """Return the settings of the ensemble: those of a model, but for a plan file, which knows
+    nothing of the other members' tables.
+    """
+    entries = {**config, "ensemble": members, "snapshots": 1}
+    if (entries.get("plan") or {}).get("path"):
+        del entries["plan"]
+    return entries
+
+
+def _check_same(
+    manifest: CheckpointManifest,
+    meta: Mapping[str, Any],
+    first: CheckpointManifest,
+    first_meta: Mapping[str, Any],
+) -> None:
+    """Check that a checkpoint has the model, the columns and the derived values of the first.
+
+    Raises:
+        CheckpointError: It differs, or has a dynamic table.
+    """
+    here = f"{manifest.folder} cannot be joined with {first.folder}"
+    if manifest.dynamic:
+        table = next(iter(manifest.dynamic))
+        raise CheckpointError(
+            f"{manifest.folder}: table {table} is dynamic, and checkpoints of dynamic tables "
+            "cannot be joined: give tables a number of rows"
+        )
+    for group in SAME:
+        if manifest.config.get(group) != first.config.get(group):
+            raise CheckpointError(f"{here}: their settings {group} differ")
+    ids, first_ids = (each.info.get("ids") or {} for each in (manifest, first))
+    if ids != first_ids:
+        raise CheckpointError(f"{here}: they read other columns, or ids in another way")
+    values: Mapping[str, Any] = meta.get(DERIVED_VALUES, {})
+    others: Mapping[str, Any] = first_meta.get(DERIVED_VALUES, {})
+    same = values.keys() == others.keys() and all(values[key].equal(others[key]) for key in values)
+    if not same:
+        raise CheckpointError(f"{here}: the fitted values of their derived columns differ")
+
+
+def _weights(stored: Checkpoint, names: Mapping[str, str]) -> Iterator[Block]:
+    for table, joined in names.items():
+        blocks = stored.manifest.tensors[table, WEIGHT]
+        shape = blocks[0].shape
+        data = torch.empty(shape, dtype=DTYPES[blocks[0].dtype])
+        whole = (shape, range(shape[0]), range(shape[1]), data, True)
+        stored.fill([Block(table, WEIGHT, *whole)])
+        yield Block(joined, WEIGHT, *whole)

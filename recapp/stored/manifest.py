@@ -8,26 +8,49 @@
 
 A manifest is not trusted. Each value is checked when it is read, and a wrong value raises the error
 class of its kind of stored model.
+
+The entry `"row_orders": {"C1": {"order": "mixed", "multiplier": m, "shift": s}}` of a checkpoint
+lists tables with mixed rows: row r of the R rows of C1 is stored as row (m r + s) mod R.
+
+An artefact holds all that scoring needs; its manifest has a few raw rows and their outputs. Only
+its compiled part can run code, and that part needs trust.
+
+    rows/int8_16.bin          the rows of all int8 tables of 16 columns, table by table
+    rows/int8_16_dynamic.bin  rows of dynamic tables, and the sorted positions of their keys
+    rows/int8_16_dynamic.keys
+    derived.bin               the fitted values of derived columns, if there are some
+    dense.safetensors         the other parameters and buffers of the model
+    compiled/                 the dense part as machine code, read only with trust_compiled
+
+Files hold rows in the layout of the kernels, so readers map a file, and several processes share its
+pages. The model is built from the settings in the manifest, after the same check as for a
+checkpoint (`recapp/stored/trust.py`).
 """
 
 import json
 import math
-import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 from torch import Tensor
+from typing_extensions import override
 
-from recapp.errors import CheckpointError, RecappError
+from recapp.dataset.schema import DERIVED
+from recapp.errors import CheckpointError, PlanError, RecappError, one_line
 from recapp.settings.values import typed
-from recapp.stored.meta_file import is_a, plain
-from recapp.stored.model_store import FORMATS, Kind
+from recapp.sharding.layout import WEIGHT
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.stored.block_files import StoredBlock
+from recapp.stored.plain_parts import is_a, plain
+from recapp.stored.store import ARTEFACT, CHECKPOINT, FORMATS, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.dynamic import RUNS
+from recapp.tables.row_order import RowOrder
 
 MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'
@@ -74,8 +97,6 @@ class Manifest(ABC):
     """
 
     kind: ClassVar[Kind]
-    parts: ClassVar[str]
-    """The name of the entry that has a line for each item."""
     dense_file: ClassVar[str]
     """The name of the file with the dense parameters."""
     folder: Path
@@ -84,29 +105,9 @@ class Manifest(ABC):
     identity: int = field(default=0, kw_only=True)
 
     @classmethod
-    def from_json(cls, raw: bytes, folder: Path) -> Self:
-        """Read a manifest from the text that `to_json` has made.
-
-        Args:
-            raw: The bytes of the file.
-            folder: The directory of the file.
-
-        Raises:
-            RecappError: The text is not a manifest, or the manifest is damaged, of the other kind
-                or of a later version.
-        """
-        manifest: Self = _read(cls, raw, folder)
-        return manifest
-
-    @classmethod
     @abstractmethod
     def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
         """Make a manifest of its entries; any exception of `WRONG` stands for a damaged entry."""
-
-    @property
-    @abstractmethod
-    def lines(self) -> Sequence[Mapping[str, Any]]:
-        """The items of the entry `parts`, as plain values."""
 
     @property
     @abstractmethod
@@ -241,7 +242,7 @@ def to_json(manifest: Manifest) -> str:
     """
     kind = manifest.kind
     head = {"format": kind.format, "version": kind.version, "files": manifest.files}
-    clashes = {*head, manifest.parts, "checksum"} & set(manifest.info)
+    clashes = {*head, kind.parts, "checksum"} & set(manifest.info)
     assert not clashes, f"{sorted(clashes)}: a name of the format itself"
     entries = {**head, **manifest.info}
     if isinstance(entries.get("metrics"), dict):  # JSON has no NaN
@@ -254,8 +255,8 @@ def to_json(manifest: Manifest) -> str:
         ]
     except TypeError as error:
         raise CheckpointError(f"manifest: {error}") from error
-    parts = ",\n ".join(json.dumps(part) for part in manifest.lines)
-    return sealed("{\n" + ",\n".join([*lines, f'"{manifest.parts}": [\n {parts}]']))
+    parts = ",\n ".join(json.dumps(part.to_dict()) for part in getattr(manifest, kind.parts))
+    return sealed("{\n" + ",\n".join([*lines, f'"{kind.parts}": [\n {parts}]']))
 
 
 def sealed(body: str) -> str:
@@ -275,7 +276,18 @@ def _number(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1)  # a run reads one manifest a dozen times, and a large one takes a second
-def _read(of: type[M], raw: bytes, folder: Path) -> M:
+def from_json(of: type[M], raw: bytes, folder: Path) -> M:
+    """Read a manifest from the text that `to_json` has made.
+
+    Args:
+        of: The class of the kind.
+        raw: The bytes of the file.
+        folder: The directory of the file.
+
+    Raises:
+        RecappError: The text is not a manifest, or the manifest is damaged, of the other kind or of
+            a later version.
+    """
     kind = of.kind
     try:
         info: dict[str, Any] = json.loads(raw.decode())
@@ -298,7 +310,7 @@ def _read(of: type[M], raw: bytes, folder: Path) -> M:
         files = {file: _file_entry(file, entry) for file, entry in info.pop("files").items()}
         return of.of_entries(folder, info, files, zlib.crc32(raw))
     except WRONG as error:
-        why = f"{type(error).__name__} {short(str(error), quoted=False)}"
+        why = f"{type(error).__name__} {one_line(str(error))}"
         raise _damaged(kind, folder, why) from error
 
 
@@ -317,11 +329,348 @@ def _file_entry(file: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     return dict(entry)
 
 
-def short(value: Any, *, quoted: bool = True) -> str:
-    """Return a value as one line of at most 80 characters."""
+def short(value: Any) -> str:
+    """Return a value of a file as one line of at most 80 characters."""
     try:
-        text = json.dumps(value) if quoted else value
+        return one_line(json.dumps(value))
     except WRONG:
-        text = f"a {type(value).__name__}"
-    text = re.sub(r"[^ -~]+", " ", text)
-    return text if len(text) <= 80 else text[:77] + "..."
+        return f"a {type(value).__name__}"
+
+
+# ---- the two kinds
+
+META = "meta.pt"
+ROW_ORDERS = "row_orders"
+JOINED = "joined"
+"""The entry that names the checkpoints whose models are the members of a joined one."""
+RUN = "run"
+SAVED_AS = "saved_as"
+DYNAMIC_COUNTS = {"rows": RUNS, "waiting": RUNS}
+
+
+@dataclass(frozen=True)
+class CheckpointManifest(Manifest):
+    """The manifest of a checkpoint: its files, its stored rectangles, and the entries of the
+    writer.
+
+    Args:
+        blocks: Every stored rectangle.
+    """
+
+    kind = CHECKPOINT
+    dense_file = META
+    blocks: tuple[StoredBlock, ...]
+
+    @override
+    @classmethod
+    def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
+        blocks = tuple(StoredBlock.from_dict(block) for block in info.pop("blocks"))
+        _check_files(files, blocks)
+        return cls(folder, info, files, blocks, identity=identity)
+
+    @cached_property
+    def tensors(self) -> dict[tuple[str, str], list[StoredBlock]]:
+        """The stored rectangles of each (table, tensor)."""
+        blocks_by_tensor: dict[tuple[str, str], list[StoredBlock]] = {}
+        for s in self.blocks:
+            blocks_by_tensor.setdefault((s.table, s.tensor), []).append(s)
+        return blocks_by_tensor
+
+    @property
+    @override
+    def in_use(self) -> tuple[str, ...]:
+        # rows are read when tables are filled, fitted values of derived columns when rows are
+        ids = self.info.get("ids")
+        return (META,) if isinstance(ids, dict) and ids.get(DERIVED) else ()
+
+    @property
+    @override
+    def shapes(self) -> dict[str, TableShape]:
+        dynamic = self.dynamic
+        return {
+            table: TableShape(*blocks[0].shape, table in dynamic)
+            for (table, tensor), blocks in self.tensors.items()
+            if tensor == WEIGHT
+        }
+
+    @property
+    @override
+    def config(self) -> dict[str, Any]:
+        if "config" not in self.info:
+            raise CheckpointError(
+                f"{self.folder} holds no settings: it was not written by recapp.train, "
+                "so give model and data by hand"
+            )
+        return super().config
+
+    @property
+    def step(self) -> int:
+        """The number of training steps before the save.
+
+        Raises:
+            CheckpointError: The entry is not an integer of at least 0.
+        """
+        return self.entry("step", int)
+
+    @property
+    def run(self) -> str:
+        """The identity of the run that wrote the checkpoint (`recapp/stored/checkpoint.py`); empty
+        if it is not stored.
+
+        Raises:
+            CheckpointError: The entry is not a text.
+        """
+        return self.entry(RUN, str, "")
+
+    @property
+    def position(self) -> dict[str, int]:
+        """The position of training: `epoch`, `batches` trained in the epoch, `batch_size`.
+
+        Raises:
+            CheckpointError: The run had no data module of recapp, or a value is not an integer.
+        """
+        position = self.entry("position", dict)
+        names = ("epoch", "batches", "batch_size")
+        for name in names:
+            if not is_a(position.get(name), int):
+                raise self.wrong(f"position.{name}")
+        return {name: position[name] for name in names}
+
+    @property
+    def updates(self) -> list[int]:
+        """The number of updates of each collection's tables; empty if it is not stored.
+
+        Raises:
+            CheckpointError: The entry is not a list of integers.
+        """
+        return self.entry("updates", list[int], [])
+
+    @property
+    def begun(self) -> dict[str, int]:
+        """The number of updates from which those of each table count, by table; tables that are
+        missing count from the beginning.
+
+        Raises:
+            CheckpointError: The entry is not a mapping of integers.
+        """
+        return self.entry("begun", dict[str, int], {})
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The name of the row rule that trained each table; empty if it is not stored.
+
+        Raises:
+            CheckpointError: The entry is not a mapping of names.
+        """
+        return self.entry("rules", dict[str, str], {})
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """The table of each sharded weight, by its name in the module's state; empty if it is not
+        stored. A table that two parts of a module share has two names.
+
+        Raises:
+            CheckpointError: These tables are not the stored tables.
+        """
+        tables = self.entry("weights", dict[str, str], {})
+        if tables and set(tables.values()) != {table for table, _ in self.tensors}:
+            raise self.wrong("weights")
+        return tables
+
+    @cached_property
+    def row_orders(self) -> dict[str, RowOrder]:
+        """The stored order of rows, by table; other tables are stored in the order of row numbers.
+
+        Raises:
+            CheckpointError: An entry is not a row order, or its table is not stored.
+        """
+        rows = {s.table: s.shape[0] for s in self.blocks}
+        try:
+            return {
+                table: RowOrder.from_dict(plain, rows[table])
+                for table, plain in self.info.get(ROW_ORDERS, {}).items()
+            }
+        except WRONG:
+            raise self.wrong(ROW_ORDERS) from None
+
+    @property
+    def dynamic(self) -> dict[str, dict[str, list[int]]]:
+        """The number of rows in each of the 64 runs of a dynamic table, and of counted keys without
+        a row: `{table: {"rows": [...], "waiting": [...]}}`.
+
+        Raises:
+            CheckpointError: The entry does not have these numbers.
+        """
+        tables = self.entry("dynamic", dict[str, dict[str, list[int]]], {})
+        for counts in tables.values():
+            if {name: len(count_R) for name, count_R in counts.items()} != DYNAMIC_COUNTS:
+                raise self.wrong("dynamic")
+        return tables
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """The sharding plan of the run.
+
+        Raises:
+            CheckpointError: The entry is missing, or is not a plan.
+        """
+        try:
+            return ShardingPlan.from_dict(self.info["plan"])
+        except (*WRONG, PlanError):
+            raise self.wrong("plan") from None
+
+
+def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
+    """Check that all blocks lie inside of their files.
+
+    Raises:
+        ValueError: A block lies outside, or the name of a file contains another directory.
+    """
+    bytes_of_blocks = dict.fromkeys(files, 0)
+    for s in blocks:
+        bytes_of_blocks[s.file] += s.end - s.begin
+        if s.end > files[s.file]["bytes"]:
+            raise ValueError(f"block {s.key!r} ends behind {s.file}")
+    for file, count in bytes_of_blocks.items():
+        if Path(file).name != file or count > files[file]["bytes"]:
+            raise ValueError(f"the blocks of {file} hold {count:,} bytes")
+    if META not in files:
+        raise ValueError(f"{META} is not listed")
+
+
+LARGEST = 1e300  # of the stored outputs
+DENSE = "dense.safetensors"
+COMPILED = "compiled/"  # the directory of files that are code
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """A table in an artefact.
+
+    Args:
+        name: Its name.
+        rows: The number of stored rows.
+        dim: The number of columns.
+        storage: The data type of the stored rows, a `DataType`.
+        file: The file of its rows.
+        first_row: Its first row in the file.
+        keys: The file of the positions of its keys, which also begin at `first_row`; None for a
+            static table.
+        id_rule: The rule by which an id becomes a row.
+        min_key: The id of row 0.
+        start_hash: The hash from which start values of keys without a row are computed.
+        start_range: The largest distance of those values from 0.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    storage: str
+    file: str
+    first_row: int
+    keys: str | None = None
+    id_rule: str = "error"
+    min_key: int = 0
+    start_hash: int = 0
+    start_range: float = 0.0
+
+    def __post_init__(self) -> None:
+        DataType(self.storage)
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not isinstance(value, cast(Any, f.type)) or isinstance(value, bool):
+                raise TypeError(f"{f.name}={value!r}")
+        if min(self.rows, self.first_row, self.dim - 1) < 0:
+            raise ValueError(f"table {self.name} of {self.rows} rows from {self.first_row}")
+        if not (0 <= self.start_hash < 2**32 and 0 <= self.start_range < math.inf):
+            raise ValueError(f"start values of table {self.name}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table as an entry of the manifest, in plain types."""
+        return asdict(self)
+
+    @property
+    def data_type(self) -> DataType:
+        """The data type of the stored rows."""
+        return DataType(self.storage)
+
+
+@dataclass(frozen=True)
+class ArtefactManifest(Manifest):
+    """The manifest of an artefact: its files, its tables, and further entries.
+
+    Args:
+        tables: Its tables, in the order of the model.
+    """
+
+    kind = ARTEFACT
+    dense_file = DENSE
+    tables: tuple[StoredTable, ...]
+
+    @override
+    @classmethod
+    def of_entries(cls, folder: Path, info: dict[str, Any], files: Files, identity: int) -> Self:
+        tables = tuple(StoredTable(**t) for t in info.pop("tables"))
+        for t in tables:
+            _ = files[t.file], files[t.keys or t.file]
+        for entry in files.values():
+            _ = entry["crc32"]
+        if not info.get("example"):
+            raise ValueError("it has no example, as before version 4")
+        return cls(folder, info, files, tables, identity=identity)
+
+    @property
+    @override
+    def in_use(self) -> Files:
+        return self.files
+
+    @property
+    @override
+    def data_types(self) -> dict[str, DataType]:
+        return {t.name: t.data_type for t in self.tables}
+
+    @override
+    def check_tables(self, tables: Sequence[EmbeddingConfig]) -> None:
+        configs = {t.name: t for t in tables}
+        stored = {t.name: t for t in self.tables}
+        if configs.keys() != stored.keys():
+            odd = ", ".join(sorted(configs.keys() ^ stored.keys())[:5])
+            raise self.damaged(f"settings and tables differ: {odd}")
+        for name, table in configs.items():
+            stored_table = stored[name]
+            dynamic = table.dynamic is not None
+            rows = stored_table.rows if dynamic else table.num_embeddings
+            facts = (rows, table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
+            if facts != (
+                stored_table.rows,
+                stored_table.dim,
+                stored_table.id_rule,
+                stored_table.min_key,
+                stored_table.keys is not None,
+            ):
+                raise self.damaged(f"table {name} differs from its settings")
+
+    @override
+    def example_outputs(self, names: Sequence[str]) -> dict[str, list[float]]:
+        outputs = self.entry("outputs", dict)
+        if outputs.keys() != {*names}:
+            raise self.damaged(f"outputs has {', '.join(outputs)}, and the task {', '.join(names)}")
+        for values in outputs.values():
+            if not isinstance(values, list) or not all(map(_is_number, values)):
+                raise self.damaged("outputs are no numbers")
+        return outputs
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(int(entry["bytes"]) for entry in self.files.values())
+
+    @property
+    @override
+    def shapes(self) -> dict[str, TableShape]:
+        return {t.name: TableShape(t.rows, t.dim, t.keys is not None) for t in self.tables}
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value of JSON is a number that a float holds."""
+    return type(value) in (int, float) and abs(cast(float, value)) < LARGEST

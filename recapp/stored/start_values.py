@@ -1,9 +1,8 @@
 """Start values of tables from files (`tables.values`).
 
-    c1.safetensors      the only tensor in it, or the one with the table's name: row by row
-    c1.parquet          an id and a vector in each row; the table's rules make rows of ids
-    run/best.ckpt       the table of the same name in a checkpoint
-    FILE@NAME           the tensor or table with another name
+    c1.parquet             an id and a vector in each row; the table's rules make rows of ids
+    run/best.ckpt          the table of the same name in a checkpoint
+    run/best.ckpt@NAME     the table with another name
 
 Each rank reads only the rows that it holds, a few MB at a time, so the values are the same under
 every plan. Rows that Parquet has no id for keep their usual start values.
@@ -12,15 +11,12 @@ Shapes: R rows, D columns of a table; N rows at a time.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor
 
-from recapp.console import note
 from recapp.dataset.rows import places
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import VectorRows
@@ -29,15 +25,12 @@ from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.stored.block_files import by
-from recapp.stored.checkpoint import load_blocks, read_manifest
-from recapp.stored.model_store import entry_of, is_checkpoint, size_of
-from recapp.tables.config import EmbeddingConfig, IdRule, lookups_of
+from recapp.stored.store import entry_of, is_checkpoint
+from recapp.stored.stored_model import load_blocks, read_manifest
+from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.tables.ids import IdRules
 
 SETTING = "tables.values"
-CHUNK_BYTES = 8 << 20
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""The types of tensors that can be start values, in the names of safetensors."""
 
 
 def check_values(
@@ -60,14 +53,6 @@ def check_values(
         listed = any(feature in schema.vocabularies for feature in table.feature_names)
         rows = None if listed or not sized else table.num_embeddings
         _read(table, source, schema, name, rows, None)
-        suffixes = [Path(path).suffix for path in (source, source.rpartition("@")[0])]
-        if ".safetensors" in suffixes and (listed or table.id_rule is IdRule.HASH):
-            chooses = "dataset.min_frequency" if listed else "id_rule=hash"
-            note(
-                f"{SETTING}.{name}={source}: row r of the tensor becomes row r of the table, and "
-                f"{chooses} chooses the row of an id: if the tensor has id r in row r, write ids "
-                "and vectors to Parquet, which finds their rows"
-            )
 
 
 def fill_values(
@@ -122,28 +107,10 @@ def _read(
         )
     if is_checkpoint(path):
         _read_checkpoint(table, path, name or key, setting, rows, blocks)
-    elif Path(path).suffix == ".safetensors":
-        if size_of(Path(path)) is None:
-            raise ConfigError(f"{setting}: no such file: name a file of safetensors")
-        _read_tensor(table, path, (name, key), setting, rows, blocks)
-    elif name:
+        return table.num_embeddings, table.num_embeddings
+    if name:
         raise ConfigError(f"{setting}: a file of ids and vectors has no names: leave out @{name}")
-    else:
-        return _read_vectors(table, path, schema, f"{SETTING}.{key}", blocks)
-    return table.num_embeddings, table.num_embeddings
-
-
-def _check_shape(
-    setting: str, shape: Sequence[int], table: EmbeddingConfig, rows: int | None
-) -> None:
-    known = table.num_embeddings if rows is None else rows
-    of_table = (shape[0] if rows is None and shape else known, table.embedding_dim)
-    if tuple(shape) != of_table:
-        stored = " x ".join(f"{n:,}" for n in shape)
-        raise ConfigError(
-            f"{setting}: the values are {stored}, and table {table.name} is {by(of_table)}: give "
-            "the table as many rows and columns, or write other values"
-        )
+    return _read_vectors(table, path, schema, f"{SETTING}.{key}", blocks)
 
 
 def _read_checkpoint(
@@ -165,56 +132,15 @@ def _read_checkpoint(
             f"{setting}: the checkpoint's table is dynamic, and its rows have no numbers: write "
             "its ids and vectors (recapp.static_table) to Parquet"
         )
-    _check_shape(setting, shapes[name][:2], table, rows)
+    shape = shapes[name][:2]
+    of_table = (shape[0] if rows is None else rows, table.embedding_dim)
+    if shape != of_table:
+        raise ConfigError(
+            f"{setting}: the values are {by(shape)}, and table {table.name} is {by(of_table)}: "
+            "give the table as many rows and columns, or write other values"
+        )
     if blocks is not None:
         load_blocks(path, [block._replace(table=name) for block in blocks])
-
-
-def _read_tensor(
-    table: EmbeddingConfig,
-    path: str,
-    names: tuple[str, str],
-    setting: str,
-    rows: int | None,
-    blocks: Sequence[Block] | None,
-) -> None:
-    """Read a tensor of a safetensors file; `names` are that of the tensor, which may be empty, and
-    of the table.
-    """
-    try:
-        with safetensors.safe_open(path, "pt") as opened:
-            stored = opened.keys()
-            name = names[0] or (stored[0] if len(stored) == 1 else names[1])
-            if name not in stored:
-                raise ConfigError(
-                    f"{setting}: the file has no tensor {name}; {suggest(name, stored)}; "
-                    "FILE@TENSOR names another"
-                )
-            values = opened.get_slice(name)
-            if values.get_dtype() not in FLOATS:
-                raise ConfigError(
-                    f"{setting}: the tensor is {values.get_dtype()}: start values are floats, "
-                    f"{', '.join(FLOATS)}"
-                )
-            _check_shape(setting, tuple(values.get_shape()), table, rows)
-            for first, end in _ranges(table, blocks or ()):
-                _place(blocks or (), torch.arange(first, end, device="cpu"), values[first:end])
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{setting}: is not a whole file of safetensors ({error})") from error
-
-
-def _ranges(table: EmbeddingConfig, blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Return the rows to read, some MB at a time: those of the blocks, or all rows where blocks
-    have an order of their own.
-    """
-    ordered = any(block.order is not None for block in blocks)
-    parts = [range(table.num_embeddings)] if ordered else [b.rows for b in blocks if b.rows]
-    step = max(1, CHUNK_BYTES // (8 * table.embedding_dim))
-    return [
-        pair
-        for rows in dict.fromkeys(parts)
-        for pair in pairwise([*range(rows.start, rows.stop, step), rows.stop])
-    ]
 
 
 def _read_vectors(

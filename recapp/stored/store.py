@@ -12,18 +12,27 @@ One rename cannot replace a directory. So `publish` of local disks first renames
 which is not lost if the process is killed between the two renames: readers look there, too.
 
 A store of objects, which has neither renames nor links, is `tests/stored/object_store.py`.
+Below are the two kinds of stored models, and what the room does with the operations.
 """
 
 import errno
 import fcntl
+import io
 import os
+import re
 import resource
 import shutil
 import stat
+import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from typing_extensions import override
+
+from recapp.errors import ArtefactError, CheckpointError, RecappError, suggest
 
 
 class Entry(NamedTuple):
@@ -33,7 +42,6 @@ class Entry(NamedTuple):
         path: The name.
         kind: `file` or `folder`, of what a link leads to; `other` without either.
         size: The size of a file in bytes.
-        written: The time of the last write, in nanoseconds.
         target: The path to which a link leads; None for other names.
         identity: Equal for names that lead to one directory.
         version: Equal while that directory is unchanged.
@@ -42,7 +50,6 @@ class Entry(NamedTuple):
     path: Path
     kind: str
     size: int
-    written: int
     target: Path | None
     identity: tuple[int, ...]
     version: tuple[int, ...]
@@ -68,13 +75,12 @@ class Folder(Protocol):
 class Files(Protocol):
     """The files of a store."""
 
-    def entries(self, path: Path, levels: int = 0) -> Iterator[Entry]:
-        """Yield the entry of a path, if it exists, then those below it, level by level, but not
-        those inside of checkpoints.
+    def entries(self, path: Path, inside: bool = False) -> Iterator[Entry]:
+        """Yield the entry of a path, if it exists; or the entries inside of a directory.
 
         Args:
             path: The path.
-            levels: The number of levels below it.
+            inside: Whether to yield what is inside.
         """
 
     def current(self, name: Path) -> Path:
@@ -128,41 +134,30 @@ def _aside(path: Path) -> Path:
     return beside(path, OLD if path.suffix == ".ckpt" else REPLACED)
 
 
-class LocalFiles:
+class LocalFiles(Files):
     """The files below a directory of this machine (a `recapp.stored.store.Files`)."""
 
-    def entries(self, path: Path, levels: int = 0) -> Iterator[Entry]:
-        """Yield the entry of a path, then those below it, level by level."""
-        if top := _entry(path) or _entry(self.current(path)):
+    @override
+    def entries(self, path: Path, inside: bool = False) -> Iterator[Entry]:
+        if inside:
+            with suppress(OSError), os.scandir(path) as names:
+                yield from filter(None, (_entry(Path(each)) for each in names))
+        elif top := _entry(path) or _entry(self.current(path)):
             yield top._replace(path=path)
-        level = [path]
-        for _ in range(levels):
-            directories: list[Path] = []
-            for directory in level:
-                with suppress(OSError), os.scandir(directory) as inside:
-                    for entry in filter(None, (_entry(Path(each)) for each in inside)):
-                        yield entry
-                        if entry.kind == "folder" and entry.path.suffix != ".ckpt":
-                            directories.append(entry.path)
-            level = directories
 
+    @override
     def current(self, name: Path) -> Path:
-        """Return the path of a directory, even if its writer was killed between two renames."""
         named = [p for p in (Path(os.path.abspath(name)), Path(os.path.realpath(name))) if p.name]
         asides = map(_aside, named)  # the path "." has a name only in absolute form
         return next((path for path in (name, *asides) if path.exists()), name)
 
+    @override
     def open_folder(self, folder: Path) -> "_Folder":
-        """Open a directory, so that its files can be opened even if its name leads to another one
-        later.
-        """
         return _Folder(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
 
+    @override
     @contextmanager
     def create(self, file: Path) -> Iterator[BinaryIO]:
-        """Yield a new file to write to; flush it to the disk and give it its name when the `with`
-        ends without an error. Make its directory if it is missing.
-        """
         file.parent.mkdir(parents=True, exist_ok=True)
         replaces = file.exists()
         new = beside(file, TMP)
@@ -179,20 +174,8 @@ class LocalFiles:
         if replaces:  # the names of a new directory are flushed when it is published
             sync(file.parent)
 
-    def share(self, file: Path, name: Path) -> bool:
-        """Give a file a second name. Return whether that is possible, which depends on the file
-        system.
-        """
-        with suppress(OSError):
-            name.parent.mkdir(parents=True, exist_ok=True)
-            os.link(file, name)
-            return True
-        return False
-
+    @override
     def publish(self, folder: Path, name: Path, *, link: bool = False) -> None:
-        """Rename a directory, or a link to it, to its final name. A link replaces a link in one
-        rename.
-        """
         aside = _aside(name)
         new = folder
         if link:
@@ -211,19 +194,17 @@ class LocalFiles:
         if aside != folder:
             _delete(aside)
 
+    @override
     def remove(self, path: Path) -> None:
-        """Delete a directory, a file or a link; do nothing if the name is free."""
         for name in (_aside(path), path):
             if path.suffix == ".ckpt" and name.is_dir() and not name.is_symlink():
                 _delete(beside(path, TMP))
                 name = name.rename(beside(path, TMP))
             _delete(name)
 
+    @override
     @contextmanager
     def locked(self, folder: Path) -> Iterator[bool]:
-        """Make an empty directory and lock it for this process; yield False if another process has
-        the lock.
-        """
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -252,19 +233,16 @@ class _Folder:
         self._handle = handle
 
     def close(self) -> None:
-        """Close the directory; files opened from it stay open."""
         os.close(self._handle)
 
     def size(self, file: str) -> int | None:
-        """Return the size of a regular file in bytes."""
         with suppress(OSError):
             status = os.stat(file, dir_fd=self._handle)
             return status.st_size if stat.S_ISREG(status.st_mode) else -1
         return None
 
     def descriptor(self, file: str) -> int:
-        """Return a descriptor of a file; a pipe does not wait for a writer."""
-        flags = os.O_RDONLY | os.O_NONBLOCK
+        flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe does not wait for a writer
         try:
             return os.open(file, flags, dir_fd=self._handle)
         except OSError as error:
@@ -290,7 +268,7 @@ def _entry(path: Path) -> Entry | None:
     kind = "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
     identity = (status.st_dev, status.st_ino)
     version = (*identity, status.st_mtime_ns, status.st_ctime_ns)
-    return Entry(path, kind, status.st_size, status.st_mtime_ns, target, identity, version)
+    return Entry(path, kind, status.st_size, target, identity, version)
 
 
 def _delete(path: Path) -> None:
@@ -312,3 +290,328 @@ def sync(folder: Path) -> None:
 
 
 LOCAL = LocalFiles()
+
+
+# ---- stored models
+
+MANIFEST = "manifest.json"  # of every stored model; written last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of stored model.
+
+    Args:
+        name: The name of the kind, for people.
+        article: The article of the name.
+        format: The name of the format in its manifest.
+        parts: The entry of the manifest that has a line for each item.
+        version: The latest version of the format; a reader refuses a later one.
+        manifest_bytes: The most bytes of a manifest, so that reading a large file does not fill the
+            memory.
+        error: The class of its errors.
+        written: The verb for the making of its files, for errors.
+        fix: The advice for a damaged model.
+        newer: The advice for a model of a later version.
+        mistaken: The advice for a path to a model of the other kind.
+        has_nan: Whether numbers in its manifest may be NaN.
+        resumes: Whether training can resume from it.
+    """
+
+    name: str
+    article: str
+    format: str
+    parts: str
+    version: int
+    manifest_bytes: int
+    error: type[RecappError]
+    written: str
+    fix: str
+    newer: str
+    mistaken: str
+    has_nan: bool
+    resumes: bool
+
+
+CHECKPOINT = Kind(
+    name="checkpoint",
+    article="a",
+    format="recapp",
+    parts="blocks",
+    version=4,
+    manifest_bytes=2**30,  # enough for more than a million blocks
+    error=CheckpointError,
+    written="saved",
+    fix="use another checkpoint",
+    newer="use a later recapp",
+    mistaken=(
+        "{folder} is an artefact that recapp.export has written, and no checkpoint: name the "
+        "checkpoint that it was made of"
+    ),
+    has_nan=True,
+    resumes=True,
+)
+ARTEFACT = Kind(
+    name="artefact",
+    article="an",
+    format="recapp-artefact",
+    parts="tables",
+    version=4,
+    manifest_bytes=2**28,
+    error=ArtefactError,
+    written="written",
+    fix="export it again",
+    newer="use a later recapp, or export the checkpoint with this one",
+    mistaken=(
+        "{folder} is a checkpoint: `python -m recapp.export {ckpt_path} output=DIR` makes "
+        "an artefact of it"
+    ),
+    has_nan=False,
+    resumes=False,
+)
+FORMATS = (CHECKPOINT.format, ARTEFACT.format)
+
+
+MOST_LINKS = 40  # that Linux follows
+STORES: dict[Path, Files] = {}
+"""The stores of paths that are not of this machine's disks, by the directory above them."""
+_LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
+
+
+def files_at(path: Path) -> Files:
+    """Return the store of a path."""
+    return next((store for top, store in STORES.items() if path.is_relative_to(top)), LOCAL)
+
+
+def entry_of(path: Path) -> Entry | None:
+    """Return what the store of a path knows of it; None if the name is free."""
+    return next(iter(files_at(path).entries(path)), None)
+
+
+def is_link(path: Path) -> bool:
+    """Return whether a name is a link, even one without a target."""
+    entry = entry_of(path)
+    return entry is not None and entry.target is not None
+
+
+def size_of(file: Path) -> int | None:
+    """Return the size of a file in bytes; None if it does not exist."""
+    entry = entry_of(file)
+    return entry.size if entry and entry.kind == "file" else None
+
+
+def checkpoints_in(folder: Path) -> list[Entry]:
+    """Return the checkpoints in a directory, links included."""
+    entries = files_at(folder).entries(folder, inside=True)
+    return [one for one in entries if one.path.suffix == ".ckpt"]
+
+
+def links_to(path: Path) -> list[Path]:
+    """Return the links to a directory from the same parent directory."""
+    entry = entry_of(path)
+    links = [one for one in checkpoints_in(path.parent) if one.target is not None]
+    return [one.path for one in links if entry and one.identity == entry.identity]
+
+
+def end_of_links(path: Path) -> Path:
+    """Return the path to which a link leads; directories above it may be links still."""
+    for _ in range(MOST_LINKS):
+        entry = entry_of(path)
+        if entry is None or entry.target is None:
+            break
+        path = entry.target
+    return path
+
+
+def write_file(file: Path, content: bytes) -> dict[str, Any]:
+    """Write a small file, and return its size and checksum as an entry of a manifest."""
+    with files_at(file).create(file) as out:
+        out.write(content)
+    return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+
+
+def share(file: Path, name: Path) -> bool:
+    """Give a file a second name. Return whether that is possible, which depends on the store and
+    the file system.
+    """
+    with suppress(OSError):
+        if files_at(file) is files_at(name) is LOCAL:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, name)
+            return True
+    return False
+
+
+def new_version(path: Path, number: int) -> Path:
+    """Return a free name for a directory, the future target of the link `path`.
+
+    Args:
+        path: The name of the link.
+        number: The training step, a part of the new name.
+    """
+    again = ("", *(f"-{i}" for i in range(1, 1000)))
+    names = (beside(path, f"{number:06d}{suffix}") for suffix in again)
+    return next(name for name in names if entry_of(name) is None)
+
+
+def clean_up(folder: Path) -> None:
+    """Delete the remains of killed saves in a directory, and versions without a link."""
+    store = files_at(folder)
+    entries = [*store.entries(folder, inside=True)]
+    names = {entry.path for entry in entries}
+    for path in sorted(name for name in names if name.name.endswith(".ckpt.old")):
+        if path.with_suffix("") in names:
+            store.remove(path)
+        else:
+            store.publish(path, path.with_suffix(""))
+    needed = {one.identity for one in entries if one.target and one.path.suffix == ".ckpt"}
+    for entry in entries:
+        if _LEFT_BEHIND.fullmatch(entry.path.name) and (
+            entry.target or entry.identity not in needed
+        ):
+            store.remove(entry.path)
+
+
+class Pinned:
+    """An open directory: its files can be opened even after its name leads to another directory.
+
+    Args:
+        path: The name of the directory, also for messages.
+
+    Raises:
+        OSError: The directory does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder: Folder = files_at(path).open_folder(path)
+
+    def close(self) -> None:
+        """Close the directory; files opened from it stay open."""
+        self.folder.close()
+
+    def open(self, file: str, kind: Kind) -> BinaryIO:
+        """Open a regular file; refuse a pipe, which would wait for a writer.
+
+        Args:
+            file: Its path in the directory.
+            kind: The kind of stored model, for errors of this call and of later reads.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            RecappError: The file cannot be read; the class is that of `kind`.
+        """
+        name = self.path / file
+        try:
+            descriptor = self.folder.descriptor(file)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise kind.error(f"{name} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise kind.error(f"{name} is no file of {kind.article} {kind.name}")
+        return io.BufferedReader(_StoredFile(descriptor, name, kind.error))
+
+    def read(self, file: str, kind: Kind) -> bytes:
+        """Return the content of a manifest.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            RecappError: The file is larger than a manifest of `kind`, or cannot be read.
+        """
+        with self.open(file, kind) as source:
+            if bytes_of(source) > kind.manifest_bytes:
+                raise kind.error(f"{self.path / file} is no file of {kind.article} {kind.name}")
+            return source.read(bytes_of(source) + 1)
+
+
+class _StoredFile(io.FileIO):
+    """An open file whose errors name it in one line, where the caller names the bytes to read."""
+
+    def __init__(self, descriptor: int, path: Path, error: type[RecappError]) -> None:
+        super().__init__(descriptor, "rb")
+        self._path = path
+        self._error = error
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise self._error(f"{self._path} cannot be read: {error.strerror}") from error
+
+
+def path_of(source: BinaryIO) -> str:
+    """Return a local path to an open file that stays valid when its name leads elsewhere."""
+    return f"/proc/self/fd/{source.fileno()}"
+
+
+def bytes_of(source: BinaryIO) -> int:
+    """Return the size of an open file in bytes."""
+    return os.fstat(source.fileno()).st_size
+
+
+def crc32_of(source: BinaryIO) -> str:
+    """Return the checksum of a whole open file as in manifests: eight hex digits."""
+    source.seek(0)
+    checksum = 0
+    while raw := source.read(1 << 20):
+        checksum = zlib.crc32(raw, checksum)
+    return f"{checksum:08x}"
+
+
+HEAD_BYTES = 256  # of a manifest; they name its format
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Return whether a path leads to a whole checkpoint; the remains of a killed save are not
+    whole.
+    """
+    path = Path(path)
+    return size_of(files_at(path).current(path) / MANIFEST) is not None
+
+
+def read_manifest_text(path: Path) -> bytes:
+    """Return the content of the manifest of a checkpoint or an artefact, unchecked.
+
+    Raises:
+        RecappError: The file is too large, or cannot be read.
+        OSError: There is no stored model.
+    """
+    with closing(Pinned(files_at(path).current(path))) as pinned:
+        return pinned.read(MANIFEST, CHECKPOINT)
+
+
+def is_artefact(path: str | Path) -> bool:
+    """Return whether the manifest of a directory names the format of artefacts."""
+    path = Path(path)
+    try:
+        with (
+            closing(Pinned(files_at(path).current(path))) as pinned,
+            pinned.open(MANIFEST, ARTEFACT) as source,
+        ):
+            return ARTEFACT.format.encode() in source.read(HEAD_BYTES)
+    except (RecappError, OSError):
+        return False
+
+
+def why_none(path: Path, kind: Kind) -> str:
+    """Return the reason why a path is not a stored model, with the name of a similar one."""
+    folder = files_at(path).current(path)
+    entry = entry_of(folder)
+    if kind is ARTEFACT:
+        if entry is None or entry.kind != "folder":
+            return f"{path}: there is no such directory: `recapp.export` writes artefacts"
+        return f"{folder} is no artefact: {MANIFEST} is missing"
+    if entry and entry.kind == "folder":
+        last = folder / "checkpoints" / "last.ckpt"
+        hint = f"; that of this run is {last}" if is_checkpoint(last) else ""
+        return (
+            f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
+            f"written last{hint}"
+        )
+    if entry and entry.kind == "file":
+        return f"{path} is a file: a checkpoint of recapp is a directory with a {MANIFEST}"
+    beside = [one.path.name for one in checkpoints_in(path.parent)]
+    hint = f": {suggest(path.name, beside)}" if beside else ""
+    return f"there is no checkpoint {path}{hint}"

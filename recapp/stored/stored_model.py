@@ -12,26 +12,37 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from recapp.dataset.data_settings import DerivedColumn
 from recapp.dataset.schema import DERIVED
-from recapp.errors import DataError, RecappError
-from recapp.sharding.layout import Block
-from recapp.stored.artefact_files import DERIVED_FILE, Values, dense_values, read_values, values_in
+from recapp.errors import CheckpointError, DataError, RecappError, suggest
+from recapp.kernels.row_memory import is_finite
+from recapp.sharding.layout import OF_WEIGHTS, WEIGHT, Block
 from recapp.stored.block_files import check_bytes, check_tiling, fill_blocks, sources_of
-from recapp.stored.manifest import Manifest
-from recapp.stored.meta_file import check_state, dense_state, read_meta
-from recapp.stored.model_manifests import (
+from recapp.stored.manifest import (
     COMPILED,
     DENSE,
     META,
     ArtefactManifest,
     CheckpointManifest,
+    Manifest,
+    from_json,
 )
-from recapp.stored.model_store import (
+from recapp.stored.plain_parts import (
+    DERIVED_FILE,
+    Values,
+    check_state,
+    dense_state,
+    dense_values,
+    meta_of,
+    read_values,
+    values_in,
+)
+from recapp.stored.store import (
     ARTEFACT,
     CHECKPOINT,
     MANIFEST,
@@ -156,7 +167,7 @@ class Snapshot(Generic[M]):
         with ExitStack() as undo:
             undo.callback(pinned.close)
             raw = pinned.read(MANIFEST, cls.kind)
-            manifest: Any = cls.manifest_type.from_json(raw, folder)
+            manifest: Any = from_json(cls.manifest_type, raw, folder)
             files = {*selector(manifest)}
             undo.pop_all()
         return cls(path, pinned, manifest, files)
@@ -241,8 +252,8 @@ class Snapshot(Generic[M]):
         Raises:
             RecappError: The file is damaged.
         """
-        self.check(file)
-        return self.opened(file).read()
+        size = self.check(file)
+        return self.opened(file).read(size)
 
 
 class Checkpoint(Snapshot[CheckpointManifest]):
@@ -279,7 +290,7 @@ class Checkpoint(Snapshot[CheckpointManifest]):
             CheckpointError: The file is damaged, or holds other types than plain ones.
         """
         self.check(META)
-        return read_meta(self.opened(META), self.manifest.folder / META)
+        return meta_of(self.opened(META), self.manifest.folder / META)
 
     def dense(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of the model beside its tables.
@@ -413,3 +424,206 @@ def read_stored(path: str | Path) -> CheckpointManifest | ArtefactManifest:
     """
     with open_stored(path, selector=lambda manifest: ()) as stored:
         return stored.manifest
+
+
+# ---- read a checkpoint
+
+
+def read_manifest(path: str | Path) -> CheckpointManifest:
+    """Return the manifest of a checkpoint.
+
+    This checks only the existence and the size of the other files.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, is incomplete or damaged, or has a later
+            version.
+    """
+    with Checkpoint.at(path) as snapshot:
+        return snapshot.manifest
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist, or its file is damaged or holds other types
+            than plain ones.
+    """
+    with Checkpoint.at(path, selector=lambda manifest: (META,)) as snapshot:
+        return snapshot.meta()
+
+
+def files_of(blocks: Iterable[Block]) -> Wanted:
+    """Return a selector of the files that hold parts of these blocks or the plain part."""
+    block_list = list(blocks)
+    return lambda manifest: (
+        META,
+        *(s.stored.file for s in sources_of(manifest.tensors, manifest.row_orders, block_list)),
+    )
+
+
+def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
+    """Fill blocks of this rank from a checkpoint of any plan and any number of ranks.
+
+    A rank can call this alone.
+
+    Args:
+        path: The checkpoint.
+        blocks: The blocks to fill, copies included. Omit blocks of optimiser state to skip it.
+
+    Raises:
+        CheckpointError: A table, tensor or shape differs from the checkpoint's, the stored blocks
+            leave a hole, or a file is damaged.
+    """
+    block_list = list(blocks)
+    with Checkpoint.at(path, selector=files_of(block_list)) as snapshot:
+        snapshot.fill(block_list)
+
+
+def load_together(
+    path: str | Path,
+    blocks_of: Callable[[CheckpointManifest], Iterable[Block]],
+    parameters: Iterable[str],
+    comm: Comm,
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """Load the same version of a checkpoint into the blocks of all ranks.
+
+    Every rank calls it; all return or all raise.
+
+    Args:
+        path: The checkpoint.
+        blocks_of: Returns the blocks of this rank to fill from a checkpoint. It is called again if
+            a save replaced the checkpoint while this opened it.
+        parameters: The names of the dense parameters in the plain part's `state_dict`. Their values
+            must be finite, like those of tables; a name may be absent.
+        comm: The ranks.
+
+    Returns:
+        The version that was loaded, with closed files, and its plain part.
+
+    Raises:
+        CheckpointError: As for `load_blocks`; or weights or states of optimisers are not finite.
+        RankError: Another rank could not load its part.
+    """
+    blocks: list[Block] = []
+
+    def selector(manifest: CheckpointManifest) -> Iterable[str]:
+        blocks[:] = blocks_of(manifest)
+        return files_of(blocks)(manifest)
+
+    meta = dict[str, Any]()
+    failure = None
+    with Checkpoint.at(path, comm, selector) as snapshot:
+        try:
+            snapshot.fill(blocks)
+            meta = snapshot.meta()
+            _refuse_non_finite(snapshot.path, blocks, meta, parameters)
+        except CheckpointError as error:
+            failure = error
+        error_W = comm.all_gather(failure and str(failure))
+        raise_together(failure, error_W, f"could not read {snapshot.path}")
+    return snapshot, meta
+
+
+def _refuse_non_finite(
+    path: str | Path, blocks: Iterable[Block], meta: Mapping[str, Any], parameters: Iterable[str]
+) -> None:
+    fix = "that are not finite (NaN or infinity): use an earlier checkpoint"
+    for b in blocks:
+        if not is_finite(b.data):
+            what = "weights" if b.tensor in OF_WEIGHTS else f"states of the optimiser ({b.tensor})"
+            rows = f"rows {b.rows.start}-{b.rows.stop}"
+            raise CheckpointError(f"table {b.table}, {rows} of checkpoint {path} has {what} {fix}")
+    state = meta.get("state_dict")
+    dense: dict[str, Any] = state if isinstance(state, dict) else {}
+    for name in parameters:
+        if isinstance(values := dense.get(name), Tensor) and not is_finite(values):
+            raise CheckpointError(f"{name} of checkpoint {path} has weights {fix}")
+
+
+def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
+    """Load a whole logical table without a plan, ranks or a model, for notebooks.
+
+    Args:
+        path: The checkpoint.
+        table: The name of the table.
+        tensor: "weight" or a state of the optimiser, such as "sum".
+
+    Returns:
+        [R, D], or [R, 1] for a state with one value per row, in the stored dtype. Rows of a dynamic
+            table are in the order of their positions; `static_table` returns their keys.
+
+    Raises:
+        CheckpointError: The table or tensor is not in the checkpoint.
+    """
+
+    def all_of_it(manifest: CheckpointManifest) -> Iterable[str]:
+        return {s.file for s in manifest.tensors.get((table, tensor), ())}
+
+    with Checkpoint.at(path, selector=all_of_it) as snapshot:
+        stored = snapshot.manifest.tensors.get((table, tensor), [])
+        if stored:
+            check_tiling(stored)  # before the table is allocated
+        shape, dtype = (
+            (stored[0].shape, getattr(torch, stored[0].dtype))
+            if stored
+            else ((1, 1), torch.float32)
+        )
+        data = torch.empty(shape, dtype=dtype)
+        snapshot.fill([Block(table, tensor, shape, range(shape[0]), range(shape[1]), data, True)])
+    return data
+
+
+class StaticTable(NamedTuple):
+    """Rows in the order of their keys.
+
+    Args:
+        keys_R: The key of each row, ascending, int64; `torch.searchsorted(keys_R, ids)` finds rows.
+        tensor_RD: The rows.
+    """
+
+    keys_R: Tensor
+    tensor_RD: Tensor
+
+
+def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTable:
+    """Load a dynamic table without a plan, ranks or a model, for notebooks and exports.
+
+    A table trained with the ids 0 .. R - 1 gives the rows of a static table of R rows, in the same
+    order.
+
+    Args:
+        path: The checkpoint.
+        table: The name of the table.
+        tensor: "weight" or a state of the optimiser, such as "sum".
+
+    Returns:
+        The keys and rows of the table; both are empty before training.
+
+    Raises:
+        CheckpointError: The checkpoint has no dynamic table of this name.
+    """
+    manifest = read_manifest(path)
+    stored = manifest.dynamic
+    if table not in stored:
+        hint = suggest(table, list(stored)) if stored else "it has none"
+        raise CheckpointError(f"checkpoint {path} has no dynamic table {table}: {hint}")
+    if not sum(stored[table]["rows"]):
+        columns = max(shard.cols.stop for shard in manifest.plan.tables[table].shards)
+        return StaticTable(torch.zeros(0, dtype=torch.int64), torch.zeros(0, columns))
+    keys_R = load_table(path, table, "keys")[:, 0]
+    order_R = keys_R.argsort()
+    return StaticTable(keys_R[order_R], load_table(path, table, tensor)[order_R])
+
+
+def verify(path: str | Path) -> int:
+    """Read a whole checkpoint, and compare all checksums.
+
+    Returns:
+        The number of bytes read.
+
+    Raises:
+        CheckpointError: A file or block is missing or damaged; the text names it.
+    """
+    with Checkpoint.at(path, selector=every_file) as snapshot:
+        return snapshot.verify()

@@ -38,7 +38,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from recapp.errors import CheckpointError, ConfigError
+from recapp.errors import CheckpointError, ConfigError, one_line
 from recapp.optim.named_rules import RULES as RULE_NAMES
 from recapp.settings.option_files import named_targets
 
@@ -184,9 +184,9 @@ def _marked(value: Any, where: str, depth: int) -> Any:
         if "${" in value and (pathless or where.endswith(TARGET)):
             raise _not_plain(where, "refers to something else")
         if pathless and _leads_out(value):
-            raise _not_plain(where, f"is {_shown(value)}, which leads out of the run's directory")
+            raise _not_plain(where, f"is {one_line(value)}, which leads out of the run's directory")
         if pathless and WIDE.search(value):
-            raise _not_plain(where, f"is {_shown(value)}, which makes a name of any length")
+            raise _not_plain(where, f"is {one_line(value)}, which makes a name of any length")
     elif value is not None and not isinstance(value, bool | int | float):
         raise _not_plain(where, f"is a {type(value).__name__}")
     return value
@@ -231,7 +231,7 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     if _is_dotted(target) and package not in {*sys.stdlib_module_names, *NOT_THE_USERS}:
         fix = f"if that package is yours, say trust=[{','.join([*trust, package])}]"
     raise CheckpointError(
-        f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
+        f"{where}.{TARGET}={one_line(target)} stands in the checkpoint and is not run: "
         f"{_may(names, homes)}; {fix}"
     )
 
@@ -243,11 +243,11 @@ def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]
         CheckpointError: It does not, or the package cannot be imported.
     """
     home, _, name = target.rpartition(".")
-    refusal = f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
+    refusal = f"{where}.{TARGET}={one_line(target)} stands in the checkpoint and is not run: "
     try:
         value = vars(import_module(home)).get(name)
     except Exception as error:
-        why = _shown(str(error))
+        why = one_line(str(error))
         raise CheckpointError(
             f"{refusal}{home} cannot be imported ({why}); start the command where it can be"
         ) from None
@@ -302,14 +302,8 @@ def _leads_out(text: str) -> bool:
     return uri or os.path.isabs(text) or text.startswith("~") or ".." in re.split(r"[/\\]", text)
 
 
-def _shown(text: str) -> str:
-    """Return a text of a file as one line of at most 80 characters."""
-    text = re.sub(r"[^ -~]+", " ", text)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _not_plain(where: str, why: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint's settings are not plain: {_shown(where) or 'they'} {why}; use another "
+        f"the checkpoint's settings are not plain: {one_line(where) or 'they'} {why}; use another "
         "checkpoint"
     )

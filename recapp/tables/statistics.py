@@ -16,8 +16,7 @@ Zipf 1.05 with scattered popular rows (`recapp/benchmarks/workloads.py` draws su
 A cache of id statistics in the user's cache directory: measuring takes seconds, and the data set
 is usually the same.
 
-    ~/.cache/recapp/statistics/<hash of the data set's directory>.json
-        {"looked": [{"key": ..., "samples": 8192, "tables": {name: statistics}}, ...]}
+    ~/.cache/recapp/statistics/<key>.json     {"samples": 8192, "tables": {name: statistics}}
 
 The key is a hash of two parts: the names, sizes and modification times of the data files; and all
 that turns ids into rows, which is the names, rows and id rules of tables and the features of their
@@ -391,8 +390,7 @@ def _hot(row_N: NDArray[np.int64]) -> Points:
     )
 
 
-KEPT = 8  # measurements kept for a data set, so that each job of a sweep finds its own
-KEPT_DATA_SETS = 100  # data sets kept: those used last
+KEPT = 800  # measurements: each job of a sweep may have its own
 
 
 def read_cached(
@@ -414,11 +412,11 @@ def read_cached(
     Returns:
         Statistics by table; None if there is no measurement, or one with too few samples.
     """
-    key = _key(files, tables, lookups, rules)
-    path = _path(files)
-    for entry in _read(path) if key and path else []:
-        if entry.get("key") == key and entry.get("samples", 0) >= samples:
-            with suppress(ConfigError, KeyError, AttributeError):  # from another version, or edited
+    path = _path(files, tables, lookups, rules)
+    if path is not None:  # a file may be absent, from another version, or edited
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError):
+            entry = read_json(path)
+            if entry["samples"] >= samples:
                 return {t.name: TableStatistics.from_dict(entry["tables"][t.name]) for t in tables}
     return None
 
@@ -444,20 +442,17 @@ def write_cached(
     Returns:
         The path of the file; None if the cache cannot be written.
     """
-    key = _key(files, tables, lookups, rules)
-    path = _path(files)
-    if not key or path is None:
+    path = _path(files, tables, lookups, rules)
+    if path is None:
         return None
     entry = {
-        "key": key,
         "samples": samples,
         "tables": {t.name: statistics[t.name].to_dict() for t in tables},
     }
-    entries = [entry, *(old for old in _read(path) if old.get("key") != key)][:KEPT]
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps({"looked": entries}) + "\n")
+        unfinished.write_text(json.dumps(entry) + "\n")
         unfinished.replace(path)
         _forget_old(path.parent)
     except OSError:
@@ -465,18 +460,6 @@ def write_cached(
             unfinished.unlink(missing_ok=True)
         return None
     return path
-
-
-def _path(files: Sequence[str | Path]) -> Path | None:
-    """Return the path of the file with the statistics of a data set; None if the user has no
-    cache.
-    """
-    cache = _user_cache()
-    if cache is None or not files:
-        return None
-    folder = str(Path(files[0]).resolve().parent)
-    name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    return cache / "recapp" / "statistics" / f"{name}.json"
 
 
 # by platform: the variable that names the directory of a user's caches, and the default below the
@@ -496,26 +479,29 @@ def _user_cache() -> Path | None:
 
 
 def _forget_old(folder: Path) -> None:
-    """Delete the statistics of all data sets except those used last."""
+    """Delete all measurements but the newest."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-KEPT_DATA_SETS]:
+    for path in files[:-KEPT]:
         path.unlink(missing_ok=True)
 
 
-def _key(
+def _path(
     files: Sequence[str | Path],
     tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None,
     rules: Mapping[str, Any] | None,
-) -> str:
-    """Return the key of a measurement; an empty text if a data file is absent."""
+) -> Path | None:
+    """Return the path of a measurement; None if a data file is absent, or the user has no cache."""
+    cache = _user_cache()
+    if cache is None or not files:
+        return None
     identity: list[Any] = []
     try:
         for file in files:
             status = os.stat(file)
             identity.append([str(Path(file).resolve()), status.st_size, status.st_mtime_ns])
     except OSError:
-        return ""
+        return None
     features: dict[str, list[str]] = {t.name: [] for t in tables}
     for lookup in lookups_of(tables) if lookups is None else lookups:
         features[lookup.table.name].append(lookup.feature)
@@ -534,15 +520,5 @@ def _key(
     )
     if rules:
         identity.append(dict(rules))
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest() if files else ""
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the measurements in a file; an empty list if the file cannot be read."""
-    try:
-        entries = read_json(path)["looked"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return (
-        [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    )
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    return cache / "recapp" / "statistics" / f"{key}.json"

@@ -37,7 +37,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.settings.values import shown
 from recapp.sharding.layout import AVERAGE, RAW
-from recapp.stored.meta_file import state_must_fit
+from recapp.stored.plain_parts import state_must_fit
 from recapp.trainer.lightnings_parts import BatchCallback, ends_epoch
 from recapp.trainer.trainer_settings import AverageSettings
 

@@ -26,7 +26,6 @@ from recapp.optim.named_rules import tables_that_restart
 from recapp.planner.problem import hosts_in_blocks
 from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 from recapp.processes.rank_environment import command_age, process_age
-from recapp.reporting.details import write_details
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
 from recapp.reporting.plan_report import plan_rows, rank_rows, table_uses
 from recapp.reporting.run_record import (
@@ -36,7 +35,7 @@ from recapp.reporting.run_record import (
     claim_directory,
     write_record,
 )
-from recapp.reporting.summary import print_rows_read
+from recapp.reporting.summary import print_rows_read, write_details
 from recapp.sharding.layout import WEIGHT
 from recapp.stored.checkpoint import remove_earlier
 from recapp.stored.start_values import fill_values
@@ -47,8 +46,8 @@ from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import strategy_of
-from recapp.transport.choose_transport import describe
 from recapp.transport.communicator import raise_together
+from recapp.transport.join_ranks import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
 RATE_STEPS = 10  # steps over which a rate is averaged
@@ -597,8 +596,8 @@ def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
     """Return a record for each dynamic table: the number of its rows, and the numbers of new,
     admitted and evicted keys in this run. It is collective.
     """
-    rows = shared.stored.rows_of_runs()
-    changes = shared.stored.changes() if rows else {}
+    rows = shared.rows_of_runs()
+    changes = shared.changes() if rows else {}
     return [
         {
             "table": table,

@@ -56,8 +56,8 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.artefact_files import values_in
-from recapp.stored.checkpoint import read_meta
+from recapp.stored.plain_parts import values_in
+from recapp.stored.stored_model import read_meta
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.statistics import TableStatistics

@@ -5,7 +5,7 @@ model, and keeps the models of the last epochs.
     checkpoints/last.ckpt -> step_000020.ckpt    if the best is also the last
     checkpoints/last.ckpt -> last.ckpt.000027    else a directory of its own
     checkpoints/snapshot_000206.ckpt             the end of epoch 2
-    checkpoints/snapshots.ckpt                   recapp/stored/joined_checkpoint.py joins them
+    checkpoints/snapshots.ckpt                   recapp/stored/checkpoint.py joins them
 
 `last.ckpt` is always a link, and one rename replaces it. So it points to a whole checkpoint at
 every moment.
@@ -36,11 +36,11 @@ from recapp.stored.checkpoint import (
     find_named,
     folder_of,
     link_checkpoint,
-    read_manifest,
     remove_checkpoint,
 )
-from recapp.stored.meta_file import state_must_fit
-from recapp.stored.model_store import clean_up, new_version
+from recapp.stored.plain_parts import state_must_fit
+from recapp.stored.store import clean_up, new_version
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.strategy import strategy_of

@@ -38,7 +38,7 @@ from recapp.optim.named_rules import settings_of_table
 from recapp.optim.optimizer import HybridOptimizer, groups_of_tables
 from recapp.settings.records import find_constructor
 from recapp.settings.values import shown
-from recapp.stored.meta_file import WRONG_STATE, in_words, state_must_fit
+from recapp.stored.plain_parts import WRONG_STATE, in_words, state_must_fit
 
 Settings = Mapping[str, Any]
 MakeSchedule = Callable[[Settings, Optimizer, Any], LRScheduler]

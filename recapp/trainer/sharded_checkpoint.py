@@ -34,17 +34,11 @@ from recapp.errors import CheckpointError
 from recapp.optim.rules import FROZEN
 from recapp.sharding.layout import AVERAGE, OF_WEIGHTS, RAW, WEIGHT, Block
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.artefact_files import DERIVED_VALUES, plain_values
-from recapp.stored.checkpoint import (
-    load_table,
-    read_manifest,
-    read_meta,
-    with_absolute_paths,
-    with_paths,
-)
-from recapp.stored.meta_file import check_state
-from recapp.stored.model_manifests import CheckpointManifest
-from recapp.stored.model_store import is_checkpoint
+from recapp.stored.checkpoint import with_absolute_paths, with_paths
+from recapp.stored.manifest import CheckpointManifest
+from recapp.stored.plain_parts import DERIVED_VALUES, check_state, plain_values
+from recapp.stored.store import is_checkpoint
+from recapp.stored.stored_model import load_table, read_manifest, read_meta
 from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
@@ -91,7 +85,7 @@ def manifest_of(
     tables = sharded_tables(module)
     data = datamodule_of(trainer)
     # ends a deferred step, before the updates are counted
-    dynamic = {name: rows for t in tables for name, rows in t.stored.rows_of_runs().items()}
+    dynamic = {name: rows for t in tables for name, rows in t.rows_of_runs().items()}
     begun = {name: number for t in tables for name, number in t.update.begun.items()}
     continues = isinstance(data, KeepsPosition)
     measured = trainer.callback_metrics.items()
@@ -210,9 +204,9 @@ class StoredTables:
         changed = self._changed_rules(manifest)
         dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
         updates = [*manifest.updates, *([0] * len(self.tables))]
-        averaged = self.fitting and manifest.is_averaged
+        averaged = self.fitting and any(tensor == RAW for _, tensor in manifest.tensors)
         for shared, number in zip(self.tables, updates, strict=False):
-            for block in shared.stored.blocks_to_load(dynamic, number, averaged=averaged):
+            for block in shared.blocks_to_load(dynamic, number, averaged=averaged):
                 if self._is_wanted(block, changed, manifest):
                     yield _as_stored(block, manifest) if averaged else block
 
@@ -232,7 +226,7 @@ class StoredTables:
             CheckpointError: Keys of dynamic tables are in the wrong place.
         """
         for shared in self.tables:
-            shared.stored.loaded()
+            shared.loaded()
         changed = self._changed_rules(manifest)
         for shared, number in zip(self.tables, manifest.updates, strict=False):
             shared.updates = number

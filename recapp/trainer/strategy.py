@@ -65,14 +65,10 @@ from recapp.sharding.layout import Block
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.checkpoint import (
-    load_together,
-    remove_checkpoint,
-    with_absolute_paths,
-    write_checkpoint,
-)
-from recapp.stored.meta_file import check_state, state_must_fit
-from recapp.stored.model_manifests import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.checkpoint import remove_checkpoint, with_absolute_paths, write_checkpoint
+from recapp.stored.manifest import RUN, SAVED_AS, CheckpointManifest
+from recapp.stored.plain_parts import check_state, state_must_fit
+from recapp.stored.stored_model import load_together
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of
@@ -96,8 +92,8 @@ from recapp.trainer.sharded_checkpoint import (
     plain_part_of,
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import mean_hidden
+from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import hook_of
 
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -136,7 +132,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         reserve_bytes: The bytes of this memory that tables may not use.
         hardware: The rates by which the planner estimates times; None takes the default of the
             device.
-        transport: The transport of the tables' messages (`recapp/transport/choose_transport.py`).
+        transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
         backend: The backend of the kernels (`recapp/kernels/backend.py`).
         payload: The dtype of the vectors and gradients that are sent; None takes the compute dtype.
         modes: The modes of tables whose plan leaves the mode open. Modes that stay open are decided

@@ -135,6 +135,36 @@ def mean_hidden(waits: Iterable[Waits]) -> dict[str, float]:
     return {phase: sum(values) / len(values) for phase, values in shares.items()}
 
 
+LONGEST_LOOK_SECONDS = 2.0
+"""The most time that counts between two looks. A longer gap shows that this process itself was
+stopped or too busy, so it cannot blame others for that time."""
+
+
+class SecondsSeen:
+    """For each item, such as a stopped rank, the seconds for which every look has seen the item.
+
+    Time in which this process itself was stopped does not count: a user who stops a whole job may
+    continue it days later.
+    """
+
+    def __init__(self) -> None:
+        self._looked = time.monotonic()
+        self._seconds: dict[int, float] = {}
+
+    def look(self, seen: Iterable[int]) -> Mapping[int, float]:
+        """Return the seconds of each item that is seen now, 0 for a new one.
+
+        Args:
+            seen: The items that are seen now. The seconds of every other item are forgotten.
+        """
+        now = time.monotonic()
+        passed = min(now - self._looked, LONGEST_LOOK_SECONDS)
+        self._looked = now
+        before = self._seconds
+        self._seconds = {one: before[one] + passed if one in before else 0.0 for one in seen}
+        return self._seconds
+
+
 _HERE = nullcontext()
 
 
@@ -268,7 +298,7 @@ class Comm:
         rank: The number of this rank.
         world: The number of ranks.
         transport: The name of the backend, or `none` for one rank.
-        fallback: The reason why `recapp.transport.choose_transport` chose no faster transport; else
+        fallback: The reason why `recapp.transport.join_ranks` chose no faster transport; else
             empty.
         calls: The number of swaps started so far.
         bytes_sent: The number of bytes that this rank sent in swaps so far.

@@ -31,8 +31,7 @@ from typing_extensions import override
 
 from recapp.errors import LaunchError, RankError
 from recapp.processes.faults import timeout_message
-from recapp.transport.communicator import Comm, Span
-from recapp.transport.pulse import SecondsSeen
+from recapp.transport.communicator import Comm, SecondsSeen, Span
 from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 
 FILE_NAME = "recapp"  # the name in /proc
@@ -230,7 +229,6 @@ class SharedMemoryComm(Comm):
         self._buffers = {n: buffer for n, buffer in self._buffers.items() if n in under_way}
 
     def _ended(self, ranks: set[int]) -> set[int]:
-        """Return the ranks whose process has ended."""
         poll = select.poll()
         for r in ranks:
             poll.register(self._process_W[r], select.POLLIN)

@@ -303,7 +303,6 @@ class AverageOverRanks:
 
 
 def _parts(numel: int, world: int) -> list[Span]:
-    """Return the span of each rank's part of a bucket."""
     return list(pairwise(numel * r // world for r in range(world + 1)))
 
 

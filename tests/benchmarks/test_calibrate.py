@@ -41,8 +41,8 @@ from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import Topology, dense_of
 from recapp.reporting.phases import PHASES
 from recapp.settings.records import to_plain
-from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import make_comm
 
 CPU = torch.device("cpu")
 MODEL = TinyModel("small", 32, 4, (8,), (8, 1))

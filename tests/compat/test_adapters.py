@@ -1,29 +1,20 @@
-"""The small adapters: awaitables, environments, the type of what travels."""
-
-import copy
-import operator
-import pickle
+"""The small adapters: environments, the type of what travels."""
 
 import pytest
 import torch
 from engine.engine_cases import batch_of, make_tables
 
-from recapp.compat.torchrec.planning import CommType, QCommsConfig, get_qcomm_codecs_registry
-from recapp.compat.torchrec.plans_by_hand import (
+from recapp.compat.torchrec.planning import (
+    CommType,
+    QCommsConfig,
     ShardingEnv,
     get_local_rank,
     get_local_size,
+    get_qcomm_codecs_registry,
     row_wise,
     shard,
     shard_modules,
     table_wise,
-)
-from recapp.compat.torchrec.train_pipeline import (
-    Awaitable,
-    LazyAwaitable,
-    LazyGetItemMixin,
-    LazyNoWait,
-    NoWait,
 )
 from recapp.compat.torchrec.wrapped_collections import (
     ManagedCollisionEmbeddingBagCollectionSharder,
@@ -35,113 +26,6 @@ from recapp.parallel import EmbeddingBagCollectionSharder
 from recapp.tables.collections import EmbeddingBagCollection
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
-
-
-class Counted(LazyAwaitable[torch.Tensor]):
-    """Counts how often it was waited for."""
-
-    times = 0
-
-    def _wait_impl(self):
-        self.times += 1
-        return torch.ones(2, 3)
-
-
-def test_a_lazy_value_is_waited_for_once_and_when_it_is_read():
-    lazy = Counted()
-    assert lazy.times == 0 and isinstance(lazy, Awaitable)
-    assert lazy.shape == (2, 3) and lazy.wait() is lazy.wait() and lazy.times == 1
-    assert lazy._result is lazy.wait()
-    with pytest.raises(AttributeError, match="Counted has no attribute '__secret__'"):
-        getattr(lazy, "__secret__")  # noqa: B009
-    assert NoWait("there").wait() == "there"
-
-
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda x: torch.add(x, 2 * torch.ones(2, 3)),
-        lambda x: torch.cat([x, torch.ones(2, 3)], dim=1),
-        lambda x: torch.nn.functional.linear(input=x, weight=torch.ones(1, 3)),
-        lambda x: 2 * x - x / 3 + x**2,
-        lambda x: x @ torch.ones(3, 1),
-        lambda x: torch.ones(4, 2) @ x,
-        lambda x: torch.ones(2, 3) - x,
-        lambda x: -x,
-        lambda x: abs(x - 3),
-        lambda x: x == 1,
-        lambda x: x < torch.tensor([0, 1, 2]),
-        lambda x: x[0, 1:],
-        lambda x: torch.stack(list(x)[::-1]),
-        lambda x: torch.tensor([len(x), x.sum().item(), float(x[0, 0]), x.numel()]),
-    ],
-)
-def test_a_lazy_value_computes_as_its_value(compute):
-    assert torch.equal(compute(Counted()), compute(torch.ones(2, 3)))
-
-
-@pytest.mark.parametrize(
-    "function", ["and_", "or_", "xor", "lshift", "floordiv", "mod", "pow", "le", "ne"]
-)
-def test_whole_numbers_that_are_lazy_compute_on_either_side(function):
-    compute = getattr(operator, function)
-    assert compute(LazyNoWait(13), 3) == compute(13, LazyNoWait(3)) == compute(13, 3)
-    assert compute(LazyNoWait(13), LazyNoWait(3)) == compute(13, 3)
-
-
-def test_a_lazy_dict_is_read_as_a_dict():
-    lazy = LazyNoWait({"t1": torch.ones(2), "t2": torch.zeros(2)})
-    assert list(lazy) == ["t1", "t2"] and "t1" in lazy and "t3" not in lazy and len(lazy) == 2
-    assert lazy and torch.equal(lazy["t1"] + 2, torch.full((2,), 3.0))
-    assert list(lazy.keys()) == ["t1", "t2"] and lazy in {lazy}
-
-
-def test_a_lazy_value_is_copied_and_pickled_without_waiting():
-    lazy = LazyNoWait(torch.arange(3))
-    for other in (pickle.loads(pickle.dumps(lazy)), copy.deepcopy(lazy)):
-        assert other._result is None and torch.equal(other.wait(), torch.arange(3))
-
-
-class CountedParts(LazyGetItemMixin[str, torch.Tensor], LazyAwaitable[dict[str, torch.Tensor]]):
-    """Counts how often it was waited for; its parts are lazy."""
-
-    times = 0
-
-    def _wait_impl(self):
-        self.times += 1
-        return {"a": torch.ones(2), "b": torch.full((2,), 2.0)}
-
-
-def test_lazy_parts_wait_for_the_whole_once():
-    whole = CountedParts()
-    whole.callbacks.append(lambda parts: {name: 10 * part for name, part in parts.items()})
-    a = whole["a"]
-    b = whole["b"]
-    assert isinstance(a, LazyAwaitable) and whole.times == 0
-    assert torch.equal(torch.add(a, b), torch.full((2,), 30.0)) and whole.times == 1
-
-
-class Forgets(LazyAwaitable[torch.Tensor]):
-    def __init__(self):
-        pass
-
-    def _wait_impl(self):
-        return torch.ones(2)
-
-
-def test_a_lazy_class_that_forgets_its_base_is_one_line():
-    with pytest.raises(RuntimeError, match=r"Forgets has not been initialized properly: have its"):
-        torch.ones(2) + Forgets()
-
-
-class Twice(torch.nn.Module):
-    def forward(self, x):
-        return torch.add(LazyNoWait(x), x * 3)
-
-
-def test_torchs_fx_traces_that_an_awaitable_is_made():
-    traced = torch.fx.symbolic_trace(Twice())
-    assert torch.equal(traced(torch.ones(2)), torch.full((2,), 4.0))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from importlib import import_module
 import pytest
 
 import recapp
-from recapp.compat import hugectr_names, torchrec_names
-
-NAMES = torchrec_names.NAMES | hugectr_names.NAMES
+from recapp.compat.foreign_names import NAMES
 
 
 def by_attributes(path):

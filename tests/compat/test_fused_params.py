@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.compat.torchrec.fused_params import (
+from recapp.compat.torchrec.keyed import (
     EmbOptimType,
     rule_of_fused_params,
     rules_of_fused_params,

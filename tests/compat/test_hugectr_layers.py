@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recapp import hugectr
-from recapp.compat.hugectr.layers import KINDS, layer_made
+from recapp.compat.hugectr.graph import KINDS, layer_made
 from recapp.errors import ConfigError
 
 L = hugectr.Layer_t

@@ -18,7 +18,7 @@ from jobs import environment, metrics_of, ranks_of, validation
 
 from recapp import hugectr
 from recapp.compat.hugectr import program as hugectr_program
-from recapp.stored.model_store import is_checkpoint
+from recapp.stored.store import is_checkpoint
 
 L = hugectr.Layer_t
 KIND = hugectr.Optimizer_t

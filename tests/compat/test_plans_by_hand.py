@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recapp.compat.torchrec.plans_by_hand import (
+from recapp.compat.torchrec.planning import (
     ParameterSharding,
     ShardingPlan,
     apply_to_all,

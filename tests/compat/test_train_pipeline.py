@@ -4,9 +4,12 @@ import pytest
 import torch
 from engine.engine_cases import make_tables
 
-from recapp.compat.torchrec.batches import RandomRecDataset
+from recapp.compat.torchrec.batches import (
+    RandomRecDataset,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 from recapp.compat.torchrec.models import DLRM, DLRMTrain
-from recapp.compat.torchrec.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_state import gathered_state_dict
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder

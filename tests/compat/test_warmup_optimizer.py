@@ -119,7 +119,7 @@ def stepped():
         ),
         (
             lambda: stepped().load_state_dict({"state": {}}),
-            "the state has no entry for __warmup, and this optimiser needs one",
+            "the state has nothing of parameter __warmup, which has state here",
         ),
         (
             lambda: stepped().load_state_dict({"state": {"__warmup": {"warmup": [5, 3]}}}),

@@ -11,9 +11,7 @@ from recapp.dataset import click_rows as record
 from recapp.dataset.click_rows import open_rows, rows_read
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
-from recapp.reporting.run_record import RowsRead
-from recapp.reporting.summary import entries_of, print_rows_read
-from recapp.settings.records import record as to_record
+from recapp.reporting.summary import print_rows_read
 
 SCHEMA = Schema(
     ("bought", "liked", "stars"),
@@ -115,17 +113,3 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
         "1 (empty); not Parquet or CSV 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said
-    shown = entries_of(to_record(RowsRead, plain))
-    assert shown["Files"] == (
-        "4 files, part-0.parquet to part-1.parquet to train; part-1.parquet to validate"
-    )
-    assert shown["Labels"].startswith("bought 5.00% of the rows to train, liked 50.00% of the")
-    assert "hidden 5" in shown["Left out"]
-
-
-def test_long_names_of_files_are_cut_in_the_middle(tmp_path, capsys):
-    name = "part-00000-0c995d28-6b8d-4f59-927c-5c4052e287de-c000.snappy.parquet"
-    split = {"files": 1, "first": f"/logs/{name}", "last": f"/logs/{name}", "rows": 3}
-    split |= {"positives": {}, "positives_of": 0}
-    print_rows_read({"splits": {"train": split}, "left_out": []})
-    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "part-00000..snappy.parquet"

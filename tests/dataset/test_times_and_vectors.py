@@ -24,7 +24,7 @@ from recapp.serving.limits import Limits, Refused
 from recapp.serving.open_inference import read_tensor
 from recapp.serving.open_inference import table_of as table_of_tensors
 from recapp.sparse.keyed_jagged_tensor import MISSING
-from recapp.stored.artefact_files import read_values, written_values
+from recapp.stored.plain_parts import read_values, written_values
 from recapp.tables.table_settings import TablesOfDataset
 
 MOMENT = 1_413_849_599  # Monday 20 October 2014, 23:59:59

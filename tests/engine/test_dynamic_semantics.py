@@ -232,7 +232,7 @@ def check_tables(comm, collection, plain):
     """The tables hold what the model holds."""
     plain.settle()
     found = rows_by_key(comm, collection)
-    changes = collection.shared.stored.changes()
+    changes = collection.shared.changes()
     for name, table in plain.tables.items():
         keys = sorted(table.rows)
         rows = [table.rows[key] for key in keys]
@@ -311,7 +311,7 @@ def happens(comm, folder, seed, kind, backend, steps=14):
             check_tables(comm, collection, plain)
         if moves:
             path = folder / f"{step}.ckpt"
-            collection.shared.stored.rows_of_runs()  # ends the step
+            collection.shared.rows_of_runs()  # ends the step
             write(path, collection, comm)
             collection = made(rng.choice(PLANS))
             fill(path, collection)

@@ -10,7 +10,7 @@ import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 from tiers import one_of
 
-from recapp.compat.torchrec.train_pipeline import TrainPipelineSparseDist
+from recapp.compat.torchrec.batches import TrainPipelineSparseDist
 from recapp.engine.sharded_collection import shard_bags, shard_model, sharded_collections
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import with_frozen

@@ -18,7 +18,8 @@ from torch import nn
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.checkpoint import load_blocks, read_manifest, write_checkpoint
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.stored_model import load_blocks, read_manifest
 from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
@@ -181,15 +182,15 @@ def train(comm, seed, path):
             keys = whole.get((table, "keys"), torch.arange(len(data))[:, None])[:, 0]
             wanted = weights[table].detach()[keys]
             torch.testing.assert_close(data, wanted, rtol=1e-8, atol=1e-9)
-    info = {"plan": shared.plan.to_dict(), "dynamic": shared.stored.rows_of_runs(), "updates": [3]}
+    info = {"plan": shared.plan.to_dict(), "dynamic": shared.rows_of_runs(), "updates": [3]}
     write_checkpoint(path, list(shared.blocks()), comm=comm, meta={"step": 3}, manifest=info)
     return whole
 
 
 def load(comm, seed, path):
     (shared,) = sharded_tables(sharded(comm, seed, 1))
-    load_blocks(path, shared.stored.blocks_to_load(read_manifest(path).dynamic, 3))
-    shared.stored.loaded()
+    load_blocks(path, shared.blocks_to_load(read_manifest(path).dynamic, 3))
+    shared.loaded()
     return rows_by_key(comm, shared)
 
 

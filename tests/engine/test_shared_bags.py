@@ -8,7 +8,7 @@ from engine.engine_cases import make_plan, make_tables
 from parity.cases import RULES, TOLERANCE, Case, Oracle, loss_of, rows_held
 from torch import nn
 
-from recapp.compat.torchrec.train_pipeline import TrainPipelineSparseDist
+from recapp.compat.torchrec.batches import TrainPipelineSparseDist
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, RankError
 from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder

@@ -7,7 +7,7 @@ from engine.test_random_mixtures import FEATURES, Mixture
 
 from recapp.engine.sharded_collection import embedding_collections, shard_model
 from recapp.inference.held_tables import RowWriter, mapped_tables, one_rank, stored, values
-from recapp.stored.model_manifests import ArtefactManifest
+from recapp.stored.manifest import ArtefactManifest
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import DataType

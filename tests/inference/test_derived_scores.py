@@ -19,7 +19,7 @@ from recapp.model_export import export_model
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
 from recapp.serving.served_model import Served, check_model
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 
 pytestmark = pytest.mark.full
 DERIVED = (

@@ -41,10 +41,9 @@ from recapp.metrics import click_metrics
 from recapp.model_export import export_model
 from recapp.run.run_rows import validation_batches, validation_source
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.stored.artefact_files import unfinished
 from recapp.stored.manifest import sealed
-from recapp.stored.model_store import MANIFEST
-from recapp.stored.store import REPLACED
+from recapp.stored.plain_parts import unfinished
+from recapp.stored.store import MANIFEST, REPLACED
 from recapp.stored.stored_model import Artefact
 from recapp.tables.config import DataType
 from recapp.tasks.task import ClickTask

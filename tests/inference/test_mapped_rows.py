@@ -17,7 +17,7 @@ from parity.cases import sharding
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.model_manifests import ArtefactManifest
+from recapp.stored.manifest import ArtefactManifest
 from recapp.tables.collections import embedding_tables
 from recapp.tables.row_order import ROW_ORDERS
 

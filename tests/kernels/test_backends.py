@@ -11,8 +11,17 @@ from tiers import one_of
 
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
-from recapp.kernels.constants import SQUARE_BLOCK
-from recapp.kernels.links import Bags, Links, Routes, Scratch, gather, group, runs, starts
+from recapp.kernels.links import (
+    SQUARE_BLOCK,
+    Bags,
+    Links,
+    Routes,
+    Scratch,
+    gather,
+    group,
+    runs,
+    starts,
+)
 from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import adagrad, adam, momentum_sgd, rowwise_adagrad, sgd
 from recapp.sharding.sharding_types import COLUMN_WIDTH

@@ -65,36 +65,16 @@ def changed_by(monkeypatch, file, functions):
     return {name for name in functions if before[name] != after[name]}
 
 
-VECTORS = {"pool", "pool packed", "update", "row squares"}
-INTEGERS = {"link", "group", "hash"}
+ALL = {"pool", "pool packed", "update", "row squares", "link", "group", "hash", "text"}
 
 
 @pytest.mark.parametrize(
     ("file", "kinds"),
     [
-        ("kernels/numba_cache.py", VECTORS | INTEGERS | {"text"}),
-        ("kernels/constants.py", VECTORS | INTEGERS),
-        ("kernels/simd.py", VECTORS | INTEGERS),
-        ("kernels/numba_vectors.py", VECTORS),
-        ("kernels/quantised.py", VECTORS),
+        ("kernels/numba_vectors.py", ALL),
+        ("kernels/links.py", ALL),
         ("optim/rules.py", {"update", "row squares"}),
-        ("kernels/numba_integers.py", VECTORS | {"link", "group"}),
-        ("kernels/numba_unique.py", {"link"}),
-        ("kernels/numba_key_index.py", {"hash"}),
-        ("kernels/numba_text.py", {"text"}),
-        *(
-            (f"kernels/{name}.py", set())
-            for name in (
-                "backend",
-                "reference",
-                "links",
-                "key_index",
-                "triton_cuda",
-                "triton_vectors",
-                "numba_cpu",
-            )
-        ),
-        ("optim/optimizer.py", set()),
+        ("tables/ids.py", set()),
     ],
 )
 def test_a_change_makes_those_kernels_anew_that_are_made_of_the_file(monkeypatch, file, kinds):
@@ -158,20 +138,12 @@ def made_up(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_imports_are_followed_wherever_and_however_they_are_written(made_up):
+def test_a_kernel_is_made_of_all_files_of_its_package(made_up):
     assert made_up(
         "made_up.room.kernels",
-        room_in_kernels="import json\nfrom made_up.room import plain as p\ndef kernel():\n"
-        "    from ..above import number\n    import made_up.whole",
-        room_in_plain="from made_up import __name__\nimport made_up.room.kernels",
-        room_in_unused="from made_up.room import kernels",
-        above="from .room.last import x",
-        room_in_last="x = 1",
-        whole="",
-    ) == {
-        f"made_up/{name}.py"
-        for name in ("room/kernels", "room/plain", "room/last", "above", "whole", "__init__")
-    }
+        room_in_kernels="def kernel():\n    from ..above import number",
+        above="number = 1",
+    ) == {f"made_up/{name}.py" for name in ("room/kernels", "room/__init__", "above", "__init__")}
 
 
 def test_a_rule_from_outside_of_the_package_counts_with_its_file(tmp_path, monkeypatch):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from recapp.kernels.backend import backend
-from recapp.kernels.constants import SQUARE_BLOCK
-from recapp.kernels.links import Links
+from recapp.kernels.links import SQUARE_BLOCK, Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd

@@ -30,8 +30,7 @@ from recapp.run.run_rows import rows_of
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import Constructor, find_constructor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-from recapp.stored.checkpoint import load_table
-from recapp.stored.stored_model import open_stored
+from recapp.stored.stored_model import load_table, open_stored
 from recapp.tables.collections import collections_in
 from recapp.tables.table_settings import BAGS, SEQUENCES, WIDE
 

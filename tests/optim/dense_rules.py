@@ -27,15 +27,6 @@ def rowwise_adagrad(w, g, s, t, lr, eps=1e-8, initial_accumulator=0.0, weight_de
     w -= lr * weight_decay * w + lr * g / (s["sum"].sqrt() + eps)
 
 
-def frequency_adagrad(
-    w, g, s, t, lr, eps=1e-8, rare=10.0, initial_accumulator=0.0, weight_decay=0.0
-):
-    s["updates"] += 1
-    s["sum"] += (g**2).mean(1, keepdim=True)
-    rate = lr * s["updates"] / (s["updates"] + rare)
-    w -= lr * weight_decay * w + rate * g / (s["sum"].sqrt() + eps)
-
-
 def moments(g, s, t, beta1, beta2, second):
     m = s["exp_avg"]
     v = s["exp_avg_sq"]
@@ -98,7 +89,6 @@ DENSE = {
         momentum_sgd,
         adagrad,
         rowwise_adagrad,
-        frequency_adagrad,
         adam,
         partial_row_wise_adam,
         lamb,
@@ -115,7 +105,6 @@ CASES = (
     ("adagrad", {"lr": 0.3, "eps": 1e-4, "weight_decay": 0.1}),
     ("rowwise_adagrad", {"lr": 0.3, "initial_accumulator": 0.2}),
     ("rowwise_adagrad", {"lr": 0.3, "weight_decay": 0.1}),
-    ("frequency_adagrad", {"lr": 0.3, "rare": 2.0, "weight_decay": 0.1}),
     ("adam", {"lr": 0.1, "beta1": 0.8, "weight_decay": 0.1}),
     ("partial_row_wise_adam", {"lr": 0.1, "beta2": 0.95}),
     ("partial_row_wise_adam", {"lr": 0.1, "weight_decay": 0.1}),

@@ -321,31 +321,6 @@ def short_folder():
         yield Path(folder)
 
 
-@pytest.mark.parametrize(("length", "has_room"), [(75, True), (76, False), (200, False)])
-def test_sockets_lie_where_their_addresses_are_not_too_long(short_folder, length, has_room):
-    code = """
-        import os, stat, tempfile
-        from multiprocessing import util
-        from recapp.processes.fork_server import ensure_running
-
-        ensure_running("json")
-        print(util.get_temp_dir(), stat.filemode(os.stat(util.get_temp_dir()).st_mode))
-        print(tempfile.gettempdir())
-    """
-    temporary = Path(f"{short_folder}/".ljust(length, "x"))
-    temporary.mkdir()
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env=environment(TMPDIR=str(temporary)),
-    )
-    folder, mode, of_the_command = ran.stdout.split()
-    assert Path(folder).parent == (temporary if has_room else Path("/tmp"))
-    assert mode == "drwx------" and of_the_command == str(temporary)
-    until(lambda: not Path(folder).exists())
-
-
 def test_a_server_whose_command_goes_before_there_are_ranks_leaves_nothing_behind(tmp_path):
     code = """
         import os, signal, time

@@ -18,7 +18,7 @@ from serving.browser import Browser
 from serving.processes import ServerProcess, one_answer, raw, trained, whole
 
 from recapp import load_model
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 
 pytestmark = pytest.mark.full
 

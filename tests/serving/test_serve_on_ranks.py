@@ -17,7 +17,7 @@ from serving.processes import ServerProcess, trained
 from serving.test_serve_command import rows
 
 from recapp import load_model
-from recapp.transport.pulse import SILENT_SECONDS
+from recapp.transport.join_ranks import SILENT_SECONDS
 
 pytestmark = pytest.mark.full
 

@@ -90,27 +90,19 @@ class ObjectFiles:
         known = self.objects.listed(real)
         if real in known:
             size, at = known[real]
-            return Entry(path, "file", size, at, target, (hash(real),), (hash(real), at))
+            return Entry(path, "file", size, target, (hash(real),), (hash(real), at))
         if pointer or any(name.startswith(f"{real}/") for name in known):
-            return Entry(path, "folder", 0, 0, target, (hash(real),), (hash(real),))
+            return Entry(path, "folder", 0, target, (hash(real),), (hash(real),))
         return None
 
-    def entries(self, path, levels=0):
-        top = self._entry(path)
-        if top:
-            yield top
-        level = [path]
-        for _ in range(levels):
-            below = []
-            for folder in level:
-                prefix = f"{self._key(folder)}/"
-                keys = self.objects.listed(prefix)
-                names = {key.removeprefix(prefix).split("/")[0].split("@")[0] for key in keys}
-                for entry in filter(None, (self._entry(folder / name) for name in sorted(names))):
-                    yield entry
-                    if entry.kind == "folder" and entry.path.suffix != ".ckpt":
-                        below.append(entry.path)
-            level = below
+    def entries(self, path, inside=False):
+        if not inside:
+            yield from filter(None, [self._entry(path)])
+            return
+        prefix = f"{self._key(path)}/"
+        keys = self.objects.listed(prefix)
+        names = {key.removeprefix(prefix).split("/")[0].split("@")[0] for key in keys}
+        yield from filter(None, (self._entry(path / name) for name in sorted(names)))
 
     def current(self, name):
         return name

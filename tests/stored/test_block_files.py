@@ -11,7 +11,7 @@ from tables import blank, block, edit, save
 
 from recapp.errors import CheckpointError
 from recapp.stored import block_files
-from recapp.stored.checkpoint import load_blocks, read_manifest
+from recapp.stored.stored_model import load_blocks, read_manifest
 
 DTYPES = [
     torch.float64,

@@ -18,17 +18,11 @@ import torch
 from tables import blank, block, edit, save, whole
 
 from recapp.errors import CheckpointError, RankError
-from recapp.stored import block_files, checkpoint, meta_file
-from recapp.stored.checkpoint import (
-    load_blocks,
-    load_table,
-    read_manifest,
-    read_meta,
-    remove_checkpoint,
-    verify,
-)
-from recapp.stored.meta_file import plain
-from recapp.stored.model_store import find_checkpoints, is_checkpoint
+from recapp.stored import block_files, checkpoint, plain_parts
+from recapp.stored.checkpoint import remove_checkpoint
+from recapp.stored.plain_parts import plain
+from recapp.stored.store import is_checkpoint
+from recapp.stored.stored_model import load_blocks, load_table, read_manifest, read_meta, verify
 from recapp.transport.communicator import Comm
 
 
@@ -113,7 +107,7 @@ def full_disk():
 STEPS = [
     ("block_files.zlib.crc32", 0, 1),
     ("block_files.zlib.crc32", 1, 1),
-    ("meta_file.torch.save", 0, 1),
+    ("plain_parts.torch.save", 0, 1),
     ("checkpoint.to_json", 0, 1),
     ("store.sync", 0, 1),
     ("store.Path.rename", 0, 1),
@@ -160,7 +154,7 @@ def test_a_killed_save_leaves_the_earlier_checkpoint_whole(
         )
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert is_checkpoint(path) and find_checkpoints(tmp_path) == [path]
+    assert is_checkpoint(path)
     assert value_of(path) == left
     assert save_value(path, 3) == [None] * 2
     assert value_of(path) == 3
@@ -176,7 +170,7 @@ def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch)
         )
         os._exit(0)
     os.waitpid(child, 0)
-    assert not is_checkpoint(tmp_path / "a.ckpt") and find_checkpoints(tmp_path) == []
+    assert not is_checkpoint(tmp_path / "a.ckpt")
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt.tmp"]
 
 
@@ -214,40 +208,12 @@ def test_links_are_followed_when_read_and_only_themselves_replaced_and_removed(t
     save_value(tmp_path / "a.ckpt", 1)
     (tmp_path / "last.ckpt").symlink_to(tmp_path / "a.ckpt")
     assert value_of(tmp_path / "last.ckpt") == 1
-    assert find_checkpoints(tmp_path) == [tmp_path / "a.ckpt"]
     save_value(tmp_path / "last.ckpt", 2)
     assert (value_of(tmp_path / "a.ckpt"), value_of(tmp_path / "last.ckpt")) == (1, 2)
     (tmp_path / "link.ckpt").symlink_to(tmp_path / "a.ckpt")
     remove_checkpoint(tmp_path / "link.ckpt")
+    remove_checkpoint(tmp_path / "link.ckpt")
     assert value_of(tmp_path / "a.ckpt") == 1
-
-
-def test_checkpoints_are_found_below_a_directory_oldest_first(tmp_path):
-    for number, name in enumerate(("z/b.ckpt", "a.ckpt", "z/deep/c.ckpt")):
-        save_value(tmp_path / name, 1)
-        os.utime(tmp_path / name / "manifest.json", (number, number))
-    (tmp_path / "empty.ckpt").mkdir()
-    assert [str(p.relative_to(tmp_path)) for p in find_checkpoints(tmp_path)] == [
-        "z/b.ckpt",
-        "a.ckpt",
-        "z/deep/c.ckpt",
-    ]
-    remove_checkpoint(tmp_path / "a.ckpt")
-    remove_checkpoint(tmp_path / "a.ckpt")
-    assert len(find_checkpoints(tmp_path)) == 2
-
-
-def test_a_hint_is_looked_for_near_by_and_not_in_all_of_a_disk(tmp_path, monkeypatch):
-    save_value(tmp_path / "near" / "a.ckpt", 1)
-    deep = tmp_path / "near/deep/deeper"
-    for folder in range(30):
-        (deep / str(folder)).mkdir(parents=True)
-    save_value(deep / "9/b.ckpt", 1)
-    assert len(find_checkpoints(tmp_path)) == 2
-    monkeypatch.setattr("recapp.stored.model_store.MOST_ENTRIES", 20)
-    assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
-    (tmp_path / "near/gone").symlink_to(tmp_path / "nowhere")
-    assert find_checkpoints(tmp_path) == [tmp_path / "near/a.ckpt"]
 
 
 # ---- what is wrong with it
@@ -464,7 +430,7 @@ def test_a_private_object_is_refused_with_its_place_and_nothing_is_saved(tmp_pat
 
 
 def test_meta_that_cannot_be_read_back_is_an_error_when_it_is_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr(meta_file, "plain", lambda value: {"x": Evil()})
+    monkeypatch.setattr(plain_parts, "plain", lambda value: {"x": Evil()})
     (error,) = save(tmp_path / "a.ckpt", [[table(1)]])
     assert isinstance(error, CheckpointError) and "cannot be read as plain types" in str(error)
     assert list(tmp_path.iterdir()) == []

@@ -23,17 +23,16 @@ from tiers import one_of
 
 from recapp.sharding.layout import Block
 from recapp.stored import checkpoint
-from recapp.stored.checkpoint import (
+from recapp.stored.checkpoint import remove_checkpoint, write_checkpoint
+from recapp.stored.store import clean_up, is_checkpoint
+from recapp.stored.stored_model import (
+    Checkpoint,
     load_table,
     load_together,
     read_manifest,
     read_meta,
-    remove_checkpoint,
     verify,
-    write_checkpoint,
 )
-from recapp.stored.model_store import clean_up, find_checkpoints, is_checkpoint
-from recapp.stored.stored_model import Checkpoint
 from recapp.trainer.keep_checkpoints import KeepLast
 from recapp.trainer.sharded_checkpoint import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -225,7 +224,9 @@ def operations_of(scenario, folder):
 
 def best_of(folder):
     """Return the steps of the checkpoints beside `last.ckpt`, the best ones of the scenarios."""
-    return {step_of(p) for p in find_checkpoints(folder) if p.name != "last.ckpt"}
+    names = {folder / p.name.removesuffix(".old") for p in folder.glob("*.ckpt*")}
+    best = (p for p in names if p.suffix == ".ckpt" and not p.is_symlink() and is_checkpoint(p))
+    return {step_of(p) for p in best if p.name != "last.ckpt"}
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from tiers import one_of
 from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.stored.checkpoint import load_table, static_table, write_checkpoint
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.stored_model import load_table, static_table
 from recapp.tables.dynamic import positions_of
 from recapp.transport.communicator import Comm
 
@@ -124,7 +125,7 @@ def damaged(comm, path):
     blocks = list(collection.shared.blocks())
     keys = next(b for b in blocks if b.tensor == "keys" and len(b.data) > 1)
     keys.data[:2] = keys.data[:2].flip(0)
-    info = {"updates": [2], "dynamic": collection.shared.stored.rows_of_runs()}
+    info = {"updates": [2], "dynamic": collection.shared.rows_of_runs()}
     write_checkpoint(path, blocks, comm=comm, meta={}, manifest=info, parameters={})
     with pytest.raises(CheckpointError) as refused:
         fill(path, collection)
@@ -180,9 +181,9 @@ def lowered(comm, path):
     write(path, collection, comm)
     goes_on = made(comm, "row_wise", "sgd", configs=tables(max_rows=320))
     fill(path, goes_on)
-    before = sum(goes_on.shared.stored.rows_of_runs()["t0"]["rows"])
+    before = sum(goes_on.shared.rows_of_runs()["t0"]["rows"])
     train(goes_on, comm, 1, torch.arange(ROWS))
-    return before, goes_on.shared.stored.rows_of_runs()["t0"]["rows"], rows_by_key(comm, goes_on)
+    return before, goes_on.shared.rows_of_runs()["t0"]["rows"], rows_by_key(comm, goes_on)
 
 
 def test_rows_beyond_a_lowered_limit_leave_after_a_step(ranks, tmp_path):
@@ -201,8 +202,8 @@ def test_an_empty_table_is_exported_and_gathered(tmp_path):
     assert state["embedding_bags.t0.weight"].shape == (0, 8)
     again = made(Comm(), "column_wise", "sgd", configs=tables())
     again.load_state_dict(state)
-    assert not sum(again.shared.stored.rows_of_runs()["t0"]["rows"])
-    info = {"dynamic": collection.shared.stored.rows_of_runs()}
+    assert not sum(again.shared.rows_of_runs()["t0"]["rows"])
+    info = {"dynamic": collection.shared.rows_of_runs()}
     plan = make_plan("row_wise", tables(), 1).to_dict()
     blocks = list(collection.shared.blocks())
     path = tmp_path / "a.ckpt"
@@ -285,13 +286,14 @@ def test_a_state_dict_that_is_faulty_on_one_rank_is_refused_by_all(ranks, fault,
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda k, w: (k, w.half()), "weight is torch.float16, must be torch.float32: convert it"),
-        (lambda k, w: (k.double(), w), "keys is torch.float64, must be torch.int64: convert it"),
-        (lambda k, w: (k, torch.cat([w, w], 1)), "weight is a tensor of shape (5, 16), must be"),
-        (lambda k, w: (k[:3], w), "weight has 5 rows, but there are 3 keys"),
-        (lambda k, w: (k, 5), "weight is a int: must be a tensor or"),
-        (lambda k, w: (k, [7]), "weight has an entry that is no (rows, cols, tensor)"),
-        (lambda k, w: (k, w[:4]), "do not have every row whose key they have"),
+        (lambda k, w: (k, w.half()), "weight: torch.float16 is stored, the table is torch.float32"),
+        (lambda k, w: (k.double(), w), "keys: torch.float64 is stored, the table is torch.int64"),
+        (lambda k, w: (k, torch.cat([w, w], 1)), "weight: a tensor of shape (5, 16) is stored"),
+        (lambda k, w: (k[:3], w), "shape (5, 8) is stored, the table is (3, 8)"),
+        (lambda k, w: (k, 5), "weight: a int is stored, neither a whole tensor nor"),
+        (lambda k, w: (k, [7]), "weight: entry 0 is no (rows, cols, tensor)"),
+        (lambda k, w: ([7], w), "keys: an entry is no (rows, cols, tensor)"),
+        (lambda k, w: (k, [((0, 4), (0, 8), w[:4])]), "do not have every row whose key they have"),
     ],
 )
 def test_a_state_dict_of_something_else_is_refused_before_anything_changes(change, says):

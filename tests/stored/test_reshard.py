@@ -19,7 +19,7 @@ from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.stored import block_files
-from recapp.stored.checkpoint import load_blocks, load_table, read_manifest, verify
+from recapp.stored.stored_model import load_blocks, load_table, read_manifest, verify
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.row_order import mixed_order
 

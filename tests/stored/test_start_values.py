@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import safetensors.torch
 import torch
 from engine.engine_cases import make_plan, same_bits, whole_tensors
 
@@ -37,12 +36,8 @@ IDS = ["DE", "FR", "7", None, *(f"city {n}" for n in range(90))]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The same values as tensors, as ids with vectors, and in a checkpoint."""
+    """The same values as ids with vectors, and in a checkpoint."""
     folder = tmp_path_factory.mktemp("values")
-    safetensors.torch.save_file(
-        {"other": VALUES[:2].clone(), "vectors": VALUES}, folder / "t.safetensors"
-    )
-    safetensors.torch.save_file({"any": VALUES.double()}, folder / "one.safetensors")
     kind = pa.list_(pa.float32(), DIM)
     vectors = pa.array(VALUES[: len(IDS)].tolist(), kind)
     table = pa.table({"city": IDS, "vector": vectors})
@@ -73,13 +68,10 @@ def filled(comm, kind, order, given):
 
 
 def every(comm, folder):
-    start, *_ = filled(comm, "row_wise", "natural", f"{folder}/one.safetensors")
-    assert same_bits(start, VALUES)
     by_id, *_ = filled(comm, "row_wise", "natural", f"{folder}/v.parquet")
     for kind, order in (("row_wise", "mixed"), ("column_wise", "natural"), ("random", "natural")):
-        for given in ("t.safetensors@vectors", "one.safetensors", "c.ckpt@users"):
-            whole, rows, values = filled(comm, kind, order, f"{folder}/{given}")
-            assert same_bits(whole, VALUES) and rows == values == ROWS
+        whole, rows, values = filled(comm, kind, order, f"{folder}/c.ckpt@users")
+        assert same_bits(whole, VALUES) and rows == values == ROWS
         whole, rows, values = filled(comm, kind, order, f"{folder}/v.parquet")
         assert same_bits(whole, by_id)
     return by_id, rows, values
@@ -113,17 +105,6 @@ def test_ids_go_through_the_vocabulary_of_their_feature(tmp_path):
     assert data[:, 0].tolist() == [0.0, 3.0, 0.0, 1.0], "6 is no frequent id"
 
 
-def test_a_note_says_that_rows_of_a_tensor_are_not_ids_where_ids_are_hashed(files, capsys):
-    given = f"{files}/one.safetensors"
-    for table in (replace(TABLE, id_rule="error"), TABLE):
-        assert not capsys.readouterr().err
-        check_values({"C1": given}, [table], SCHEMA, sized=True)
-    said = capsys.readouterr().err
-    assert f"tables.values.C1={given}: row r of the tensor becomes row r of the table" in said
-    check_values({"C1": f"{files}/v.parquet"}, [TABLE], SCHEMA, sized=True)
-    assert not capsys.readouterr().err
-
-
 def test_what_does_not_fit_is_said_in_one_line_before_ranks_start(files, tmp_path):
     def refused(given, error=ConfigError, table=TABLE, sized=True):
         with pytest.raises(error) as found:
@@ -132,29 +113,25 @@ def test_what_does_not_fit_is_said_in_one_line_before_ranks_start(files, tmp_pat
         assert str(found.value).startswith("tables.values.C1")
         return str(found.value)
 
-    assert "has no tensor C1; known: other, vectors; FILE@" in refused(files / "t.safetensors")
-    assert "the values are 2 x 8, and table C1 is 131 x 8" in refused(
-        f"{files}/t.safetensors@other"
+    more = replace(TABLE, num_embeddings=140)
+    assert "the values are 131 x 8, and table C1 is 140 x 8" in refused(
+        f"{files}/c.ckpt@users", table=more
     )
     narrow = replace(TABLE, embedding_dim=4)
     assert "131 x 8, and table C1 is 131 x 4" in refused(
-        files / "one.safetensors", table=narrow, sized=False
+        f"{files}/c.ckpt@users", table=narrow, sized=False
     )
     assert "no table C1; known: users; PATH@TABLE" in refused(files / "c.ckpt")
-    assert "no such file" in refused(files / "gone.safetensors")
     assert "no such file" in refused(files / "gone.parquet", DataError)
     assert "vectors have 8 numbers, the table has 4" in refused(
         files / "v.parquet", DataError, narrow
     )
     assert "has no names: leave out @x" in refused(f"{files}/v.parquet@x")
     dynamic = replace(TABLE, num_embeddings="dynamic", id_rule="error")
-    assert "is dynamic, and its rows exist once" in refused(
-        files / "one.safetensors", table=dynamic
-    )
-    (tmp_path / "text.safetensors").write_text("x")
-    assert "is not a whole file of safetensors" in refused(tmp_path / "text.safetensors")
-    safetensors.torch.save_file({"x": VALUES.int()}, tmp_path / "int.safetensors")
-    assert "the tensor is I32: start values are floats" in refused(tmp_path / "int.safetensors")
+    assert "is dynamic, and its rows exist once" in refused(files / "v.parquet", table=dynamic)
+    (tmp_path / "c.safetensors").write_text("x")
+    said = refused(tmp_path / "c.safetensors", DataError)
+    assert "name Parquet with ids and vectors, or a checkpoint" in said
     pq.write_table(pa.table({"a": [1], "b": [2], "v": [[1.0]]}), tmp_path / "two.parquet")
     assert "must have one column of ids" in refused(tmp_path / "two.parquet", DataError)
     pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "none.parquet")

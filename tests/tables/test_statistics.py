@@ -12,10 +12,9 @@ import torch
 from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.tables import statistics
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup
 from recapp.tables.statistics import (
-    KEPT,
-    KEPT_DATA_SETS,
     TableStatistics,
     default_statistics,
     measured_statistics,
@@ -198,17 +197,15 @@ def test_the_cache_is_that_of_the_system(tmp_path, monkeypatch, data, platform, 
     assert kept.parent == tmp_path / "me" / below / "recapp" / "statistics"
 
 
-def test_two_data_sets_do_not_share_a_file_and_old_ones_are_forgotten(tmp_path, data):
-    known = {"t": default_statistics(table())}
-    first = write_cached(data, [table()], known, 64)
+def test_each_measurement_has_a_file_and_old_ones_are_forgotten(monkeypatch, data):
+    monkeypatch.setattr(statistics, "KEPT", 3)
+    first = write_cached(data, [table()], {"t": default_statistics(table())}, 64)
     os.utime(first, (1, 1))
-    for number in range(KEPT_DATA_SETS):
-        (tmp_path / str(number)).mkdir()
-        other = tmp_path / str(number) / "0.parquet"
-        other.write_bytes(b"rows")
-        assert write_cached([other], [table()], known, 64) != first
-    assert len(list(first.parent.iterdir())) == KEPT_DATA_SETS
-    assert read_cached(data, [table()]) is None and read_cached([other], [table()]) == known
+    for rows in range(2, 5):
+        of_rows = table(rows=rows)
+        assert write_cached(data, [of_rows], {"t": default_statistics(of_rows)}, 64) != first
+    assert len(list(first.parent.iterdir())) == 3
+    assert read_cached(data, [table()]) is None and read_cached(data, [of_rows]) is not None
 
 
 def test_what_other_lookups_measured_is_not_read(data):
@@ -250,15 +247,6 @@ def test_nothing_stale_is_read(data, cache, change):
         (kept,) = cache.rglob("*.json")
         kept.write_text("[]")
     assert read_cached(files, tables, samples) is None
-
-
-def test_the_last_few_measurements_are_kept(data):
-    for rows in range(2, KEPT + 3):
-        write_cached(data, [table(rows=rows)], {"t": default_statistics(table(rows=rows))}, 1)
-    assert (
-        read_cached(data, [table(rows=2)]) is None
-        and read_cached(data, [table(rows=3)]) is not None
-    )
 
 
 @pytest.mark.parametrize("cache_is", ["a file", "read only", "nowhere"])

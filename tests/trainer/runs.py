@@ -18,7 +18,7 @@ from recapp.run.commands import read_settings
 from recapp.run.model import build_model
 from recapp.run.training import build_strategy
 from recapp.settings.records import to_plain
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer import callbacks as own
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_checkpoints import KeepLast

@@ -13,7 +13,7 @@ from trainer.runs import compose, fit, make_logs, on_logs
 
 from recapp.errors import CheckpointError
 from recapp.run.run_checks import check_resumed
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.curves import steps_planned
 from recapp.trainer.datamodule import ClickData
 

@@ -20,7 +20,7 @@ from recapp.run.run_checks import (
     check_training,
 )
 from recapp.settings.records import names_of, to_plain
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.restore import ChangedCallbacks
 
 
@@ -199,7 +199,6 @@ OF_SETTINGS = {
     "engine.compile": True,
     "engine.keep_freed_memory": False,
     "launch.start_method": "spawn",
-    "launch.port": 45_000,
     "launch.grace": 7.0,
     "launch.timeout": 99.0,
     "planner.mode": "unique",
@@ -258,7 +257,7 @@ REFUSED = {
     "tables.shared": ("tables.shared={C2: C1}", "C2"),
     "tables.wide": ("tables.wide=true", "the checkpoint has no table wide_C1"),
     "tables.collections": ("tables.collections={more: {}}", "more"),
-    "tables.values": ("tables.values={C1: nothing.safetensors}", "is a start value"),
+    "tables.values": ("tables.values={C1: nothing.parquet}", "is a start value"),
     "tables.init_range": ("tables.init_range=0.5", "tables.init_range=0.5: is a start value"),
     "optimizer.sparse.initial_accumulator": (
         "+optimizer.sparse.initial_accumulator=0.5",

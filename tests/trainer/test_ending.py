@@ -17,7 +17,7 @@ from trainer.runs import compose, fit
 from recapp.errors import CheckpointError, TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.sparse.keyed_jagged_tensor import LABEL
-from recapp.stored.checkpoint import load_table, read_manifest, read_meta
+from recapp.stored.stored_model import load_table, read_manifest, read_meta
 from recapp.trainer.ending import LossWatch
 from recapp.trainer.keep_checkpoints import _forget_begun
 

@@ -19,7 +19,7 @@ from recapp.planner.problem import PlanningProblem, topology_of
 from recapp.run.plan_of_run import build_plan
 from recapp.run.run_checks import check_tables
 from recapp.run.training import build_callbacks
-from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.stored.stored_model import load_table, read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.table_settings import member_name, of_all_members
 

@@ -8,7 +8,6 @@ import lightning
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import safetensors.torch
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from trainer.own_lightning import Clicks, fitted
@@ -19,9 +18,12 @@ from recapp.optim.named_rules import rules_of, tables_that_restart
 from recapp.run import training
 from recapp.run.run_checks import check_start_values, check_starts, check_training
 from recapp.settings.records import to_plain
-from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.sharding.layout import Block
+from recapp.stored.checkpoint import remove_checkpoint, write_checkpoint
+from recapp.stored.stored_model import load_table, read_manifest
 from recapp.tables.initial import fill_initial
 from recapp.trainer.callbacks import FillTables
+from recapp.transport.communicator import Comm
 
 LAST = "checkpoints/last.ckpt"
 
@@ -147,9 +149,10 @@ def test_settings_freeze_tables_and_a_resumed_run_freezes_others(logs, tmp_path,
 
 def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(logs, tmp_path, capsys):
     """Both members of an ensemble begin with the file, and a frozen table ends with it."""
-    path = tmp_path / "c6.safetensors"
+    path = tmp_path / "c6.ckpt"
     values = torch.linspace(-1, 1, 4 * 16).view(4, 16)
-    safetensors.torch.save_file({"vectors": values}, path)
+    block = Block("C6", "weight", (4, 16), range(4), range(16), values, True)
+    write_checkpoint(path, [block], comm=Comm(), meta={}, manifest={})
     ids = tmp_path / "c7.parquet"
     pq.write_table(pa.table({"id": [3, 5, 3], "vector": [[0.0] * 16] * 3}), ids)
     settings = (f"tables.values={{C6: {path}, C7: {ids}}}", "tables.frozen=[C6]", "ensemble=2")
@@ -167,7 +170,7 @@ def test_a_run_starts_from_values_of_files_and_resumes_from_its_checkpoint(logs,
     others = compose(logs, f"tables.values={{C6: {path}.x}}", f"ckpt_path={first}")
     with pytest.raises(ConfigError, match=r"tables\.values\.C6=.*: is a start value, which has"):
         check_starts(others, read_manifest(first).config)
-    path.unlink()
+    remove_checkpoint(path)
     again = compose(logs, *settings, "trainer.max_steps=3", f"ckpt_path={first}")
     check_starts(again, read_manifest(first).config)
     fit(again, tmp_path / "then", ckpt_path=first)

@@ -18,7 +18,7 @@ from recapp.dataset.schema import Schema
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.export_settings import Export
 from recapp.model_export import export_model
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.datamodule import ClickData
 
 LENGTH = (

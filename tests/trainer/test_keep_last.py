@@ -16,10 +16,10 @@ from recapp.errors import CheckpointError
 from recapp.run import training
 from recapp.run.model import build_model
 from recapp.run.training import build_strategy
-from recapp.stored.checkpoint import read_manifest, read_meta, verify, write_checkpoint
-from recapp.stored.manifest import to_json
-from recapp.stored.meta_file import write_meta
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.manifest import CheckpointManifest, to_json
+from recapp.stored.plain_parts import write_meta
+from recapp.stored.stored_model import read_manifest, read_meta, verify
 from recapp.trainer.keep_checkpoints import KeepLast, step_of_best
 from recapp.transport.communicator import Comm
 

@@ -16,7 +16,7 @@ from recapp.errors import IdError
 from recapp.optim.rules import sgd
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
-from recapp.stored.checkpoint import read_manifest, read_meta
+from recapp.stored.stored_model import read_manifest, read_meta
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.strategy import EmbeddingShardingStrategy

@@ -23,8 +23,8 @@ from recapp.errors import CheckpointError, IdError
 from recapp.run.run_checks import check_ids
 from recapp.settings.values import typed
 from recapp.stored import checkpoint
-from recapp.stored.checkpoint import read_manifest, verify
-from recapp.stored.model_manifests import META
+from recapp.stored.manifest import META
+from recapp.stored.stored_model import read_manifest, verify
 from recapp.tables.config import EmbeddingBagConfig, TableLookup
 from recapp.tables.ids import LongBag
 from recapp.train import note_how_to_go_on

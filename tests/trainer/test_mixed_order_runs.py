@@ -9,7 +9,7 @@ from runs import SIZES, compose, fit
 
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.stored.stored_model import load_table, read_manifest
 from recapp.transport.communicator import Comm
 
 DIM = 16

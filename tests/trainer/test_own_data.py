@@ -20,7 +20,7 @@ from recapp import (
 )
 from recapp.dataset.schema import Schema, schema_of
 from recapp.errors import CheckpointError, ConfigError
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.tables.table_settings import TablesOfDataset
 
 ROWS = 300

@@ -11,7 +11,7 @@ from jobs import TIMEOUT_S, environment, environment_of_rank, free_port
 from torch import nn
 
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.stored.checkpoint import read_manifest
+from recapp.stored.stored_model import read_manifest
 from recapp.trainer.sharded_checkpoint import manifest_of
 
 TESTS = Path(__file__).parents[1]

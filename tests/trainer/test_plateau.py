@@ -9,7 +9,7 @@ from jobs import recipe, refusal, small
 from recapp.run.run_checks import check_training
 from recapp.run.training import changed_optimizer, schedule_of, with_monitor
 from recapp.settings.records import to_plain
-from recapp.stored.checkpoint import read_manifest, read_meta
+from recapp.stored.stored_model import read_manifest, read_meta
 
 PLATEAU = [
     "optimizer/schedule=reduce_on_plateau",

@@ -13,8 +13,8 @@ from trainer.runs import compose, fit
 
 from recapp.errors import CheckpointError
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.stored.checkpoint import read_meta
-from recapp.stored.meta_file import check_state
+from recapp.stored.plain_parts import check_state
+from recapp.stored.stored_model import read_meta
 from recapp.trainer.keep_checkpoints import KeepSnapshots
 from recapp.trainer.restore import restore_in_one_line
 

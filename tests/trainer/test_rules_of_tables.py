@@ -8,7 +8,7 @@ from recapp.errors import ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
 from recapp.run.constructors import row_rules
 from recapp.settings.records import to_plain
-from recapp.stored.checkpoint import load_table, read_manifest
+from recapp.stored.stored_model import load_table, read_manifest
 
 TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
 

@@ -16,16 +16,10 @@ from recapp.processes.stopping import Stopped
 from recapp.reporting.summary import report_end
 from recapp.run.resume import Resumed
 from recapp.run.run_checks import check_resumed, check_training
-from recapp.stored.checkpoint import (
-    load_table,
-    name_metrics,
-    read_manifest,
-    read_meta,
-    verify,
-    write_checkpoint,
-)
-from recapp.stored.joined_checkpoint import join_checkpoints
-from recapp.stored.meta_file import dense_state
+from recapp.stored.checkpoint import join_checkpoints, name_metrics, write_checkpoint
+from recapp.stored.manifest import JOINED
+from recapp.stored.plain_parts import dense_state
+from recapp.stored.stored_model import load_table, read_manifest, read_meta, verify
 from recapp.tables.table_settings import member_name
 from recapp.train import with_snapshots
 from recapp.trainer.keep_checkpoints import KeepSnapshots, kept_before, validate_first
@@ -77,7 +71,7 @@ def test_a_joined_checkpoint_is_whole_and_says_what_it_is(joined):
     assert verify(joined) > 0
     assert manifest.config["ensemble"] == 3
     assert manifest.metrics == {"val_auc": 0.5}
-    assert manifest.is_joined
+    assert JOINED in manifest.info
     assert not [p for p in joined.parent.iterdir() if p != joined]
 
 

@@ -14,7 +14,7 @@ from recapp.processes.rank_environment import RankInfo
 from recapp.run import training
 from recapp.run.model import build_model
 from recapp.run.training import build_strategy
-from recapp.stored.checkpoint import read_meta
+from recapp.stored.stored_model import read_meta
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.curves import NoteEarlyStop
 

@@ -17,7 +17,7 @@ from recapp.engine.row_average import RowAverage
 from recapp.errors import ConfigError
 from recapp.kernels.row_memory import RowMemory
 from recapp.planner.rank_memory import average_bytes, bytes_per_rank
-from recapp.stored.checkpoint import load_table, read_manifest, read_meta
+from recapp.stored.stored_model import load_table, read_manifest, read_meta
 from recapp.tables.config import EmbeddingConfig
 from recapp.trainer.average_weights import OF_AVERAGE, AverageWeights, WeightAverage
 from recapp.trainer.trainer_settings import AverageSettings

@@ -6,7 +6,8 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from recapp.transport.pulse import LONGEST_LOOK_SECONDS, Pulses, SecondsSeen
+from recapp.transport.communicator import LONGEST_LOOK_SECONDS, SecondsSeen
+from recapp.transport.join_ranks import Pulses
 
 LOST_SECONDS = 2.0  # a thread of a busy machine is not held up for so long
 

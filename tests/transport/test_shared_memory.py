@@ -20,7 +20,7 @@ from parity.cases import train_and_compare
 from recapp.errors import LaunchError
 from recapp.processes.launch import launch
 from recapp.transport import ring, shared_memory
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 DTYPES = [
     torch.int64,

@@ -13,15 +13,15 @@ import torch
 
 from recapp import console
 from recapp.errors import ConfigError, LaunchError
-from recapp.processes import process_memory
 from recapp.processes.process_memory import Pool
-from recapp.transport.choose_transport import (
+from recapp.transport import join_ranks
+from recapp.transport.communicator import Comm
+from recapp.transport.join_ranks import (
     HostInfo,
     describe,
     make_comm,
     obstacle_to_sharing,
 )
-from recapp.transport.communicator import Comm
 from recapp.transport.shared_memory import file_bytes
 
 
@@ -37,12 +37,12 @@ def changed(owner, name, value):
 
 
 def other_host(comm):
-    return changed(process_memory, "host_id", lambda: f"host {comm.rank // 2}")
+    return changed(join_ranks, "host_id", lambda: f"host {comm.rank // 2}")
 
 
 def little_room(comm):
     return changed(
-        process_memory, "memory_pools", lambda device: [Pool("machine", 3 * file_bytes(comm.world))]
+        join_ranks, "memory_pools", lambda device: [Pool("machine", 3 * file_bytes(comm.world))]
     )
 
 

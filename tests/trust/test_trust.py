@@ -28,9 +28,9 @@ from recapp.settings.option_files import conf_dir, named_targets
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block
 from recapp.stored import trust
-from recapp.stored.checkpoint import read_manifest, write_checkpoint
-from recapp.stored.manifest import to_json
-from recapp.stored.model_manifests import CheckpointManifest
+from recapp.stored.checkpoint import write_checkpoint
+from recapp.stored.manifest import CheckpointManifest, to_json
+from recapp.stored.stored_model import read_manifest
 from recapp.transport.communicator import Comm
 
 COMMANDS = {"train": train, "eval": evaluation}
@@ -537,7 +537,7 @@ def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, confi
         checkpoint,
         {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}},
     )
-    assert compose.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
+    assert compose.stored_choices([f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

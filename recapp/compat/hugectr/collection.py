@@ -31,6 +31,7 @@ from recapp.compat.hugectr.program_settings import OptParams, rules_of_opt_param
 from recapp.compat.hugectr.words import (
     LOOKUP_WORDS,
     CommunicationStrategy,
+    NamedEnum,
     check_others,
     checked,
     combiner_of,
@@ -258,8 +259,6 @@ class EmbeddingCollection:
 
 
 class _Lookups:
-    """The lookups that a program declares one after the other."""
-
     def __init__(self) -> None:
         self._names: dict[EmbeddingTableConfig, str] = {}
         self._read: list[dict[str, Any]] = []
@@ -395,11 +394,9 @@ class EmbeddingCollectionConfig(_Lookups):
     def __init__(
         self,
         use_exclusive_keys: bool = False,
-        comm_strategy: CommunicationStrategy = CommunicationStrategy.Uniform,
+        comm_strategy: NamedEnum = CommunicationStrategy.Uniform,
     ) -> None:
         super().__init__()
-        self.use_exclusive_keys = use_exclusive_keys
-        self.comm_strategy = comm_strategy
         if use_exclusive_keys or comm_strategy != CommunicationStrategy.Uniform:
             note_once(
                 "EmbeddingCollectionConfig: use_exclusive_keys and comm_strategy have no "

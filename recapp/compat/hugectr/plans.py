@@ -137,8 +137,6 @@ def plan_from_values(
 
 
 class _Lists:
-    """The lists of a plan, with a check for each rule."""
-
     def __init__(
         self,
         values: Any,

@@ -45,8 +45,15 @@ from typing import Annotated, Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.compat.hugectr.collection import EmbeddingCollection, EmbeddingCollectionConfig
-from recapp.compat.hugectr.graph import DenseLayer, connected, parameter_counts, to_plain
-from recapp.compat.hugectr.layers import Layer, Shape, shape_text
+from recapp.compat.hugectr.graph import (
+    DenseLayer,
+    GraphLayer,
+    Shape,
+    connected,
+    parameter_counts,
+    shape_text,
+    to_plain,
+)
 from recapp.compat.hugectr.program_settings import (
     Columns,
     CreateSolver,
@@ -121,7 +128,7 @@ class Program:
     opt_params: OptParams
     read: Input
     tables: EmbeddingCollection
-    layers: Sequence[Layer]
+    layers: Sequence[GraphLayer]
 
 
 def train(program: Program, fit_arguments: FitCall) -> None:
@@ -318,7 +325,6 @@ def _run_directory(prefix: str) -> Path:
 
 
 def _run(command: Sequence[str], gpus: str | None) -> int:
-    """Run a command to its end, pass signals on to it, and return its exit code."""
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
@@ -338,7 +344,6 @@ def _run(command: Sequence[str], gpus: str | None) -> int:
 
 @contextmanager
 def _passing_signals_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward signals to a process while the `with` block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can handle signals
         return

@@ -23,7 +23,7 @@ recapp's words only. Programs for HugeCTR use the same tables of words
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-from enum import Enum, EnumMeta, StrEnum
+from enum import Enum, EnumMeta
 from typing import Annotated, Any, Literal, get_type_hints
 
 from recapp.console import note_once
@@ -52,24 +52,6 @@ class _Suggesting(EnumMeta):
 
 class NamedEnum(Enum, metaclass=_Suggesting):
     """An enumeration that raises `UnknownNameError` for an unknown member."""
-
-
-class NamedText(StrEnum, metaclass=_Suggesting):
-    """An enumeration of words that raises `UnknownNameError` for an unknown member."""
-
-
-class CommunicationStrategy(NamedText):
-    """The ways HugeCTR's later versions exchange vectors; recapp chooses by the ranks instead."""
-
-    Uniform = "uniform"
-    Hierarchical = "hierarchical"
-
-
-class CompressionStrategy(NamedText):
-    """The vectors that ranks send for a table: one per bag and owner, or one per distinct row."""
-
-    Reduction = "reduction"
-    Unique = "unique"
 
 
 def _named(kind: str, says: str, members: str) -> Any:
@@ -125,6 +107,17 @@ DeviceLayout = _named(
     "LocalFirst NodeFirst",
 )
 
+
+CommunicationStrategy = _named(
+    "CommunicationStrategy",
+    "The ways HugeCTR's later versions exchange vectors; recapp chooses by the ranks instead.",
+    "Uniform Hierarchical",
+)
+CompressionStrategy = _named(
+    "CompressionStrategy",
+    "The vectors that HugeCTR's ranks send for a table; a plan of recapp has modes instead.",
+    "Reduction Unique",
+)
 
 Switch = bool | Literal[0, 1]
 NotNegative = Annotated[float, Within(0)]

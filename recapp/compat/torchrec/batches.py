@@ -1,33 +1,40 @@
-"""TorchRec's functions of jagged tensors, and the data of its examples: the random data set and its
-batch, names of Criteo's columns, and the reader of MovieLens.
+"""TorchRec's batches: its functions of jagged tensors, the random data set of its examples and its
+batch, names of Criteo's columns, and the train pipelines that take batches.
 
-    for row in movielens_25m("ml-25m"):
-        row["userId"], row["movieId"], row["rating"], row["timestamp"]
+While one batch computes, a pipeline copies the next batch to the device and exchanges its ids:
 
-`recapp.ClickData` reads real logs of Criteo. To train on MovieLens with recapp's data sets, convert
-the files once: `docs/logs.md`.
+    pipeline = TrainPipelineSparseDist(model, optimizer, device)
+    while True:
+        try:
+            output = pipeline.progress(batches)
+        except StopIteration:
+            break
 
 TorchRec's pipelines require `Pipelineable` batches. recapp's accept any batch with a method `to`;
-the two base classes are here for programs that derive their batches from them.
+the two base classes are here for programs that derive their batches from them. Under Lightning
+`engine.look_ahead` does the same as a pipeline. recapp does not trace the model: it exchanges the
+ids of the next batch for every collection. A collection that the model calls with other ids gets no
+look-ahead (`recapp/trainer/lookahead.py`).
 """
 
-import csv
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 from typing_extensions import override
 
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.trainer.lookahead import LookAhead
 
 
 class Multistreamable(ABC):
@@ -179,89 +186,6 @@ class RandomRecDataset(IterableDataset[Batch]):
         return sys.maxsize if self.num_batches is None else self.num_batches
 
 
-RATINGS_FILENAME = "ratings.csv"
-MOVIES_FILENAME = "movies.csv"
-DEFAULT_RATINGS_COLUMN_NAMES = ["userId", "movieId", "rating", "timestamp"]
-DEFAULT_MOVIES_COLUMN_NAMES = ["movieId", "title", "genres"]
-MOVIELENS_COLUMN_NAMES = DEFAULT_RATINGS_COLUMN_NAMES + DEFAULT_MOVIES_COLUMN_NAMES[1:]
-TYPES: tuple[Callable[[str], Any], ...] = (int, int, float, int, str, str)
-
-RowMapper = Callable[[list[str]], Any]
-
-
-def named_values(row: list[str]) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns, as `int`, `float` and `str`.
-
-    Args:
-        row: The texts of a rating, with or without those of the movie.
-    """
-    columns = zip(MOVIELENS_COLUMN_NAMES, TYPES, row, strict=False)
-    return {name: kind(text) for name, kind, text in columns}
-
-
-class MovieLens(IterableDataset[Any]):
-    """The rows of MovieLens 20M or 25M, one after the other: those of `ratings.csv`.
-
-    Args:
-        root: The directory of the files.
-        include_movies_data: Whether to append title and genres of `movies.csv` to each rating.
-        row_mapper: A function that takes the texts of a row; None yields the texts.
-
-    Raises:
-        DataError: A file is missing.
-    """
-
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        include_movies_data: bool = False,
-        row_mapper: RowMapper | None = named_values,
-    ) -> None:
-        super().__init__()
-        self.ratings = Path(root) / RATINGS_FILENAME
-        self.movies = Path(root) / MOVIES_FILENAME if include_movies_data else None
-        self.row_mapper = row_mapper
-        for path in (self.ratings, self.movies):
-            if path is not None and not path.is_file():
-                raise DataError(f"movielens: root={root}: the directory has no {path.name}")
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the rows.
-
-        Raises:
-            DataError: A row has the wrong number of columns, a text is no number, or `movies.csv`
-                lacks a rated movie; the error names the file and the line.
-        """
-        movies: Mapping[str, list[str]] | None = None
-        if self.movies is not None:
-            movies = {row[0]: row[1:] for _, row in _rows(self.movies, 3)}
-        for line, row in _rows(self.ratings, len(DEFAULT_RATINGS_COLUMN_NAMES)):
-            if movies is not None:
-                if row[1] not in movies:
-                    raise DataError(
-                        f"{self.ratings}:{line}: movieId {row[1]} is not in {MOVIES_FILENAME}"
-                    )
-                row = row + movies[row[1]]
-            try:
-                yield row if self.row_mapper is None else self.row_mapper(row)
-            except ValueError as error:
-                raise DataError(f"{self.ratings}:{line}: {error}") from error
-
-
-def _rows(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows after the header, each with the number of its last line."""
-    with path.open(newline="", encoding="utf-8") as text:
-        reader = csv.reader(text)
-        next(reader, None)
-        for row in reader:
-            if len(row) != columns:
-                raise DataError(
-                    f"{path}:{reader.line_num}: {len(row)} columns, must have {columns}"
-                )
-            yield reader.line_num, row
-
-
 class ComputeKJTToJTDict(nn.Module):
     """A module that splits a KeyedJaggedTensor by key."""
 
@@ -352,3 +276,80 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.shape == other.shape and one.dtype == other.dtype and torch.allclose(one, other)
+
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class TrainPipelineBase(Generic[In, Out]):
+    """Trains a model batch by batch. Type parameters may name the types of batch and output:
+    `TrainPipelineBase[Batch, Tensor]`.
+
+    Args:
+        model: A model that returns (losses, output) for a batch.
+        optimizer: The optimiser of the dense parameters; backward updates the tables.
+        device: The device of the batches.
+        custom_model_fwd: A function of a batch that the pipeline calls instead of the model.
+    """
+
+    depth = 0
+    """The number of batches to look ahead."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        device: torch.device,
+        *,
+        custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = torch.device(device)
+        self._forward = custom_model_fwd or model
+        self._source: Iterator[In] | None = None
+        self._batches: Iterator[In] = iter(())
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Out:
+        """Train on the next batch and return the model's output; in eval mode only run the forward.
+
+        Args:
+            dataloader_iter: Batches with a method `to(device, non_blocking)`; the same number of
+                batches on every rank.
+
+        Raises:
+            StopIteration: The iterator has no further batch.
+        """
+        if self._source is not dataloader_iter:
+            self._source = dataloader_iter
+            self._batches = self._read(dataloader_iter)
+        batch = next(self._batches)
+        if not self.model.training:
+            eval_output: Out = self._forward(batch)[1]
+            return eval_output
+        self.optimizer.zero_grad()
+        output: Out
+        losses, output = self._forward(batch)
+        torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return output
+
+    def _read(self, batches: Iterator[In]) -> Iterator[In]:
+        if not self.depth:
+            return map(self._moved, batches)
+        tables = sharded_tables(self.model)
+        side = tables[0].comm.side if tables else None
+        ahead = LookAhead(batches, self.depth, lambda: tables, self._moved, side)
+        return iter(ahead)
+
+    def _moved(self, batch: Any) -> Any:
+        return batch.to(self.device, non_blocking=True)
+
+
+class TrainPipelineSparseDist(TrainPipelineBase[In, Out]):
+    """A pipeline that exchanges the ids of the next batch while a batch computes. The arguments are
+    those of `TrainPipelineBase`.
+    """
+
+    depth = 1

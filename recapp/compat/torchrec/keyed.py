@@ -1,4 +1,5 @@
-"""An optimiser whose state is keyed by the names of parameters, and that of sharded tables.
+"""An optimiser whose state is keyed by the names of parameters, that of sharded tables, and the
+settings of fused kernels as row rules.
 
 A state dict with names can be loaded whatever the order of the parameters:
 
@@ -18,10 +19,22 @@ tensors, so every holder of such a tensor sees the loaded values.
 (`recapp/optim/optimizer.py`). The object serves everything else that a program does with an
 optimiser: read and set the learning rate, print it, save and load its state with that of the dense
 optimiser (`CombinedOptimizer`).
+
+TorchRec's `fused_params`, the settings of its fused kernels, as row rules:
+
+    fused_params={"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}
+
+The optimiser is a member of `EmbOptimType` (FBGEMM's own as well), its name or its value. An
+omitted setting has FBGEMM's default. recapp adds `tables`: settings of single tables by name or
+glob. They override the settings of all tables; with an `optimizer` of their own they replace them.
+
+    fused_params={"learning_rate": 0.02, "tables": {"wide_*": {"optimizer": "adam"}}}
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from enum import Enum
+from inspect import signature
 from typing import Any
 
 import torch
@@ -30,8 +43,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from recapp.engine.sharded_state import TableStrips, load_strips
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
+from recapp.optim.named_rules import RULES, Rules, make_rule
 from recapp.optim.optimizer import TableGradients, run_closure
+from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.tables.config import EmbeddingConfig
 
@@ -73,7 +88,6 @@ class KeyedOptimizer(Optimizer):
         super().__setstate__({"defaults": {}})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, with names and parameters."""
         return self.__dict__
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -142,9 +156,6 @@ class KeyedOptimizer(Optimizer):
         return {"state": state} | self._stored_groups()
 
     def _stored_groups(self) -> dict[str, Any]:
-        """Return the param groups in the form of a state dict; an empty dict if they are not
-        saved.
-        """
         if not self.saves_groups:
             return {}
         groups = [
@@ -306,7 +317,6 @@ def _loaded(target: Any, stored: Any, path: str) -> Any:
 
 
 def _load_shards(target: Any, stored: Any, path: str) -> None:
-    """Copy the shards of a sharded tensor that lie on this rank."""
     if not _has(stored, "local_shards"):
         raise ConfigError(f"state of {path} is a {type(stored).__name__}: give a sharded tensor")
     shards = target.local_shards()
@@ -457,9 +467,6 @@ def _name(path: str, collection: Any, table: str) -> str:
 
 
 def _updated_here(collection: Any) -> list[EmbeddingConfig]:
-    """Return the tables of a collection that backward updates, without those that are
-    parameters.
-    """
     return [t for t in collection.tables() if t.name not in collection.parameters_of]
 
 
@@ -480,3 +487,112 @@ def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
         if block.tensor != "weight":
             blocks[block.table].setdefault(block.tensor, []).append(block)
     return blocks
+
+
+_FIELDS = {"learning_rate": "lr", "initial_accumulator_value": "initial_accumulator"}
+"""The name of a parameter's field in the rule, where the two differ."""
+_DEFAULTS = {"learning_rate": 0.01, "eps": 1e-8}
+"""FBGEMM's defaults, where they differ from the rule's."""
+_DECOUPLED = ("decouple", "2", "weightdecaymode.decouple", "none", "0", "weightdecaymode.none")
+"""Values of `weight_decay_mode` that stand for the decay of row rules."""
+
+
+class EmbOptimType(Enum):
+    """The fused optimisers of FBGEMM that are row rules here. FTRL and SGD with momentum are
+    recapp's own; FBGEMM has neither.
+    """
+
+    SGD = "sgd"
+    EXACT_SGD = "exact_sgd"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    ADAM = "adam"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    LAMB = "lamb"
+    PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+    LARS_SGD = "lars_sgd"
+    FTRL = "ftrl"
+    MOMENTUM_SGD = "momentum_sgd"
+
+
+_RULE_NAMES = {
+    EmbOptimType.EXACT_SGD: "sgd",
+    EmbOptimType.EXACT_ADAGRAD: "adagrad",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
+}
+"""The name of an optimiser's rule, where the two differ."""
+
+
+def rules_of_fused_params(fused_params: Mapping[str, Any]) -> Rules:
+    """Return the row rule that fused parameters name, or rules by table if they have `tables`.
+
+    Args:
+        fused_params: The parameters of `rule_of_fused_params`, and `tables`: the same parameters by
+            table name or glob.
+
+    Raises:
+        ConfigError: The optimiser is no row rule, or does not have a parameter.
+    """
+    others = {name: value for name, value in fused_params.items() if name != "tables"}
+    rule = rule_of_fused_params(others)
+    tables = fused_params.get("tables")
+    if tables is None:
+        return rule
+    where = "fused_params['tables']"
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{where} is a {type(tables).__name__}: give a dict by table or glob")
+    rules = {"*": rule}
+    for table, params in tables.items():
+        entry = f"{where}[{table!r}]"
+        if not isinstance(params, Mapping):
+            raise ConfigError(f'{entry}={params}: give a dict such as {{"learning_rate": 0.1}}')
+        whole = dict(params) if "optimizer" in params else others | dict(params)
+        rules[str(table)] = rule_of_fused_params(whole, entry)
+    return rules
+
+
+def rule_of_fused_params(fused_params: Mapping[str, Any], setting: str = "fused_params") -> RowRule:
+    """Return the row rule that fused parameters name.
+
+    Args:
+        fused_params: `optimizer`, `learning_rate`, `eps`, `beta1`, `beta2`, `momentum`, `eta`,
+            `weight_decay`, `initial_accumulator_value`, ...: the parameters of the optimiser.
+        setting: The setting that holds the parameters, for errors.
+
+    Raises:
+        ConfigError: The optimiser is no row rule, does not have a parameter, or a parameter may not
+            have its value.
+    """
+    params: dict[str, Any] = dict(fused_params)
+    kind = _kind_of(params.pop("optimizer", EmbOptimType.EXACT_SGD), setting)
+    rule = _RULE_NAMES.get(kind, kind.value)
+    names = {field: name for name, field in _FIELDS.items()}
+    allowed = [names.get(field, field) for field in signature(RULES[rule]).parameters]
+    mode = params.pop("weight_decay_mode", "none") if "weight_decay" in allowed else "none"
+    if str(mode).lower() not in _DECOUPLED:
+        raise ConfigError(
+            f"{setting}['weight_decay_mode']={mode}: weight decay is decoupled here "
+            "(WeightDecayMode.DECOUPLE): leave it out, or set weight_decay to 0"
+        )
+    for name in params:
+        if name not in allowed:
+            raise ConfigError(
+                f"{setting}[{name!r}]: {kind.name} reads optimizer, {', '.join(allowed)}; "
+                "leave it out, or name a rule of recapp: EmbeddingBagCollectionSharder(rule=...)"
+            )
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in allowed}
+    fields = {_FIELDS.get(name, name): value for name, value in {**defaults, **params}.items()}
+    try:
+        return make_rule({"rule": rule} | fields, setting)
+    except ConfigError as error:
+        field, _, text = str(error).removeprefix(f"{setting}.").partition("=")
+        raise ConfigError(f"{setting}[{names.get(field, field)!r}]={text}") from None
+
+
+def _kind_of(optimizer: Any, setting: str) -> EmbOptimType:
+    name = optimizer.name if isinstance(optimizer, Enum) else str(optimizer)
+    for kind in EmbOptimType:
+        if name.lower() in (kind.name.lower(), kind.value):
+            return kind
+    known = [kind.name for kind in EmbOptimType]
+    raise ConfigError(f"{setting}['optimizer']={name}: {suggest(name, known)}")

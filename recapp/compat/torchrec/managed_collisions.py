@@ -569,11 +569,6 @@ def _one_bag(ids: Tensor) -> JaggedTensor:
 
 
 def _check_fits(table: EmbeddingConfig, module: MCHManagedCollisionModule | None) -> None:
-    """Check that a table and its module fit each other.
-
-    Raises:
-        ConfigError: The module is missing, or they do not fit.
-    """
     if module is None:
         raise ConfigError(
             f"table {table.name} is not in managed_collision_modules: give it an "

@@ -261,15 +261,6 @@ class MLP(nn.Module):
 
 
 def _one_dim(model: str, collection: BagCollection) -> int:
-    """Return the width of all tables.
-
-    Args:
-        model: The name of the model in the error.
-        collection: The tables.
-
-    Raises:
-        ConfigError: The widths differ.
-    """
     dims = {t.name: t.embedding_dim for t in collection.tables()}
     if len(set(dims.values())) > 1:
         raise ConfigError(

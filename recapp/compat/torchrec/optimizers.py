@@ -191,15 +191,11 @@ class CombinedOptimizer(KeyedOptimizer):
                     if names.keys() >= set(group["params"])
                 ]
             one.load_state_dict(part)
-
-    @override
-    def post_load_state_dict(self) -> None:
-        for _, one in self.optimizers:
-            one.post_load_state_dict()
+        self.post_load_state_dict()
 
     def __repr__(self) -> str:
         inner = [f"{prefix}: {one}" if prefix else str(one) for prefix, one in self.optimizers]
-        return f"CombinedOptimizer({', '.join(inner)})"
+        return f"{type(self).__name__}({', '.join(inner)})"
 
 
 class OptimizerWrapper(CombinedOptimizer):
@@ -222,29 +218,11 @@ class OptimizerWrapper(CombinedOptimizer):
         super().__init__([optimizer])
         self.optimizer = optimizer
 
-    @property
-    @override
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.optimizer.param_groups
-
-    @property
-    @override
-    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
-        return self.optimizer.state
-
     @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         return self.optimizer.step(closure=closure)
-
-    @override
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
-        self.post_load_state_dict()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.optimizer})"
 
 
 def in_backward_optimizer_filter(
@@ -532,24 +510,15 @@ class WarmupOptimizer(OptimizerWrapper):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        state = dict(state_dict["state"])
-        entry = state.pop(self.param_name, None)
-        if entry is None and self._count:
-            raise ConfigError(
-                f"the state has no entry for {self.param_name}, and this optimiser needs one"
-            )
+        entry = state_dict["state"].get(self.param_name)
         count = {} if entry is None else {"warmup": torch.as_tensor(entry["warmup"]).clone()}
         if count and not 0 <= int(count["warmup"][1]) < len(self.stages):
             raise ConfigError(
                 f"the state of {self.param_name} is in stage {int(count['warmup'][1])}, and "
                 f"there are {len(self.stages) - 1} here: give the stages of the saved optimiser"
             )
+        super().load_state_dict(state_dict)
         self._count = count
-        super().load_state_dict({**state_dict, "state": state})
-
-    @override
-    def post_load_state_dict(self) -> None:
-        super().post_load_state_dict()
         self._set_lr()
 
     def _position(self) -> tuple[int, int]:
@@ -593,7 +562,6 @@ def _checked(stages: list[WarmupStage]) -> list[WarmupStage]:
 
 
 def _check_factor(where: str, stage: WarmupStage, first: int) -> None:
-    """Check that a stage has a factor for each of its steps."""
     policy = stage.policy
     if policy is WarmupPolicy.INVSQRT and first == 0:
         raise ConfigError(

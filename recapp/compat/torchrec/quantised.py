@@ -55,7 +55,7 @@ from recapp.tables.collections import (
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_hash
-from recapp.transport.choose_transport import make_comm
+from recapp.transport.join_ranks import make_comm
 
 
 class QuantConfig(NamedTuple):
@@ -200,7 +200,6 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy the stored rows of a state dict into the held tables, and remove them from it."""
     loaded_tables = []
     for name, table, held_table in _of_state(holder, prefix):
         if table.dynamic is not None:

@@ -342,11 +342,6 @@ class FeatureProcessedEmbeddingBagCollectionSharder(WrappedSharder):
 
 
 def _weights(argument: str, length: int, device: torch.device | str | None) -> nn.Parameter:
-    """Return an uninitialised parameter for the weights of a feature.
-
-    Raises:
-        ConfigError: The length is no whole number of at least 1.
-    """
     if type(length) is not int or length < 1:
         raise ConfigError(f"{argument}={length}: must be a whole number of at least 1")
     return nn.Parameter(torch.empty(length, device=device))
@@ -378,11 +373,6 @@ def _check_longest(lengths_B: Tensor, most: int, what: str) -> None:
 
 
 def _check_same(processors: Mapping[str, Any], features: list[str]) -> None:
-    """Check that every feature has a processor and every processor a feature.
-
-    Raises:
-        ConfigError: One of them lacks its partner, or a processor is no module.
-    """
     for key in features:
         if key not in processors:
             raise ConfigError(

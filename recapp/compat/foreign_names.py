@@ -1,15 +1,12 @@
-"""The names of TorchRec 1.8 that recapp has, by their path in TorchRec's documentation, and the
-module of recapp that defines each (`module:name` if the name differs).
-
-`docs/from_torchrec.md` lists the differences of each.
+"""The names of TorchRec and HugeCTR that recapp has, the module of recapp that defines each
+(`module:name` if the name differs), and the replacements of names that recapp leaves out.
+`docs/from_torchrec.md` and `docs/from_hugectr.md` list the differences.
 """
 
 _OF_EVERY_HOME = {
     "recapp.compat.torchrec.models": (
-        "modules.crossnet.CrossNet",
-        "modules.crossnet.LowRankCrossNet",
-        "modules.crossnet.LowRankMixtureCrossNet",
-        "modules.crossnet.VectorCrossNet",
+        "models.deepfm.FMInteractionArch",
+        "models.deepfm.SimpleDeepFMNN",
         "models.dlrm.DLRM",
         "models.dlrm.DLRMTrain",
         "models.dlrm.DLRM_DCN",
@@ -20,8 +17,10 @@ _OF_EVERY_HOME = {
         "models.dlrm.InteractionProjectionArch",
         "models.dlrm.OverArch",
         "models.dlrm.SparseArch",
-        "models.deepfm.FMInteractionArch",
-        "models.deepfm.SimpleDeepFMNN",
+        "modules.crossnet.CrossNet",
+        "modules.crossnet.LowRankCrossNet",
+        "modules.crossnet.LowRankMixtureCrossNet",
+        "modules.crossnet.VectorCrossNet",
         "modules.deepfm.DeepFM",
         "modules.deepfm.FactorizationMachine",
         "modules.mlp.MLP",
@@ -39,12 +38,14 @@ _OF_EVERY_HOME = {
         "datasets.criteo.DEFAULT_INT_NAMES",
         "datasets.criteo.DEFAULT_LABEL_NAME",
         "datasets.criteo.INT_FEATURE_COUNT",
-        "datasets.movielens.DEFAULT_MOVIES_COLUMN_NAMES",
-        "datasets.movielens.DEFAULT_RATINGS_COLUMN_NAMES",
-        "datasets.movielens.MOVIES_FILENAME",
-        "datasets.movielens.RATINGS_FILENAME",
         "datasets.random.RandomRecDataset",
         "datasets.utils.Batch",
+        "distributed.TrainPipelineBase",
+        "distributed.TrainPipelineSparseDist",
+        "distributed.train_pipeline.TrainPipelineBase",
+        "distributed.train_pipeline.TrainPipelineSparseDist",
+        "distributed.train_pipeline.train_pipelines.TrainPipelineBase",
+        "distributed.train_pipeline.train_pipelines.TrainPipelineSparseDist",
         "sparse.jagged_tensor.ComputeJTDictToKJT",
         "sparse.jagged_tensor.ComputeKJTToJTDict",
         "sparse.jagged_tensor.jt_is_equal",
@@ -53,13 +54,6 @@ _OF_EVERY_HOME = {
         "sparse.jagged_tensor_validator.validate_keyed_jagged_tensor",
         "streamable.Multistreamable",
         "streamable.Pipelineable",
-    ),
-    "recapp.compat.torchrec.batches:MOVIELENS_COLUMN_NAMES": (
-        "datasets.movielens.DEFAULT_COLUMN_NAMES",
-    ),
-    "recapp.compat.torchrec.batches:MovieLens": (
-        "datasets.movielens.movielens_20m",
-        "datasets.movielens.movielens_25m",
     ),
     "recapp.compat.torchrec.optimizers": (
         "optim.CombinedOptimizer",
@@ -95,17 +89,24 @@ _OF_EVERY_HOME = {
         "modules.mc_modules.dynamic_threshold_filter",
         "modules.mc_modules.probabilistic_threshold_filter",
     ),
-    # not names of TorchRec: notebooks about TorchRec import these from files of their own
     "recapp.compat.torchrec.notebook_helpers": (
         "utils.benchmark.TorchRecBenchmark",
         "utils.debugging.TorchRecDebugger",
         "utils.visualization.TorchRecVisualizer",
     ),
     "recapp.compat.torchrec.planning": (
+        "distributed.ModuleSharder",
+        "distributed.ParameterSharding",
+        "distributed.ShardingEnv",
+        "distributed.ShardingPlan",
+        "distributed.comm.get_local_rank",
+        "distributed.comm.get_local_size",
         "distributed.embedding_types.EmbeddingComputeKernel",
         "distributed.fbgemm_qcomm_codec.CommType",
         "distributed.fbgemm_qcomm_codec.QCommsConfig",
         "distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry",
+        "distributed.get_local_rank",
+        "distributed.get_local_size",
         "distributed.planner.EmbeddingShardingPlanner",
         "distributed.planner.ParameterConstraints",
         "distributed.planner.Topology",
@@ -114,19 +115,8 @@ _OF_EVERY_HOME = {
         "distributed.planner.storage_reservations.FixedPercentageStorageReservation",
         "distributed.planner.storage_reservations.HeuristicalStorageReservation",
         "distributed.planner.types.ParameterConstraints",
-        "distributed.planner.types.Topology",
-        "distributed.types.ParameterConstraints",
-    ),
-    "recapp.compat.torchrec.plans_by_hand": (
-        "distributed.ModuleSharder",
-        "distributed.ParameterSharding",
-        "distributed.ShardingEnv",
-        "distributed.ShardingPlan",
-        "distributed.comm.get_local_rank",
-        "distributed.comm.get_local_size",
-        "distributed.get_local_rank",
-        "distributed.get_local_size",
         "distributed.planner.types.ShardingPlan",
+        "distributed.planner.types.Topology",
         "distributed.shard.shard",
         "distributed.shard.shard_modules",
         "distributed.sharding_plan.apply_to_all",
@@ -141,6 +131,7 @@ _OF_EVERY_HOME = {
         "distributed.sharding_plan.table_wise",
         "distributed.types.EmbeddingModuleShardingPlan",
         "distributed.types.ModuleSharder",
+        "distributed.types.ParameterConstraints",
         "distributed.types.ParameterSharding",
         "distributed.types.ShardingEnv",
         "distributed.types.ShardingPlan",
@@ -164,22 +155,6 @@ _OF_EVERY_HOME = {
     ),
     "recapp.compat.torchrec.quantised:EmbeddingCollection": (
         "distributed.quant_embedding.QuantEmbeddingCollection",
-    ),
-    "recapp.compat.torchrec.train_pipeline": (
-        "distributed.Awaitable",
-        "distributed.NoWait",
-        "distributed.TrainPipelineBase",
-        "distributed.TrainPipelineSparseDist",
-        "distributed.train_pipeline.TrainPipelineBase",
-        "distributed.train_pipeline.TrainPipelineSparseDist",
-        "distributed.train_pipeline.train_pipelines.TrainPipelineBase",
-        "distributed.train_pipeline.train_pipelines.TrainPipelineSparseDist",
-        "distributed.types.Awaitable",
-        "distributed.types.GetItemLazyAwaitable",
-        "distributed.types.LazyAwaitable",
-        "distributed.types.LazyGetItemMixin",
-        "distributed.types.LazyNoWait",
-        "distributed.types.NoWait",
     ),
     "recapp.compat.torchrec.wrapped_collections": (
         "distributed.fp_embeddingbag.FeatureProcessedEmbeddingBagCollectionSharder",
@@ -211,10 +186,10 @@ _OF_EVERY_HOME = {
     ),
     "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
     "recapp.compat.torchrec.keyed": (
+        "distributed.embedding_types.EmbOptimType",
         "optim.KeyedOptimizer",
         "optim.keyed.KeyedOptimizer",
     ),
-    "recapp.compat.torchrec.fused_params": ("distributed.embedding_types.EmbOptimType",),
     "recapp.parallel": (
         "distributed.DistributedModelParallel",
         "distributed.embedding.EmbeddingCollectionSharder",
@@ -263,15 +238,12 @@ _OF_EVERY_HOME = {
 }
 """The paths of TorchRec's names that each module of recapp defines."""
 
-NAMES = {path: home for home, paths in _OF_EVERY_HOME.items() for path in paths}
-"""The module of recapp that defines each name, by the path of the name."""
-
 _ABSENT_PARTS = {
     "KeyedTensor.regroup_as_dict does the same": ("modules.regroup.KTRegroupAsDict",),
     "write x * torch.sigmoid(torch.nn.LayerNorm(sizes)(x))": ("modules.activation.SwishLayerNorm",),
     "rows that leave when they were not used for a time are those of a dynamic table: "
     'EmbeddingConfig(num_embeddings="dynamic", dynamic={"max_rows": zch_size, "eviction": "ttl", '
-    '"ttl_steps": n}); MCHManagedCollisionModule numbers ids': (
+    '"ttl_steps": n}); MCHManagedCollisionModule gives ids slots by counts': (
         "modules.hash_mc_evictions.HashZchEvictionConfig",
         "modules.hash_mc_evictions.HashZchEvictionPolicyName",
         "modules.hash_mc_modules.HashZchManagedCollisionModule",
@@ -326,6 +298,26 @@ _ABSENT_PARTS = {
         "inference.state_dict_transform.state_dict_gather",
         "inference.state_dict_transform.state_dict_to_device",
     ),
+    "collections of recapp return values: annotate KeyedTensor, or dict[str, JaggedTensor]; both "
+    "systems have KeyedTensor.wait": (
+        "distributed.Awaitable",
+        "distributed.NoWait",
+        "distributed.types.Awaitable",
+        "distributed.types.GetItemLazyAwaitable",
+        "distributed.types.LazyAwaitable",
+        "distributed.types.LazyGetItemMixin",
+        "distributed.types.LazyNoWait",
+        "distributed.types.NoWait",
+    ),
+    "convert the ratings to Parquet and read them with recapp.ClickData (docs/logs.md)": (
+        "datasets.movielens.DEFAULT_COLUMN_NAMES",
+        "datasets.movielens.DEFAULT_MOVIES_COLUMN_NAMES",
+        "datasets.movielens.DEFAULT_RATINGS_COLUMN_NAMES",
+        "datasets.movielens.MOVIES_FILENAME",
+        "datasets.movielens.RATINGS_FILENAME",
+        "datasets.movielens.movielens_20m",
+        "datasets.movielens.movielens_25m",
+    ),
     "shard_quant_model(model) of recapp.inference.modules shards a quantised model; what is only "
     "read needs no sharder": (
         "distributed.quant_embedding.QuantEmbeddingCollectionSharder",
@@ -336,3 +328,36 @@ _ABSENT_PARTS = {
 
 ABSENT = {path: what for what, paths in _ABSENT_PARTS.items() for path in paths}
 """The text of the error for each name that recapp leaves out, by the path of the name."""
+
+_HOME = "recapp.compat.hugectr.collection"
+
+NAMES = {path: home for home, paths in _OF_EVERY_HOME.items() for path in paths} | {
+    "hugectr.AllReduceAlgo": "recapp.compat.hugectr.words",
+    "hugectr.Check_t": "recapp.compat.hugectr.words",
+    "hugectr.CommunicationStrategy": "recapp.compat.hugectr.words",
+    "hugectr.CompressionStrategy": "recapp.compat.hugectr.words",
+    "hugectr.CreateOptimizer": "recapp.compat.hugectr.program_settings",
+    "hugectr.CreateSolver": "recapp.compat.hugectr.program_settings",
+    "hugectr.DataReaderParams": "recapp.compat.hugectr.program_settings",
+    "hugectr.DataReaderSparseParam": "recapp.compat.hugectr.program_settings",
+    "hugectr.DataReaderType_t": "recapp.compat.hugectr.words",
+    "hugectr.DenseLayer": "recapp.compat.hugectr.graph",
+    "hugectr.DeviceLayout": "recapp.compat.hugectr.words",
+    "hugectr.EmbeddingCollection": _HOME,
+    "hugectr.EmbeddingCollectionConfig": _HOME,
+    "hugectr.EmbeddingPlanner": _HOME,
+    "hugectr.EmbeddingTableConfig": _HOME,
+    "hugectr.EmbeddingTablePlaceHolder": f"{_HOME}:EmbeddingTableConfig",
+    "hugectr.Initializer_t": "recapp.compat.hugectr.words",
+    "hugectr.Input": "recapp.compat.hugectr.program_settings",
+    "hugectr.Layer_t": "recapp.compat.hugectr.words",
+    "hugectr.LrPolicy_t": "recapp.compat.hugectr.words",
+    "hugectr.MetricsType": "recapp.compat.hugectr.words",
+    "hugectr.Model": "recapp.compat.hugectr.program",
+    "hugectr.OptParams": "recapp.compat.hugectr.program_settings",
+    "hugectr.Optimizer_t": "recapp.compat.hugectr.program_settings",
+    "hugectr.Update_t": "recapp.compat.hugectr.program_settings",
+    "hugectr.print_plan": _HOME,
+    "hugectr.row_rule": "recapp.compat.hugectr.program_settings",
+}
+"""The module of recapp that defines each name, by the path of the name."""

@@ -41,8 +41,8 @@ import recapp
 from recapp.cli import compose
 from recapp.compat.foreign_names import NAMES
 from recapp.planner.planner_settings import PlanRule
-from recapp.run.commands import COMMANDS as RECORDS
-from recapp.run.commands import read_settings
+from recapp.run.recipe import COMMANDS as RECORDS
+from recapp.run.recipe import read_settings
 from recapp.settings.option_files import options
 from recapp.settings.records import names_of
 from recapp.sharding.plan_file import read_plan

@@ -17,7 +17,7 @@ from recapp.cli.command import run
 from recapp.cli.compose import ADDED_GROUPS, compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.run.commands import COMMANDS, read_settings, recipe_of
+from recapp.run.recipe import COMMANDS, read_settings, recipe_of
 from recapp.run.run_checks import check_training
 from recapp.settings.option_files import is_group
 from recapp.settings.records import OF_TABLES_THAT_GROW, fields_of, names_of, records_of

@@ -12,13 +12,12 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
-from recapp.dataset.data_settings import DataSettings, Generate
+from recapp.dataset.data_settings import Generate
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream, normal, uniform
 from recapp.dataset.synthetic import CRITEO_SIZES, read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
-from recapp.run.run_rows import score_of_click_model
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 ROWS = 30_000
@@ -144,21 +143,6 @@ def test_the_truth_is_that_of_the_rows_written(criteo, table):
     assert truth["validation"]["positives"] == pytest.approx(labels[-validated:].mean())
     assert 0.76 < truth["auc"] < 0.86
     assert 0.6 < truth["normalized_entropy"] < 0.9
-
-
-def test_the_click_models_score_is_known_of_the_rows_that_validate_only(criteo, tmp_path):
-    auc = read_truth(criteo)["validation"]["auc"]
-    rows = read_truth(criteo)["validation"]["rows"]
-
-    def known_auc(val_rows=rows, limit=None, **dataset):
-        settings = {"path": str(criteo), "generate": Generate(), **dataset}
-        return score_of_click_model(DataSettings(**settings), limit, val_rows, "auc")
-
-    assert known_auc() == known_auc(limit=1.0) == auc
-    others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]
-    others += [{"generate": None}, {"val_path": "elsewhere"}]
-    others += [{"path": str(write_criteo(tmp_path / "one", rows=2)), "val_rows": 1}]  # of one class
-    assert [known_auc(**other) for other in others] == [None] * len(others)
 
 
 @pytest.mark.parametrize("separability", [0.0, 4.0])

@@ -29,7 +29,7 @@ from recapp.tables.config import EmbeddingBagConfig, TableLookup
 from recapp.tables.ids import LongBag
 from recapp.train import note_how_to_go_on
 from recapp.trainer.datamodule import ClickData
-from recapp.trainer.ending import EndTogether
+from recapp.trainer.keep_checkpoints import EndTogether
 
 EPOCH = 18
 """The steps of an epoch of the logs."""

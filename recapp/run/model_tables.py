@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 
-from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derived_columns import Derivation
+from recapp.dataset.data_settings import DataSettings, Derivation
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
-from recapp.dataset.click_rows import first_outside, place_of_id
+from recapp.dataset.click_rows import first_outside, place_of
 from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
@@ -220,7 +220,7 @@ def check_ids(recipe: Train) -> None:
             looks += len(source.segments) * len(limits)
             outside = first_outside(source, schema, limits)
             # footers that tell of an id that no row has are not believed
-            if outside and (place := place_of_id(source, schema, *outside)):
+            if outside and (place := place_of(source, schema, outside[0], number=outside[1])):
                 table = strict[outside[0]]
                 raise OutsideTable(table, outside[0], 0, outside[1], f" in {place} ({setting})")
             if looks > MOST_LOOKS:

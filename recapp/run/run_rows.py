@@ -12,7 +12,7 @@ from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import COUNTED_ROWS, decoded_chunks
+from recapp.dataset.sequential_rows import COUNTED_ROWS, decoded_chunks, table_rows
 from recapp.dataset.source import Source
 from recapp.dataset.synthetic import write_clicks
 from recapp.errors import DataError
@@ -63,7 +63,9 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
     if recipe.statistics != "assumed":
         try:
             rows = rows_of(recipe).fitted()
-            counted = rows.table_rows(recipe.most_rows) if recipe.counts_ids else None
+            counted = None
+            if recipe.counts_ids:
+                counted = table_rows(rows.train, rows.schema, recipe.most_rows)
         except DataError as error:
             why = str(error)
         else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, 
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import DerivedColumn
+from recapp.dataset.data_settings import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, DataError, RecappError, suggest
 from recapp.kernels.row_memory import is_finite

@@ -31,8 +31,7 @@ from recapp.console import note, progress, short_path
 from recapp.dataset.click_rows import (
     ClickRows,
     open_rows,
-    place_of_bag,
-    place_of_id,
+    place_of,
     rows_of,
     rows_read,
 )
@@ -43,8 +42,7 @@ from recapp.dataset.data_file import (
     file_facts,
     resumed_files,
 )
-from recapp.dataset.data_settings import SCORE, DataSettings, ScoringSettings
-from recapp.dataset.derived_columns import SETTINGS
+from recapp.dataset.data_settings import SCORE, SETTINGS, DataSettings, ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.dataset.scoring import (
     Measured,
@@ -57,8 +55,9 @@ from recapp.dataset.scoring import (
 from recapp.dataset.sequential_rows import (
     example_rows,
     frequent_values,
-    note_remarks,
     plain_rows,
+    remarks,
+    table_rows,
 )
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
@@ -200,7 +199,8 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             self._open_input(self._scoring)
-            note_remarks(self.prediction_input.source, self.schema, noted=noted)
+            for remark in remarks(self.prediction_input.source, self.schema) if noted else ():
+                note(remark)
             return
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
@@ -211,13 +211,16 @@ class ClickData(LightningDataModule):
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
-            note_remarks(self._opened.train, self.schema, noted=noted)
             if noted:
+                for remark in remarks(self._opened.train, self.schema):
+                    note(remark)
                 source = self._opened.val if self._opened.val.rows else self._opened.train
                 rows = min(EXAMPLE_ROWS, source.rows)
                 self._example = plain_rows(example_rows(source, self.schema, rows)) if rows else []
         if self._take_table_rows is not None and stage == "fit":
-            self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
+            self.table_rows = self._on_rank_0(
+                partial(table_rows, self._rows.train, self.schema, self._max_table_rows)
+            )
             self._take_table_rows(self.table_rows)
 
     def _open_input(self, scoring: ScoringSettings) -> None:
@@ -432,11 +435,12 @@ class ClickData(LightningDataModule):
                 else "train"
             )
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
-            place = (
-                place_of_bag(source, self.schema, exception.feature, exception.length)
+            asked = (
+                {"length": exception.length}
                 if isinstance(exception, LongBag)
-                else place_of_id(source, self.schema, exception.feature, exception.number)
+                else {"number": exception.number}
             )
+            place = place_of(source, self.schema, exception.feature, **asked)
             if place:
                 apart = split != "val" or self.settings.val_path is not None
                 rows = ROWS_OF[split] if apart else "validation rows"

@@ -16,7 +16,7 @@ from recapp.dataset.data_settings import Generate
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream, normal, uniform
-from recapp.dataset.synthetic import CRITEO_SIZES, Score, read_truth, write_clicks
+from recapp.dataset.synthetic import CRITEO_SIZES, read_truth, write_clicks
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
@@ -143,31 +143,6 @@ def test_the_truth_is_that_of_the_rows_written(criteo, table):
     assert truth["validation"]["positives"] == pytest.approx(labels[-validated:].mean())
     assert 0.76 < truth["auc"] < 0.86
     assert 0.6 < truth["normalized_entropy"] < 0.9
-
-
-def test_a_score_is_the_exact_auc_log_loss_and_entropy():
-    rows = np.arange(4_000)
-    logits = normal((1,), rows) * 2
-    labels = (uniform((2,), rows) < 1 / (1 + np.exp(-logits))).astype(np.int64)
-    score = Score()
-    for part in np.array_split(rows, 3):
-        score.update(logits[part], labels[part])
-    chances = 1 / (1 + np.exp(-logits))
-    loss = -np.where(labels == 1, np.log(chances), np.log(1 - chances)).mean()
-    share = labels.mean()
-    pairs = (logits[labels == 1][:, None] > logits[labels == 0][None, :]).mean()
-    found = score.compute()
-    assert found["auc"] == pytest.approx(pairs, abs=1e-4)
-    assert found["log_loss"] == pytest.approx(loss)
-    assert found["normalized_entropy"] == pytest.approx(
-        loss / -(share * np.log(share) + (1 - share) * np.log(1 - share))
-    )
-
-
-def test_a_score_without_both_labels_is_unknown():
-    score = Score()
-    score.update(np.zeros(3), np.ones(3, dtype=np.int64))
-    assert score.compute()["auc"] is None
 
 
 @pytest.mark.parametrize("separability", [0.0, 4.0])

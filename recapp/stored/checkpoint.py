@@ -89,7 +89,7 @@ from recapp.stored.store import (
     size_of,
     write_file,
 )
-from recapp.stored.stored_model import Checkpoint, every_file, read_manifest
+from recapp.stored.stored_model import Checkpoint, read_manifest
 from recapp.tables.table_settings import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm, raise_together
 
@@ -234,11 +234,6 @@ def prepare_save(
 
 
 def _check_name(path: Path) -> None:
-    """Check that a name is free or is the name of a checkpoint.
-
-    Raises:
-        CheckpointError: The name belongs to something else.
-    """
     if entry_of(path) and not is_checkpoint(path):
         raise CheckpointError(
             f"{path} exists and is no checkpoint: move it away or save under another name"
@@ -500,7 +495,6 @@ class _Joined:
         self.members += names.members
 
     def plan(self) -> ShardingPlan:
-        """Return the plan of all tables."""
         tables = {
             name: table_plan for plan in self.plans for name, table_plan in plan.tables.items()
         }
@@ -530,7 +524,6 @@ class _Names:
             self.weights[f"{at}.{joined}.{rest}"] = joined
 
     def of(self, name: str) -> str:
-        """Return the name of a parameter: that of its member."""
         if not name.startswith(OF_MODEL):
             return name
         rest = name.removeprefix(OF_MODEL)
@@ -567,7 +560,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
         prepare_save(output, unfinished, {}, {})
         joined = _Joined(unfinished)
         for path in paths:
-            with Checkpoint.at(path, selector=every_file) as stored:
+            with Checkpoint.at(path, selector=lambda manifest: manifest.files) as stored:
                 joined.add(stored)
         first = joined.first
         if first is None or not 1 < joined.members <= MOST_MEMBERS:

@@ -409,11 +409,6 @@ def values_in(
 def _of_columns(
     values: Mapping[str, Values], columns: Sequence[DerivedColumn]
 ) -> Mapping[str, Values]:
-    """Return the stored values of each column, by key.
-
-    Raises:
-        ValueError: A column has none, or values that no fit gives.
-    """
     for column in columns:
         if column.key not in values:
             raise ValueError(f"there are no values of {column.in_words()}")
@@ -526,11 +521,6 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_name(output: Path, overwrite: bool) -> None:
-    """Check that a name is free, or is the name of an artefact that may be replaced.
-
-    Raises:
-        ConfigError: The name is taken.
-    """
     if entry_of(output) is None:
         return
     if not is_artefact(output):

@@ -193,7 +193,6 @@ def _marked(value: Any, where: str, depth: int) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return the number of values in nested settings; refuse settings nested too deeply."""
     if isinstance(value, Mapping | list | tuple):
         return 1 + sum(_count(part) for _, _, part in _inner(value, ""))
     return 1

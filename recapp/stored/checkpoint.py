@@ -573,12 +573,16 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
             **({"example": first.info["example"]} if "example" in first.info else {}),
             **joined.entries,
             **({RUN: run, SAVED_AS: output.name} if run else {}),
-            "config": _config_of(first.config, joined.members),
+            "config": {**first.config, "ensemble": joined.members, "snapshots": 1},
             "step": joined.step,
             "plan": joined.plan().to_dict(),
             "metrics": {},
             JOINED: [str(path) for path in paths],
         }
+        if (first.config.get("plan") or {}).get(
+            "path"
+        ):  # a plan file knows no other member's tables
+            del info["config"]["plan"]
         finish_save(output, unfinished, joined.blocks, joined.meta, info)
     except Exception as error:
         with suppress(OSError):
@@ -604,16 +608,6 @@ def join_together(paths: Sequence[Path], output: Path) -> int:
         return 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run)
 
     return together(comm, output, join)[0]
-
-
-def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:
-    """Return the settings of the ensemble: those of a model, but for a plan file, which knows
-    nothing of the other members' tables.
-    """
-    entries = {**config, "ensemble": members, "snapshots": 1}
-    if (entries.get("plan") or {}).get("path"):
-        del entries["plan"]
-    return entries
 
 
 def _check_same(

@@ -250,7 +250,7 @@ def to_json(manifest: Manifest) -> str:
     try:
         lines = [
             f"{json.dumps(str(k))}: "
-            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind.has_nan)
+            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind is CHECKPOINT)
             for k, v in entries.items()
         ]
     except TypeError as error:

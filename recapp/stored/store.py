@@ -304,7 +304,6 @@ class Kind:
         fix: The advice for a damaged model.
         newer: The advice for a model of a later version.
         mistaken: The advice for a path to a model of the other kind.
-        has_nan: Whether numbers in its manifest may be NaN.
         resumes: Whether training can resume from it.
     """
 
@@ -319,7 +318,6 @@ class Kind:
     fix: str
     newer: str
     mistaken: str
-    has_nan: bool
     resumes: bool
 
 
@@ -338,7 +336,6 @@ CHECKPOINT = Kind(
         "{folder} is an artefact that recapp.export has written, and no checkpoint: name the "
         "checkpoint that it was made of"
     ),
-    has_nan=True,
     resumes=True,
 )
 ARTEFACT = Kind(
@@ -356,7 +353,6 @@ ARTEFACT = Kind(
         "{folder} is a checkpoint: `python -m recapp.export {ckpt_path} output=DIR` makes "
         "an artefact of it"
     ),
-    has_nan=False,
     resumes=False,
 )
 

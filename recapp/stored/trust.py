@@ -147,11 +147,11 @@ def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
         ConfigError: `trust` is not a list of packages.
         CheckpointError: A target is not allowed; the text names the fix.
     """
-    listed = isinstance(trust, list | tuple)
-    if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
+    if not isinstance(trust, list | tuple) or not all(
+        isinstance(p, str) and _is_dotted(p) for p in trust
+    ):
         raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
-    plain: dict[str, Any] = _judged(settings, "", trust)
-    return plain
+    return cast(dict[str, Any], _judged(settings, "", trust))
 
 
 def _inner(value: Any, where: str) -> Iterator[tuple[Any, str, Any]]:

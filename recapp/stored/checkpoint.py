@@ -579,9 +579,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
             "metrics": {},
             JOINED: [str(path) for path in paths],
         }
-        if (first.config.get("plan") or {}).get(
-            "path"
-        ):  # a plan file knows no other member's tables
+        if (first.config.get("plan") or {}).get("path"):  # it has one member alone
             del info["config"]["plan"]
         finish_save(output, unfinished, joined.blocks, joined.meta, info)
     except Exception as error:

@@ -349,7 +349,7 @@ def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     import safetensors.torch
 
     tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
-    return cast(bytes, safetensors.torch.save(tensors))
+    return safetensors.torch.save(tensors)
 
 
 def dense_values(raw: bytes) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.stream import Float64Array, normal, uniform
 from recapp.errors import ConfigError, DataError
-from recapp.settings.small_files import read_json
+from recapp.settings.option_files import read_json
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"

@@ -301,11 +301,6 @@ class PlanReport:
         """The bytes of a step between all ranks."""
         return sum(pair.bytes for pair in self.between_ranks)
 
-    @property
-    def over_bound(self) -> float | None:
-        """The share by which the step is above the least possible; None if that is not known."""
-        return self.step_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else None
-
 
 # ---- files
 

@@ -348,23 +348,19 @@ def _title(run: Run, split: str | None) -> str:
     end = {"ok": "", "undefined": "", "failed": " that failed"}.get(run.status, " that was stopped")
     if split:
         return f"Evaluation on {SPLITS[split]} data{end}"
+    steps = run.results.steps
     if run.ended:
-        steps = run.results.steps
-        return "Training run" if steps is None else f"Training run of {steps:,} steps"
+        end = "" if steps is None else f" of {steps:,} steps"
     return f"Training run{end}"
 
 
 def _lead(run: Run, split: str | None) -> str:
-    objective = objective_of(run)
-    title = objective.title
+    best = f"{split}_{run.measures.best}"
+    objective = Objective(best, measures=run.measures) if split else objective_of(run)
     value = run.value(objective.name)
-    if split:
-        best = run.measures.get(run.measures.best)
-        title = f"{SPLITS[split]} {best.title if best else run.measures.best}"
-        value = run.results.value(f"{split}_{run.measures.best}")
     if value is None:
-        return f"No {title} was measured{'' if run.ended_well else ' yet'}."
-    return f"{title[0].upper()}{title[1:]}: {value:.5f}."
+        return f"No {objective.title} was measured{'' if run.ended_well else ' yet'}."
+    return f"{objective.heading}: {value:.5f}."
 
 
 def _by_phase(run: Run) -> str:

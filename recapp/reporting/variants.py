@@ -19,7 +19,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
-from recapp.tasks.measures import VALIDATION, Measures
+from recapp.reporting.summary import SPLITS
+from recapp.tasks.measures import Measures
 from recapp.tasks.task import CLICK
 
 SAME_SPEED = (  # settings that do not change the length of a step
@@ -166,8 +167,9 @@ class Objective:
     @property
     def title(self) -> str:
         """The metric's name as people read it: `validation AUC`."""
-        measure = self.measures.get(self.name) if self.name.startswith(VALIDATION) else None
-        return f"validation {measure.title}" if measure else self.name
+        split, _, name = self.name.partition("_")
+        measure = self.measures.get(name) if split in SPLITS else None
+        return f"{SPLITS[split]} {measure.title}" if measure else self.name
 
     def named(self, name: str) -> "Objective":
         """Return another metric of the same task."""

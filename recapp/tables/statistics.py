@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.small_files import read_json
+from recapp.settings.option_files import read_json
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.tables.ids import IdRules

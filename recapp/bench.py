@@ -28,10 +28,11 @@ from recapp.console import Column
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.run.commands import VERBS, Bench, BenchData, BenchOnRanks
+from recapp.run.recipe import VERBS, Bench, BenchData, BenchOnRanks
 from recapp.settings.records import to_plain
 
 WORKER = "recapp.benchmarks.session"
+# the function of each verb, which every rank calls with its session
 MEASURES = {
     "step": "recapp.benchmarks.steps.measure_step",
     "train": "recapp.benchmarks.steps.measure_training",
@@ -39,7 +40,6 @@ MEASURES = {
     "data": "recapp.benchmarks.steps.measure_data",
     "inference": "recapp.inference_bench.measure",
 }
-"""The function of each verb, which every rank calls with its session."""
 
 
 class Spread(Column):
@@ -55,6 +55,7 @@ STEP_MS = Spread("median_ms", "ms", meaning="median of all steps, below it the q
 BEST_PLAN = Spread(
     "best_plan_ratio", "best plan\nratio", meaning="the fastest plan's time / the time of this plan"
 )
+# the columns of the table that each verb prints; the records have more entries
 COLUMNS: dict[str, list[Column]] = {
     "step": [
         Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
@@ -100,7 +101,6 @@ COLUMNS: dict[str, list[Column]] = {
         Column("samples_per_second", "rows/s", ",.0f"),
     ],
 }
-"""The columns of the table that each verb prints; the records have more entries."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

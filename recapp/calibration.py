@@ -12,16 +12,21 @@ from recapp.cli.job import Job, run_on_ranks, run_recipe
 from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_environment import external_rank
-from recapp.reporting.run_record import PREDICTED_FILE, PlanReport, read_performance, read_record
-from recapp.run.commands import OnPaper
-from recapp.run.recipe import Train
+from recapp.reporting.run_record import (
+    PERFORMANCE_FILE,
+    PREDICTED_FILE,
+    Performance,
+    PlanReport,
+    read_record,
+)
+from recapp.run.recipe import OnPaper, Train
 from recapp.settings.records import to_plain
 
 PATH = "hardware.yaml"  # where the settings name no file
+# samples per rank in the run that measures the overhead of a step
 RUN_BATCH = 512
-"""Samples per rank in the run that measures the overhead of a step."""
+# steps of that run
 RUN_STEPS = 60
-"""Steps of that run."""
 
 
 def calibrate(recipe: OnPaper, job: Job) -> None:
@@ -48,7 +53,7 @@ def calibrate(recipe: OnPaper, job: Job) -> None:
                 replace(job, directory=run),
                 "recapp.train",
             )
-            measured = read_performance(run)
+            measured = read_record(Performance, run / PERFORMANCE_FILE)
             predicted = read_record(PlanReport, run / PREDICTED_FILE)
             assert measured is not None and predicted is not None
             rows.append(with_overhead(path, measured, predicted))

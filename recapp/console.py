@@ -181,20 +181,20 @@ def emit(
 
 def emit_document(document: Mapping[str, Any]) -> None:
     """Print one JSON document, as the result of a command that has more than rows."""
-    print(json.dumps(_json_value(document), allow_nan=False), flush=True)
+    print(json.dumps(json_value(document), allow_nan=False), flush=True)
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a value in types of JSON: without NaN, infinity, paths and numpy scalars."""
     if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    return _json_value(value.item()) if hasattr(value, "item") else str(value)
+    return json_value(value.item()) if hasattr(value, "item") else str(value)
 
 
 def short_path(path: str | Path) -> str:

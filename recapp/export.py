@@ -20,7 +20,7 @@ from recapp.cli.command import run
 from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.run.commands import ExportCommand
+from recapp.run.recipe import ExportCommand
 from recapp.settings.records import override_names
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ MUST_BE_GIVEN = {
     "output": "the directory of the artefact",
 }
 
+# settings of training that have no effect on an artefact
 WITHOUT_EFFECT = (
     *("plan", "planner", "topology", "trainer", "engine", "launch", "optimizer", "metrics"),
     *("logger", "callbacks", "seed"),
 )
-"""Settings of training that have no effect on an artefact."""
 TABLE_COLUMNS = (
     console.Column("table", "table"),
     console.Column("rows", "rows", ","),
@@ -45,7 +45,7 @@ TABLE_COLUMNS = (
     console.Column("stored", "stored"),
     console.Column("bytes_after", "MB", ",.2f", 1e6),
 )
-LONG_TITLE = 12  # letters
+LONG_TITLE = 12  # letters; longer ones stand in two lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,17 +99,16 @@ def _width_columns(task: "Task") -> tuple[console.Column, ...]:
         console.Column("quantize", "quantize"),
         console.Column("bytes", "tables,\nMB", ",.1f", 1e6),
         *(
-            console.Column(one.name, _title(one.title), ".5f" if one.better == "max" else ".6f")
+            console.Column(
+                one.name,
+                one.title.replace(" ", "\n", int(len(one.title) > LONG_TITLE)),
+                ".5f" if one.better == "max" else ".6f",
+            )
             for one in measures
         ),
         console.Column(change_of(measures[-1].name), "change\nof it", "+.6f"),
         console.Column("largest_change", "largest change\nof a score", ".6f"),
     )
-
-
-def _title(title: str) -> str:
-    """Return the title of a metric, in two lines if it is long."""
-    return title.replace(" ", "\n", 1) if len(title) > LONG_TITLE else title
 
 
 def _print_report(report: Mapping[str, Any], task: "Task") -> None:

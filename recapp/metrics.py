@@ -37,11 +37,6 @@ REPLICATE_BINS = 2**11  # of a metric with many weights for each sample
 BITS_OF_ONE = 127 << MANTISSA_BITS  # the number 1 as an integer
 
 
-def _of(replicates: int | None) -> tuple[int, ...]:
-    """Return the last dimensions of a state."""
-    return (replicates,) if replicates else ()
-
-
 def logit_bins(logits_B: Tensor) -> Tensor:
     """Return the bin of each logit, int64 in 0..BINS, [B]; nan has the bin BINS.
 
@@ -77,7 +72,9 @@ class _Counts(Metric):
         super().__init__(**kwargs)
         self.soft_labels = soft_labels
         self._bins = REPLICATE_BINS if replicates else BINS
-        counts = torch.zeros(2, self._bins + 1, *_of(replicates), dtype=torch.float64)
+        counts = torch.zeros(
+            2, self._bins + 1, *([replicates] if replicates else []), dtype=torch.float64
+        )
         self.add_state("counts", counts, dist_reduce_fx="sum")
 
     def update(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:
@@ -215,7 +212,7 @@ class _Sums(Metric):
     def __init__(self, replicates: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         for name in self.needs:
-            zeros = torch.zeros(_of(replicates), dtype=torch.float64)
+            zeros = torch.zeros([replicates] if replicates else [], dtype=torch.float64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
 
     def update(self, logits_B: Tensor, labels_B: Tensor, weights_B: Tensor | None = None) -> None:

@@ -10,6 +10,7 @@ All files are written into a directory with another name. One rename gives the a
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ class _Exporter:
         self.name = name
         self.snapshot = snapshot
         self.trained = TrainedTables(snapshot, folder)
-        model = self._model()
+        model = build_model(self.recipe)
         self.tables: list[EmbeddingConfig] = embedding_tables(model)
         self.seeds = {t.name: c.seed for _, c in embedding_collections(model) for t in c.tables()}
         self.dense = snapshot.dense()
@@ -180,9 +181,6 @@ class _Exporter:
         artefact = self._finish(writer, files, report)
         return {"name": self.name, "bytes": artefact.bytes, **report}
 
-    def _model(self) -> nn.Module:
-        return build_model(self.recipe)
-
     def _storage_by_hand(self) -> dict[str, DataType]:
         quantize = "none" if self.options.quantize == AUTO else self.options.quantize
         by_hand = storage_by_hand(self.tables, self.options.quantize_tables or {})
@@ -192,7 +190,13 @@ class _Exporter:
         assert self.source is not None
         batches = validation_batches(self.source, self.recipe, self.options.report_rows)
         console.note("measuring the loss of each width on validation rows ...")
-        return Probe(self._model, self._load_dense, batches, self._rows_of, self.recipe.built_task)
+        return Probe(
+            partial(build_model, self.recipe),
+            self._load_dense,
+            batches,
+            self._rows_of,
+            self.recipe.built_task,
+        )
 
     def _least(self, probe: Probe) -> dict[str, DataType]:
         """Return the storage of tables that needs the fewest bytes within the budget."""
@@ -241,7 +245,7 @@ class _Exporter:
     ) -> ArtefactManifest:
         """Write the small files and the manifest."""
         manifest = self.snapshot.manifest
-        files[DENSE] = self._written(DENSE, dense_bytes(self.dense))
+        files[DENSE] = write_file(self.folder / DENSE, dense_bytes(self.dense))
         example = self._example()
         schema = self.recipe.schema
         info: dict[str, Any] = {
@@ -260,7 +264,7 @@ class _Exporter:
                 **_lists_of("separator", "text", schema.separator),
                 **self._derived(files),
             },
-            "lookups": _lookups(self._model()),
+            "lookups": _lookups(build_model(self.recipe)),
             "ids": schema.id_encoding(),
             "example": example,
             # a command line may have changed the model
@@ -285,7 +289,7 @@ class _Exporter:
             name: [float(x) for x in values.double()] for name, values in outputs.items()
         }
         info["compiled"] = self._compiled(described, model, files, batch, outputs)
-        self._written(MANIFEST, to_json(described).encode())
+        write_file(self.folder / MANIFEST, to_json(described).encode())
         return described
 
     def _derived(self, files: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -293,16 +297,13 @@ class _Exporter:
         if not self.recipe.schema.derived:
             return {}
         raw, lines = written_values(self.recipe.schema.derived)
-        files[DERIVED_FILE] = self._written(DERIVED_FILE, raw)
+        files[DERIVED_FILE] = write_file(self.folder / DERIVED_FILE, raw)
         return {DERIVED: lines}
-
-    def _written(self, file: str, content: bytes) -> Mapping[str, Any]:
-        return write_file(self.folder / file, content)
 
     def _example(self) -> list[dict[str, Any]]:
         schema = self.recipe.schema
         if self.source is None:
-            return plain_rows(made_up_rows(schema, embedding_lookups(self._model())))
+            return plain_rows(made_up_rows(schema, embedding_lookups(build_model(self.recipe))))
         return plain_rows(example_rows(self.source, schema, EXAMPLE_ROWS))
 
     def _compiled(
@@ -324,7 +325,7 @@ class _Exporter:
         try:
             dense = len(self.recipe.schema.numbers)
             raw, entry = compile_dense(model, self.recipe.built_task, dense)
-            files[COMPILED] = self._written(COMPILED, raw)
+            files[COMPILED] = write_file(self.folder / COMPILED, raw)
             compiled = load_compiled(Artefact.of(described), entry, model)
             entry["largest_difference"] = check_compiled(compiled, outputs, batch)
         except NotCompiled as error:

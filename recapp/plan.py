@@ -30,8 +30,9 @@ from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import loading
-from recapp.run.commands import OnPaper
+from recapp.run.recipe import OnPaper
 
+# the module of each verb, imported on use. It has a function with the verb's name
 VERBS = {
     "explain": "recapp.plan_verbs",
     "types": __name__,
@@ -40,8 +41,8 @@ VERBS = {
     "devices": "recapp.plan_verbs",
     "scale": "recapp.plan_verbs",
 }
-"""The module of each verb, imported on use. It has a function with the verb's name."""
 
+# the verbs that read a setting, of those that not all verbs read
 READERS = {
     "out": ("explain",),
     "as": ("explain", "export"),
@@ -51,7 +52,6 @@ READERS = {
     "plans": ("scale",),
     "weak_batch": ("scale",),
 }
-"""The verbs that read a setting, of those that not all verbs read."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

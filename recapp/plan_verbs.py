@@ -16,8 +16,7 @@ from recapp.planner.options import MODES
 from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_report import explained
-from recapp.reporting.plan_tables import print_plan
-from recapp.run.commands import OnPaper
+from recapp.reporting.plan_views import draw_plan, plan_page, print_plan
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
     best_plan,
@@ -25,6 +24,7 @@ from recapp.run.plan_of_run import (
     made_for,
     problem_on_paper,
 )
+from recapp.run.recipe import OnPaper
 from recapp.settings.other_systems import plan_format
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown
@@ -35,8 +35,8 @@ from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import EmbeddingConfig, TableLookup
 
+# the name of the planner's own plan
 BEST = "best"
-"""The name of the planner's own plan."""
 
 Settings = dict[str, Any]
 DEVICE_COLUMNS = (
@@ -67,9 +67,6 @@ def explain(recipe: OnPaper, job: Job) -> None:
     else:
         print_plan(report)
     if recipe.out:
-        from recapp.reporting.plan_figures import draw_plan
-        from recapp.reporting.plan_tables import plan_page
-
         folder = Path(recipe.out)
         for path in [*draw_plan(report, folder), plan_page(report, folder / "plan.html")]:
             console.note(f"written {console.short_path(path)}")

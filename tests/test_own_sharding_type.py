@@ -15,7 +15,7 @@ from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import ParameterConstraints, PlanRule, PlanSettings
 from recapp.planner.problem import PlanningProblem, Topology
-from recapp.reporting.plan_tables import print_plan
+from recapp.reporting.plan_views import print_plan
 from recapp.reporting.run_record import PlanReport
 from recapp.run.constructors import register_own_types
 from recapp.settings.records import Constructor, record

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recapp.console import byte_unit
 from recapp.reporting.phases import PHASES
 
 if TYPE_CHECKING:
@@ -193,19 +192,10 @@ def spec_of(values: Iterable[float | None]) -> str:
 
 
 def byte_axis(axis: Any) -> None:
-    """Set the ticks of an axis of bytes to whole numbers of bytes, all in the unit of the largest
-    tick.
-    """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    """Set the ticks of an axis of bytes: `500 kB`, `2.5 MB`."""
+    from matplotlib.ticker import EngFormatter
 
-    def tick(n: float, position: int | None) -> str:
-        scale, name = byte_unit(max(axis.get_view_interval()))
-        return f"{n / scale:,.10g} {name}" if n else "0"
-
-    axis.set_major_locator(
-        MaxNLocator(nbins=6, min_n_ticks=1, integer=True, steps=[1, 2, 2.5, 5, 10])
-    )
-    axis.set_major_formatter(FuncFormatter(tick))
+    axis.set_major_formatter(EngFormatter("B"))
 
 
 def rank_colors(world: int) -> list[str]:
@@ -264,49 +254,31 @@ def stacked(
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:
-    """Put the legend below the figure, with whole names and as many columns as fit."""
+    """Add the legend below the figure, which grows by its height, with whole names and as many
+    columns as fit.
+    """
     handles, names = axes.get_legend_handles_labels()
-    columns, texts = _set_legend(names)
-    figure.legend(
-        handles,
-        texts,
-        loc="outside lower center",
-        ncols=columns,
-        columnspacing=1.4,
-        handlelength=1.4,
-    )
-
-
-def legend_height(names: Sequence[str]) -> float:
-    """Return the height in inches of the legend that `legend_below` makes for some names."""
-    columns, texts = _set_legend(names)
-    return LEGEND_LINE * (-(-len(texts) // columns) + sum(text.count("\n") for text in texts)) + 0.1
-
-
-def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
-    """Return the number of columns of a legend, and each name wrapped into lines."""
-    texts = [
-        "\n".join(textwrap.wrap(name, LEGEND_LETTERS, break_on_hyphens=False)) for name in names
-    ]
+    texts = [textwrap.fill(name, LEGEND_LETTERS, break_on_hyphens=False) for name in names]
     longest = max(len(line) for text in texts for line in text.split("\n"))
-    return max(1, min(LEGEND_LETTERS // (longest + 6), 3, len(names))), texts
+    columns = max(1, min(LEGEND_LETTERS // (longest + 6), 3, len(names)))
+    lines = -(-len(texts) // columns) + sum(text.count("\n") for text in texts)
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * lines + 0.1)
+    spaces = {"columnspacing": 1.4, "handlelength": 1.4}
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, **spaces)
 
 
 @contextmanager
-def horizontal_bars(
-    names: Sequence[str], labels: Sequence[str], *, legend: Sequence[str] = ()
-) -> Iterator[Sheet]:
+def horizontal_bars(names: Sequence[str], labels: Sequence[str]) -> Iterator[Sheet]:
     """Open a figure of named bars; the caller draws them at `positions` inside the `with`.
 
     Args:
         names: The names of the bars, from top to bottom.
         labels: The text at the right end of each name's line.
-        legend: The names in the legend of `legend_below`; empty for no legend.
     """
     lines = [_wrapped(name, label) for name, label in zip(names, labels, strict=True)]
     heights = [LINE * len(wrapped) + THICK + GAP for wrapped in lines]
     total = sum(heights)
-    with sheet(COLUMN, total + BELOW + (legend_height(legend) if legend else 0)) as s:
+    with sheet(COLUMN, total + BELOW) as s:
         axes = s.axes[0]
         top = 0.0
         axes.set_ylim(total, 0)
@@ -326,21 +298,21 @@ def horizontal_bars(
 
 
 def bars_with_whiskers(
-    s: Sheet, values: Sequence[float], whiskers: Sequence[tuple[float, float] | None] = ()
+    s: Sheet, values: Sequence[float], whiskers: Sequence[tuple[float, float]] = ()
 ) -> None:
     """Draw one bar for each name of a figure of named bars.
 
     Args:
         s: The figure.
         values: The lengths of the bars.
-        whiskers: The ends of each bar's whisker, if it has one; empty for none.
+        whiskers: The ends of each bar's whisker; empty for none.
     """
-    every = whiskers or [None] * len(values)
-    for position, value, ends in zip(s.positions, values, every, strict=True):
-        s.axes[0].barh(position, value, THICK, color=BAR)
-        if ends:
-            line: Any = {"color": INK, "linewidth": 1.3, "marker": "|", "markersize": 7}
-            s.axes[0].plot(ends, [position] * 2, **line)
+    reach = [
+        [value - ends[0] for value, ends in zip(values, whiskers, strict=False)],
+        [ends[1] - value for value, ends in zip(values, whiskers, strict=False)],
+    ]
+    line: Any = {"xerr": reach, "ecolor": INK, "capsize": 3} if whiskers else {}
+    s.axes[0].barh(s.positions, values, THICK, color=BAR, **line)
 
 
 def _wrapped(name: str, label: str) -> list[str]:

@@ -9,6 +9,7 @@ one more option for the planner.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from recapp.errors import PlanError
@@ -23,12 +24,11 @@ from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.search import PartialPlan, capacity_of
 from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.reporting.run_record import PlannedRank, PlannedTable, PlanReport, Traffic
-from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, TableLookup
 from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size
-SHOWN_SHARDS = 4  # of a table with more shards, only these and the number of shards are shown
 SMALL = 0.001  # share of the step; a phase that changes by less is not named
 
 
@@ -49,7 +49,7 @@ class RunnerUp:
 
 def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
     """Return a record for each table: name, rows, dim, type, bytes of weights on the rank with the
-    most of them, and the place of each shard.
+    most of them, and the ranks that have a shard.
 
     The mode follows the type, unless the type or the default implies it: `row_wise (pooled)`.
     """
@@ -61,34 +61,22 @@ def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dic
             "dim": t.embedding_dim,
             "type": s.label if s.mode in ("unique", "replicated") else f"{s.label} ({s.mode})",
             "bytes": max(h.weights.get(t.name, 0) for h in memory_of_ranks),
-            "ranks": where(t, s),
+            "ranks": ranks_text(s.ranks, plan.world_size),
         }
         for t, s in ((t, plan.tables[t.name]) for t in tables)
     ]
 
 
-def where(table: EmbeddingConfig, sharding: TableSharding) -> str:
-    """Return the shards of a table as text, by rank: `0: rows 0-499, 1: rows 500-999`; `0:
-    positions 0-499` if rows are mixed; `0: all`; `all ranks`.
-    """
-    if sharding.mode == "replicated":
-        return "all ranks"
-    shards = [s for s in sharding.shards if len(s.rows) and len(s.cols)]
-    rows = "positions" if sharding.row_order == "mixed" else "rows"
-    unit = rows if table.dynamic is None else "runs"
-    parts = [f"{s.rank}: {_part(table, s, unit)}" for s in shards[:SHOWN_SHARDS]]
-    more = (
-        [f"... {len(shards)} shards on {len(sharding.ranks)} ranks"]
-        if len(shards) > SHOWN_SHARDS
-        else []
-    )
-    return ", ".join(parts + more)
-
-
-def _part(table: EmbeddingConfig, s: Shard, unit: str) -> str:
-    rows = "" if len(s.rows) == table.plan_rows else f"{unit} {s.rows.start}-{s.rows.stop - 1}"
-    cols = "" if len(s.cols) == table.embedding_dim else f"cols {s.cols.start}-{s.cols.stop - 1}"
-    return " ".join(p for p in (rows, cols) if p) or "all"
+def ranks_text(ranks: Sequence[int], world: int) -> str:
+    """Return ranks as text, neighbours as ranges: `0,2-5`, or `all`."""
+    if len(ranks) == world:
+        return "all"
+    texts = []
+    for _, pairs in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
+        neighbours = [rank for _, rank in pairs]
+        last = f"-{neighbours[-1]}" if len(neighbours) > 1 else ""
+        texts.append(f"{neighbours[0]}{last}")
+    return ",".join(texts)
 
 
 def rank_rows(
@@ -359,25 +347,9 @@ def table_uses(
             "lookups": ", ".join(_words(x) for x in of_table),
             "rule": rule.name if rule else None,
         }
-        | ({"rows": _rows(t)} if grows else {})
+        | ({"rows": "dynamic" if t.dynamic else f"{t.num_embeddings:,}"} if grows else {})
         for t, of_table, rule in zip(tables, of_T, rule_T, strict=True)
     ]
-
-
-def _rows(table: EmbeddingConfig) -> str:
-    """Return the rows of a table in words: `dynamic, seen 3 times, at most 1,000, lru`."""
-    rows = table.dynamic
-    if rows is None:
-        return f"{table.num_embeddings:,}"
-    leaves = rows.max_rows is not None or rows.ttl_steps is not None
-    phrases = {
-        "dynamic": True,
-        f"about {table.num_embeddings:,} expected": rows.max_rows is None,
-        f"seen {rows.seen} times ({rows.counter})": rows.seen > 1,
-        f"at most {rows.max_rows or 0:,}": rows.max_rows is not None,
-        f"{rows.eviction} {rows.ttl_steps or ''}".strip(): leaves,
-    }
-    return ", ".join(words for words, holds in phrases.items() if holds)
 
 
 def _words(lookup: TableLookup) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 from recapp.console import Column, byte_unit
 from recapp.errors import ConfigError
 from recapp.reporting import page
-from recapp.reporting.details import part_of_page, read_details
 from recapp.reporting.drawing import spec_of
 from recapp.reporting.phases import PHASES
 from recapp.reporting.run_figures import (
@@ -38,7 +37,16 @@ from recapp.reporting.runs import (
     texts_of,
     varied_settings,
 )
-from recapp.reporting.summary import SPLITS, VERSION, lines_of_run, step_of_checkpoint
+from recapp.reporting.summary import (
+    SPLITS,
+    VERSION,
+    WORST,
+    columns_of_slices,
+    lines_of_run,
+    read_details,
+    slices_of,
+    step_of_checkpoint,
+)
 from recapp.reporting.variants import (
     Objective,
     Variant,
@@ -52,8 +60,12 @@ from recapp.reporting.variants import (
 )
 
 REPORT_FILE = "report.html"
-SHOWN_FAILURES = 5  # the most different errors that are listed before the first picture
 SHOWN_VARIANTS = 40  # the most variants in pictures of the cost of a step
+BUCKETS = [
+    Column("rows", "rows", ","),
+    Column("predicted", "mean\nprediction", ".5f"),
+    Column("clicks", "share of\nclicks", ".5f"),
+]
 FACTS = (  # about runs, at the foot of a page
     *("dataset", "rows_train", "rows_val", "model", "precision", "tables", "table_rows", "plan"),
     *("ranks", "batch_size", "seed", "hosts", "device", "date"),
@@ -152,24 +164,19 @@ def _values(values: Sequence[Any]) -> str:
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:
-    """Return a paragraph for each different error, with the jobs that had it."""
     ends: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if not run.ended_well:
             stopped = run.results.stopped or ("before its end" if run.ended else None)
             why = run.failure.error if run.failure else stopped or "it ended without a word"
             ends.setdefault((run.status, why), []).append(f"{run.job} ({run.name})")
-    texts = [
-        f"Job{'s' if len(jobs) > 1 else ''} {', '.join(jobs)} {status}: {why}"
-        for (status, why), jobs in list(ends.items())[:SHOWN_FAILURES]
+    return [
+        page.paragraph(f"Job{'s' * (len(jobs) > 1)} {', '.join(jobs)} {status}: {why}", "failed")
+        for (status, why), jobs in ends.items()
     ]
-    if len(ends) > SHOWN_FAILURES:
-        texts.append(f"{len(ends) - SHOWN_FAILURES} more errors stand below, among all runs.")
-    return [page.paragraph(text, "failed") for text in texts]
 
 
 def _learned(good: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> list[Drawn]:
-    """Draw the metric against each setting that changes it, and the curves."""
     without = without_effect(good, objective)
     settings = varied_settings(good).items()
     changing = [n for n, values in settings if n not in without and len(values) > 1]
@@ -341,24 +348,19 @@ def _title(run: Run, split: str | None) -> str:
     end = {"ok": "", "undefined": "", "failed": " that failed"}.get(run.status, " that was stopped")
     if split:
         return f"Evaluation on {SPLITS[split]} data{end}"
+    steps = run.results.steps
     if run.ended:
-        steps = run.results.steps
-        return "Training run" if steps is None else f"Training run of {steps:,} steps"
+        end = "" if steps is None else f" of {steps:,} steps"
     return f"Training run{end}"
 
 
 def _lead(run: Run, split: str | None) -> str:
-    """Return the sentence at the top: the best metric of the run."""
-    objective = objective_of(run)
-    title = objective.title
+    best = f"{split}_{run.measures.best}"
+    objective = Objective(best, measures=run.measures) if split else objective_of(run)
     value = run.value(objective.name)
-    if split:
-        best = run.measures.get(run.measures.best)
-        title = f"{SPLITS[split]} {best.title if best else run.measures.best}"
-        value = run.results.value(f"{split}_{run.measures.best}")
     if value is None:
-        return f"No {title} was measured{'' if run.ended_well else ' yet'}."
-    return f"{title[0].upper()}{title[1:]}: {value:.5f}."
+        return f"No {objective.title} was measured{'' if run.ended_well else ' yet'}."
+    return f"{objective.heading}: {value:.5f}."
 
 
 def _by_phase(run: Run) -> str:
@@ -385,11 +387,23 @@ def _by_phase(run: Run) -> str:
     return page.table(rows, columns, "A step by phase, mean of the ranks")
 
 
+def part_of_page(details: Mapping[str, Any]) -> list[str]:
+    """Return the part of a page about the details of a validation as HTML; empty if there are
+    none.
+    """
+    tables = []
+    if buckets := details.get("buckets"):
+        tables.append(page.table(buckets, BUCKETS, "Calibration by bucket"))
+    for column, slices in slices_of(details):
+        title = f"Worst slices by {column}"
+        tables.append(page.table(slices[:WORST], columns_of_slices(slices, column), title))
+    return [page.heading("Where the model is wrong"), page.columns(tables)] if tables else []
+
+
 # ---- the foot
 
 
 def _facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the facts about some runs as pairs of a name and the values of the runs."""
     records = [run.results for run in runs]
     versions = sorted({n for one in records for n in one.more if n.startswith(VERSION)})
     entries = {

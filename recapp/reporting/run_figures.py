@@ -24,7 +24,6 @@ from recapp.reporting.drawing import (
     bars_with_whiskers,
     horizontal_bars,
     legend_below,
-    legend_height,
     sheet,
 )
 from recapp.reporting.phases import PHASES
@@ -35,8 +34,8 @@ from recapp.reporting.variants import Interval, Objective, Variant, by_speed, ra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# A picture, or its title with the reason why there is none
 Drawn = Picture | str
-"""A picture, or its title with the reason why there is none."""
 
 BEST_COLORED = 3  # of more curves than colours, only this number of the best has a colour each
 START = 0.25  # share of the steps whose readings may lie outside the picture
@@ -84,8 +83,7 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
     from matplotlib.ticker import MaxNLocator
 
     colors = _colors(variants, objective)
-    named = [v.name for v, color in zip(variants, colors, strict=True) if color != GRID]
-    with sheet(COLUMN, 3.2 + legend_height([*named, QUIET_NAME, "validation", "training"])) as s:
+    with sheet(COLUMN, 3.2) as s:
         axes = s.axes[0]
         for order, (variant, color) in enumerate(zip(variants, colors, strict=True), 4):
             above = 1 if color == GRID else order
@@ -95,17 +93,16 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
         _legend(s, variants, colors, training is not None)
         axes.set(xlabel="steps trained", ylabel=metric.title.removeprefix("validation "))
         axes.margins(x=0.03)
-        outside = _leave_out_the_start(axes, readings)
+        outside = _without_the_start(axes, readings)
         whole: Any = {"nbins": 9, "min_n_ticks": 1, "integer": True, "steps": [1, 2, 5, 10]}
         axes.xaxis.set_major_locator(MaxNLocator(**whole))
         axes.grid(True, axis="y")
         last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
         values = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
         alt = f"Curves over steps; {metric.title} of the checkpoints that are kept: {values}."
+        means = "Lines are means of the seeds, bands go from the lowest run to the highest. "
         several = any(len(variant.runs) > 1 for variant in variants)
-        means = ["Lines are means of the seeds, bands go from the lowest run to the highest."]
-        caption = " ".join([*(means if several else []), *outside])
-        return s.finish(f"curve_of_{name}", title, alt, caption)
+        return s.finish(f"curve_of_{name}", title, alt, means * several + outside)
 
 
 def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
@@ -150,23 +147,18 @@ def _legend(s: Sheet, variants: Sequence[Variant], colors: Sequence[str], traini
     legend_below(s.figure, s.axes[0])
 
 
-def _leave_out_the_start(axes: "Axes", readings: Sequence[Mapping[int, float]]) -> list[str]:
-    """Limit the axis to the later readings if the first readings would flatten their curves.
-
-    Returns:
-        A sentence about the first readings if the axis leaves them out; else an empty list.
+def _without_the_start(axes: "Axes", readings: Sequence[Mapping[int, float]]) -> str:
+    """Limit the axis to the later readings if the first readings would flatten their curves, and
+    return a sentence that says so; empty if the axis has all readings.
     """
     points = [point for curve in readings for point in curve.items()]
-    end = max(step for step, _ in points)
-    early = [value for step, value in points if step <= START * end]
-    later = [value for step, value in points if step > START * end]
-    low = min(later)
-    reach = max(later) - low
-    if not early or max(*early, *later) - min(*early, *later) < FLAT * reach or not reach:
-        return []
-    axes.set_ylim(low - 0.05 * reach, low + 1.05 * reach)
-    between = f"{min(early):.3g} and {max(early):.3g}"
-    return [f"The first {START:.0%} of the steps, between {between}, lie partly outside."]
+    start = START * max(step for step, _ in points)
+    low, high = (end(value for step, value in points if step > start) for end in (min, max))
+    values = [value for _, value in points]
+    if not high > low or max(values) - min(values) < FLAT * (high - low):
+        return ""
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    return f"Some readings of the first {START:.0%} of the steps lie outside."
 
 
 # ---- a metric against a setting
@@ -337,7 +329,7 @@ def _stacks(
     xlabel: str,
 ) -> Iterator[Sheet]:
     """Open a figure of named bars, each of the parts in `colors`, with a legend of the parts."""
-    with horizontal_bars(list(rows), labels, legend=list(colors)) as s:
+    with horizontal_bars(list(rows), labels) as s:
         parts = {part: [row[part] for row in rows.values()] for part in colors}
         ends = drawing.stacked(
             s.axes[0], s.positions, parts, colors, drawing.THICK, horizontal=True
@@ -371,5 +363,5 @@ def _records(variants: Sequence[Variant]) -> dict[str, tuple[Mapping[str, float]
     }
 
 
+# the pictures of the cost of a step
 COSTS: Sequence[Callable[[Sequence[Variant]], Drawn]] = (steps, phases, memory)
-"""The pictures of the cost of a step."""

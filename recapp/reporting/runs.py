@@ -27,6 +27,7 @@ from recapp.errors import ConfigError
 from recapp.reporting.run_record import (
     ERROR_FILE,
     METRICS_FILE,
+    PERFORMANCE_FILE,
     PREDICTED_FILE,
     SETTINGS_FILE,
     Failure,
@@ -36,9 +37,7 @@ from recapp.reporting.run_record import (
     finite,
     read_csv,
     read_measures,
-    read_performance,
     read_record,
-    read_run,
     read_yaml,
     write_whole,
 )
@@ -81,7 +80,7 @@ class Run:
 
     @cached_property
     def _record(self) -> RunRecord | None:
-        content = None if self.running else read_run(self.directory)
+        content = None if self.running else read_record(RunRecord, self.directory / METRICS_FILE)
         if content and self.failure and self.failure.status != content.status:
             return None  # an earlier run's
         return content
@@ -134,7 +133,7 @@ class Run:
     @cached_property
     def performance(self) -> Performance | None:
         """The run's record of phases and memory; None without a record."""
-        return read_performance(self.directory) if self.ended else None
+        return read_record(Performance, self.directory / PERFORMANCE_FILE) if self.ended else None
 
     @cached_property
     def predicted(self) -> PlanReport | None:

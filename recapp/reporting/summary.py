@@ -1,7 +1,13 @@
-"""What a run prints at its end, the summary; its facts; and the rows that it reads. Rank 0 prints,
-and writes `metrics.json`.
+"""What a run says of its results: the details of its validations, what it prints at its end (the
+summary), its facts, and the rows that it reads. Rank 0 prints, and writes `metrics.json` and
+`details.json`: metrics by slice, calibration by bucket, values of a bootstrap.
+
+    {"validations": [{"step": 400, "by C1": [{"value": "a1", "rows": 120, "auc": .71, ...}, ...],
+                      "buckets": [{"rows": ..., "predicted": .03, "clicks": .02}, ...],
+                      "bootstrap": {"drawn": [...], "metrics": {"auc": [...], ...}}}, ...]}
 """
 
+import json
 import math
 import os
 import platform
@@ -10,20 +16,23 @@ from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import quantiles
 from textwrap import wrap
 from typing import Any
 
-from recapp.console import Column, note, print_table, readable, short_path
+from recapp.console import Column, json_value, note, print_table, readable, short_path
 from recapp.dataset.data_settings import DataSettings
 from recapp.errors import TrainingError
-from recapp.reporting.details import print_slices, read_details, with_interval
 from recapp.reporting.run_record import (
+    DETAILS_FILE,
     METRICS_FILE,
     RowsRead,
     RunRecord,
     SplitRead,
+    read_document,
     write_measures,
     write_metrics,
+    write_whole,
 )
 from recapp.settings.records import record
 from recapp.tables.config import EmbeddingConfig
@@ -34,10 +43,137 @@ SPLITS = {"val": "validation", "test": "test"}
 HIDDEN_SHARE = "hidden_share_"
 CALIBRATION = ", predicted over real share: 1 is right"
 WIDTH = 80
-LONGEST_NAME = 26
 VERSION = "version_"  # prefix of a package's name
 PACKAGES = ("recapp", "torch", "lightning")
 USES = {"train": "train", "val": "validate", "test": "test", "input": "score"}
+
+KEPT = 50  # validations of a run
+WORST = 10  # slices of a column that are shown
+BY = "by "
+ORDERS = {
+    "auc": 1,
+    "rmse": -1,
+}  # the first metric that slices have orders them: 1 if larger is better
+TITLES = {"auc": "AUC", "log_loss": "log loss", "rmse": "RMSE"}
+
+
+# ---- the details of validations
+
+
+def write_details(
+    details: Mapping[str, Any], directory: Path, step: int, best: int | None = None
+) -> None:
+    """Add the details of a validation to `details.json`, which keeps the last `KEPT` ones.
+
+    Args:
+        details: The details by name. A number that is not finite becomes null.
+        directory: The directory of the run.
+        step: The step of training after which they were measured.
+        best: The step of the best checkpoint so far, whose details are kept, too.
+    """
+    earlier = [one for one in _validations(directory) if one.get("step") != step]
+    of_best = [one for one in earlier[: 1 - KEPT] if best is not None and one.get("step") == best]
+    validations = [*of_best, *earlier[1 - KEPT :], {"step": step, **details}]
+    text = json.dumps(json_value({"validations": validations}), allow_nan=False)
+    write_whole(directory / DETAILS_FILE, f"{text}\n")
+
+
+def read_details(directory: Path, step: object = None) -> dict[str, Any]:
+    """Return the details of the validation after a step; None is the last one. The result is empty
+    if there are none.
+    """
+    every = _validations(directory)
+    same = [one for one in every if step is None or one.get("step") == step]
+    return dict((same or [{}])[-1])
+
+
+def _validations(directory: Path) -> list[dict[str, Any]]:
+    validations: list[dict[str, Any]] = (read_document(directory / DETAILS_FILE) or {}).get(
+        "validations", []
+    )
+    return validations
+
+
+def slices_of(details: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each column of `metrics.by`, with its slices, the worst first."""
+    for name, slices in details.items():
+        if name.startswith(BY) and slices:
+            yield name.removeprefix(BY), worst_first(slices)
+
+
+def worst_first(slices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the slices in which the metric is known, the worst first, then the others."""
+    key = key_of(slices)
+
+    def order(one: Mapping[str, Any]) -> tuple[bool, float]:
+        value = one.get(key)
+        return value is None, (value or 0.0) * ORDERS[key]
+
+    return [dict(one) for one in sorted(slices, key=order)]
+
+
+def key_of(slices: Sequence[Mapping[str, Any]]) -> str:
+    """Return the metric that orders slices."""
+    return next(name for name in ORDERS if name in slices[0])
+
+
+def columns_of_slices(slices: Sequence[Mapping[str, Any]], column: str) -> list[Column]:
+    """Return the columns of a table of slices."""
+    numbers = [name for name in slices[0] if name not in ("value", "rows", "other")]
+    return [
+        Column("value", column),
+        Column("rows", "rows", ","),
+        *(Column(name, TITLES.get(name, name), ".5f") for name in numbers),
+    ]
+
+
+def print_slices(details: Mapping[str, Any]) -> None:
+    """Print the worst slices of each column."""
+    for column, slices in slices_of(details):
+        print()
+        shown = slices[:WORST]
+        of = f"{len(shown)} of {len(slices)}" if len(slices) > WORST else f"{len(slices)}"
+        print_table(
+            shown, columns_of_slices(slices, column), title=f"Worst slices by {column}: {of}"
+        )
+
+
+def interval(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the values of a bootstrap: their quantiles .025 and .975, as
+    `numpy.quantile` interpolates; None if a value is not finite.
+    """
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if len(numbers) < max(len(values), 2):
+        return None
+    ends = quantiles(numbers, n=40, method="inclusive")
+    return ends[0], ends[-1]
+
+
+def intervals(details: Mapping[str, Any], split: str) -> dict[str, float]:
+    """Return the ends of the intervals of a bootstrap, as entries of `metrics.json`: `val_auc_low`
+    and `val_auc_high`; print the metrics that have none.
+    """
+    samples: Mapping[str, list[float]] = details.get("bootstrap", {}).get("metrics", {})
+    ends = {name: interval(values) for name, values in samples.items()}
+    if unknown := [name for name, known in ends.items() if known is None]:
+        note(
+            f"{', '.join(unknown)}: no interval, as it cannot be computed on some of the samples "
+            "of the rows, such as those of one class only: measure more rows"
+        )
+    return {
+        f"{split}_{name}_{end}": value
+        for name, known in ends.items()
+        for end, value in zip(("low", "high"), known or (), strict=False)
+    }
+
+
+def with_interval(run: RunRecord, key: str) -> str:
+    """Return the interval of a metric in words, ` (.73 to .75)`; empty if there is none."""
+    low, high = (run.value(f"{key}_{end}") for end in ("low", "high"))
+    return "" if low is None or high is None else f" ({low:.5f} to {high:.5f})"
+
+
+# ---- the summary
 
 
 def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format: str) -> None:
@@ -55,7 +191,14 @@ def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format:
     """
     measures = task.known_measures
     split = measured.get("split", "val")
-    _refuse_nan(measured, split, measures)
+    for measure in measures:  # some are finite on any rows if predictions are, as the log loss
+        value = measured.get(f"{split}_{measure.name}")
+        if measure.defined and value is not None and not math.isfinite(value):
+            raise TrainingError(
+                f"the {SPLITS[split]} {measure.title} is {value}: either there were no rows, or "
+                "the model's predictions are not finite; lower optimizer.sparse.lr and "
+                "optimizer.dense.lr"
+            )
     write_measures(measures, directory)
     run = record(RunRecord, write_metrics(measured, directory))
     of_task = {f"{split}_{measure.name}" for measure in task.known}
@@ -97,22 +240,6 @@ def report_prediction(
         _print(_lines_of_prediction(run, columns), result, directory)
 
 
-def _refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> None:
-    """Check metrics that are finite on any rows if predictions are finite, such as the log loss.
-
-    Raises:
-        TrainingError: A metric is not finite.
-    """
-    for measure in measures:
-        value = metrics.get(f"{split}_{measure.name}")
-        if measure.defined and value is not None and not math.isfinite(value):
-            raise TrainingError(
-                f"the {SPLITS[split]} {measure.title} is {value}: either there were no rows, or "
-                "the model's predictions are not finite; lower optimizer.sparse.lr and "
-                "optimizer.dense.lr"
-            )
-
-
 def step_of_checkpoint(run: RunRecord) -> str:
     """Return the step of a run's checkpoint in words, ` (step 400 of 800)`; empty for the last."""
     last = run.checkpoint_step == run.steps
@@ -136,9 +263,6 @@ def lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tup
         yield "better than these joined models", run.better_epoch
     if run.split:
         yield from _rows_read(run.rows_read, rows=True)
-    best = measures.get(measures.best)
-    if best and (drawn := run.value(f"hidden_model_{best.name}")):
-        yield f"{best.title} of the model that drew the labels", _score(drawn)
     yield "plan", _plan(run)
     if run.samples_per_second:
         yield "samples/s, all ranks", f"{run.samples_per_second:,.0f}"
@@ -271,8 +395,8 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
             "files": split.files,
             "rows": split.rows,
             **{f"share of {label}": share for label, share in split.positives.items()},
-            "first": _brief(os.path.relpath(split.first, top)),
-            "last": _brief(os.path.relpath(split.last, top)) if split.files > 1 else "",
+            "first": os.path.relpath(split.first, top),
+            "last": os.path.relpath(split.last, top) if split.files > 1 else "",
         }
         for name, split in splits.items()
     ]
@@ -292,11 +416,6 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
             print(readable(part))
 
 
-def _brief(name: str) -> str:
-    """Return the begin and the end of a long name, such as those that Spark writes."""
-    return name if len(name) <= LONGEST_NAME else f"{name[:10]}..{name[-14:]}"
-
-
 def files_of(split: SplitRead) -> str:
     """Return the files of a split in words: `3 files, a.parquet to c.parquet`."""
     first, last = (Path(getattr(split, end)).name for end in ("first", "last"))
@@ -304,7 +423,6 @@ def files_of(split: SplitRead) -> str:
 
 
 def _facts(read: RowsRead) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a record that are no table, as a name and a text."""
     sampled = [
         f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
         for name, split in read.splits.items()

@@ -19,7 +19,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
-from recapp.tasks.measures import VALIDATION, Measures
+from recapp.reporting.summary import SPLITS
+from recapp.tasks.measures import Measures
 from recapp.tasks.task import CLICK
 
 SAME_SPEED = (  # settings that do not change the length of a step
@@ -166,8 +167,9 @@ class Objective:
     @property
     def title(self) -> str:
         """The metric's name as people read it: `validation AUC`."""
-        measure = self.measures.get(self.name) if self.name.startswith(VALIDATION) else None
-        return f"validation {measure.title}" if measure else self.name
+        split, _, name = self.name.partition("_")
+        measure = self.measures.get(name) if split in SPLITS else None
+        return f"{SPLITS[split]} {measure.title}" if measure else self.name
 
     def named(self, name: str) -> "Objective":
         """Return another metric of the same task."""
@@ -383,13 +385,12 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
 
 def _one_speed(variant: Variant) -> list[str]:
     step = variant.recorded("step_ms")
-    rate = variant.recorded("samples_per_second")
     assert step
-    samples = f", {rate.mean:,.0f} samples/s" if rate else ""
-    if len(step.values) == 1:
-        return [f"A step takes {step.mean:.3g} ms{samples}."]
+    rates = variant.recorded("samples_per_second")
+    samples = f", {rates.mean:,.0f} samples/s" if rates else ""
+    text = f"A step takes {step.mean:.3g} ms{samples}."
     why = (
         "Speed is not compared: the runs do not differ in anything that changes it. That the "
         f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
     )
-    return [f"A step takes {step.mean:.3g} ms on average{samples}.", why]
+    return [text, why] if len(step.values) > 1 else [text]

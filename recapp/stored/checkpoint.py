@@ -91,7 +91,7 @@ from recapp.stored.store import (
 )
 from recapp.stored.stored_model import Checkpoint, read_manifest
 from recapp.tables.table_settings import MOST_MEMBERS, member_name
-from recapp.transport.communicator import Comm, raise_together
+from recapp.transport.communicator import Comm, together
 
 T = TypeVar("T")
 
@@ -138,18 +138,18 @@ def write_checkpoint(
     unfinished = beside(path, TMP)
     first = comm.rank == 0
     try:
-        together(
+        written_together(
             comm,
             path,
             lambda: (
                 prepare_save(path, unfinished, parameters or {}, states or {}) if first else None
             ),
         )
-        written = together(comm, path, lambda: _write(unfinished, comm.rank, blocks, saved))
+        written = written_together(comm, path, lambda: _write(unfinished, comm.rank, blocks, saved))
         stored = [s for of_rank, _ in written for s in of_rank]
         orders = {table: order for _, of_rank in written for table, order in of_rank.items()}
         info = {**manifest, **({ROW_ORDERS: dict(sorted(orders.items()))} if orders else {})}
-        together(
+        written_together(
             comm, path, lambda: finish_save(path, unfinished, stored, meta, info) if first else None
         )
     except Exception:
@@ -182,7 +182,7 @@ def write_error(path: str | Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} could not be written: {error.strerror or error}")
 
 
-def together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
+def written_together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     """Run a function on every rank and return all results; raise on all ranks if it fails on one.
 
     So no rank waits for a rank that has failed.
@@ -196,18 +196,14 @@ def together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
         CheckpointError: The function failed on this rank.
         RankError: The function failed on another rank.
     """
-    mine: T | None = None
-    failure: Exception | None = None
-    try:
-        mine = do()
-    except OSError as error:
-        failure = write_error(path, error)
-        failure.__cause__ = error
-    except Exception as error:
-        failure = error
-    outcomes = comm.all_gather((mine, failure and f"{type(failure).__name__}: {failure}"))
-    raise_together(failure, [text for _, text in outcomes], f"could not write {path}")
-    return [outcome for outcome, _ in outcomes]
+
+    def of_rank() -> T:
+        try:
+            return do()
+        except OSError as error:
+            raise write_error(path, error) from error
+
+    return comm.all_gather(together(comm, of_rank, f"could not write {path}"))
 
 
 def prepare_save(
@@ -605,7 +601,7 @@ def join_together(paths: Sequence[Path], output: Path) -> int:
     def join() -> int:
         return 0 if comm.rank else join_checkpoints(paths, output, read_manifest(paths[-1]).run)
 
-    return together(comm, output, join)[0]
+    return written_together(comm, output, join)[0]
 
 
 def _check_same(

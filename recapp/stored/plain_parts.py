@@ -41,7 +41,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
+from recapp.dataset.data_settings import LOG, LOG_EDGES, SETTINGS, Derivation, DerivedColumn
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.settings.values import shown
 from recapp.stored.store import (

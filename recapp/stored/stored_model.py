@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, 
 import torch
 from torch import Tensor
 
-from recapp.dataset.derived_columns import DerivedColumn
+from recapp.dataset.data_settings import DerivedColumn
 from recapp.dataset.schema import DERIVED
 from recapp.errors import CheckpointError, DataError, RecappError, suggest
 from recapp.kernels.row_memory import is_finite
@@ -51,7 +51,7 @@ from recapp.stored.store import (
     is_artefact,
     why_none,
 )
-from recapp.transport.communicator import Comm, raise_together
+from recapp.transport.communicator import Comm, raise_together, together
 
 if TYPE_CHECKING:  # checks of a path do not import pyarrow
     from recapp.dataset.collate import RawRows, RawTable
@@ -503,18 +503,15 @@ def load_together(
         blocks[:] = blocks_of(manifest)
         return files_of(blocks)(manifest)
 
-    meta = dict[str, Any]()
-    failure = None
     with Checkpoint.at(path, comm, selector) as snapshot:
-        try:
+
+        def fill() -> dict[str, Any]:
             snapshot.fill(blocks)
             meta = snapshot.meta()
             _refuse_non_finite(snapshot.path, blocks, meta, parameters)
-        except CheckpointError as error:
-            failure = error
-        error_W = comm.all_gather(failure and str(failure))
-        raise_together(failure, error_W, f"could not read {snapshot.path}")
-    return snapshot, meta
+            return meta
+
+        return snapshot, together(comm, fill, f"could not read {snapshot.path}")
 
 
 def _refuse_non_finite(

@@ -113,11 +113,3 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
         "1 (empty); not Parquet or CSV 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said
-
-
-def test_long_names_of_files_are_cut_in_the_middle(tmp_path, capsys):
-    name = "part-00000-0c995d28-6b8d-4f59-927c-5c4052e287de-c000.snappy.parquet"
-    split = {"files": 1, "first": f"/logs/{name}", "last": f"/logs/{name}", "rows": 3}
-    split |= {"positives": {}, "positives_of": 0}
-    print_rows_read({"splits": {"train": split}, "left_out": []})
-    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "part-00000..snappy.parquet"

@@ -2,7 +2,6 @@
 whole.
 """
 
-import re
 from itertools import pairwise
 
 import pytest
@@ -10,7 +9,6 @@ from reporting.sweeps import make_run, make_sweep
 
 from recapp.console import size
 from recapp.reporting import drawing, run_figures
-from recapp.reporting.drawing import COLUMN, sheet
 from recapp.reporting.runs import read_runs
 from recapp.reporting.variants import Objective, Variant, learned_variants_of
 
@@ -29,19 +27,6 @@ from recapp.reporting.variants import Objective, Variant, learned_variants_of
 )
 def test_bytes_have_one_unit_and_never_parts_of_a_byte(n, text):
     assert size(n) == text
-
-
-@pytest.mark.parametrize("most", [0.4, 1, 3, 800, 41_774_780, 9.5e10])
-def test_an_axis_of_bytes_has_one_unit_and_whole_bytes(most):
-    with sheet(COLUMN, 2) as s:
-        s.axes[0].set_xlim(0, most)
-        drawing.byte_axis(s.axes[0].xaxis)
-        s.figure.draw_without_rendering()
-        texts = [label.get_text() for label in s.axes[0].get_xticklabels()]
-        ticks = s.axes[0].get_xticks()
-    shown = [text for text, tick in zip(texts, ticks, strict=True) if 0 < tick <= most]
-    assert len({re.sub(r"[\d.,]+ ", "", text) for text in shown}) <= 1
-    assert not any(re.search(r"\bmB\b|\d\.\d+ B", text) for text in texts), texts
 
 
 def axes_of(draw, monkeypatch):
@@ -136,7 +121,7 @@ LONG = (
 
 
 def test_a_long_name_is_folded_and_not_cut():
-    with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
+    with drawing.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"]) as s:
         for position in s.positions:
             s.axes[0].barh(position, 1, label=LONG)
         drawing.legend_below(s.figure, s.axes[0])
@@ -181,9 +166,7 @@ def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is
     drawn = axes_of(lambda: run_figures.curves("val_log_loss", [variant], Objective()), monkeypatch)
     assert drawn.axes[0].get_ylim()[1] < 0.6
     picture = run_figures.curves("val_log_loss", [variant], Objective())
-    assert picture.caption.endswith(
-        "The first 25% of the steps, between 0.491 and 9, lie partly outside."
-    )
+    assert picture.caption.endswith("Some readings of the first 25% of the steps lie outside.")
 
 
 @pytest.mark.parametrize(

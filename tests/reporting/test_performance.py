@@ -16,9 +16,10 @@ from recapp.errors import ConfigError
 from recapp.reporting import phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
 from recapp.reporting.run_record import (
+    PERFORMANCE_FILE,
+    Performance,
     PlanReport,
     claim_directory,
-    read_performance,
     read_record,
     write_record,
 )
@@ -139,7 +140,7 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
         Watch(),
         overrides=["trainer.val_check_interval=6", f"engine.look_ahead={look_ahead}"],
     )
-    measured = read_performance(tmp_path)
+    measured = read_record(Performance, tmp_path / PERFORMANCE_FILE)
     assert (measured.ranks, measured.batch_per_rank, measured.steps) == (1, 96, 4)
     assert measured.sent_bytes == (0.0,)
     (spent,), (parts,), (memory,) = measured.phases_ms, measured.parts_ms, measured.memory
@@ -159,7 +160,7 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
 @pytest.mark.full
 def test_every_rank_tells_its_own(jobs, tmp_path):
     metrics = jobs.train(tmp_path / "run", *small(tmp_path / "logs"), "+plan=row_wise")
-    found = read_performance(tmp_path / "run")
+    found = read_record(Performance, tmp_path / "run" / PERFORMANCE_FILE)
     assert found.ranks == 2 and found.batch_per_rank == 128 and found.step_ms == metrics["step_ms"]
     assert [memory.weights + memory.state for memory in found.memory] == metrics["bytes_by_rank"]
     assert 0 < metrics["samples_per_cpu_second"] < 1e9
@@ -187,7 +188,7 @@ def test_a_run_that_fails_records_nothing(logs, tmp_path):
 
     with pytest.raises(RuntimeError, match="boom"):
         record(logs, tmp_path, Fail())
-    assert read_performance(tmp_path) is None
+    assert read_record(Performance, tmp_path / PERFORMANCE_FILE) is None
 
 
 def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
@@ -206,7 +207,7 @@ def test_a_record_for_which_the_disk_has_no_room_leaves_the_earlier_one(tmp_path
     monkeypatch.setattr(Path, "write_text", write_text)
     with pytest.raises(OSError, match="No space"):
         write_record(performance(step_ms=2.0), tmp_path / "performance.json")
-    assert read_performance(tmp_path) == performance(step_ms=1.0)
+    assert read_record(Performance, tmp_path / PERFORMANCE_FILE) == performance(step_ms=1.0)
     assert len(list(tmp_path.iterdir())) == 1
 
 

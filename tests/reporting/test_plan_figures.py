@@ -7,8 +7,7 @@ from reporting.pages import opened, parts
 from reporting.records import plan_report
 
 from recapp.reporting import drawing
-from recapp.reporting.plan_figures import draw_plan, plan_pictures
-from recapp.reporting.plan_tables import plan_page
+from recapp.reporting.plan_views import draw_plan, plan_page, plan_pictures
 
 
 def fills(svg):

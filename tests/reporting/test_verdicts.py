@@ -194,7 +194,7 @@ def test_runs_that_cannot_differ_in_speed_are_one_and_their_difference_is_noise(
     ]
     (only,) = speed_variants_of(read_runs(make_sweep(tmp_path, None, jobs)))
     assert speed_verdict([only]) == [
-        "A step takes 114 ms on average, 9,621 samples/s.",
+        "A step takes 114 ms, 9,621 samples/s.",
         "Speed is not compared: the runs do not differ in anything that changes it. That the "
         "medians of their steps go from 80.1 to 148 ms "
         "is noise.",

@@ -14,7 +14,7 @@ from trainer.runs import compose, fit, make_logs
 import recapp
 from recapp.errors import CheckpointError
 from recapp.model_export import export_model
-from recapp.run.commands import Export
+from recapp.run.recipe import Export
 from recapp.stored.checkpoint import link_checkpoint, remove_checkpoint
 from recapp.stored.manifest import ArtefactManifest, to_json
 from recapp.stored.plain_parts import unfinished

@@ -1,8 +1,8 @@
 """HugeCTR's dense layers, and the model of a HugeCTR program, whose layers are connected by the
 names of tensors.
 
-    DenseLayer(Layer_t.ReLU, ["fc1"], ["relu1"])  ->  Layer  ->  plain values in the settings
-    Layer, shapes of the bottoms  ->  shapes of the tops, a function that makes the module
+    DenseLayer(Layer_t.ReLU, ["fc1"], ["relu1"])  ->  GraphLayer  ->  plain values in the settings
+    GraphLayer, shapes of the bottoms  ->  shapes of the tops, a function that makes the module
     plain values, the collection of tables        ->  LayerGraph(batch) -> logits
 
 Ranks build `LayerGraph` from the settings of their run, as they build any model. Evaluation, export
@@ -189,7 +189,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Layer:
+class GraphLayer:
     """A layer of a program, as plain values.
 
     Args:
@@ -249,14 +249,14 @@ class LayerKind:
         outputs: The number of outputs; None if parameters set the number.
     """
 
-    make: Callable[[Layer, list[Shape]], Made]
+    make: Callable[[GraphLayer, list[Shape]], Made]
     least: int = 1
     most: int | None = 1
     parameters: Mapping[str, Any] = field(default_factory=dict)
     outputs: int | None = 1
 
 
-def layer_made(layer: Layer, shapes: list[Shape]) -> Made:
+def layer_made(layer: GraphLayer, shapes: list[Shape]) -> Made:
     """Return the output shapes of a layer and a function that makes its module.
 
     Args:
@@ -313,26 +313,28 @@ PARAMETER_TYPES: Mapping[str, Any] = {
 INITIALISERS = {"weight_init_type": "Default", "bias_init_type": "Default"}
 
 
-def _starts(layer: Layer) -> tuple[str, str]:
+def _starts(layer: GraphLayer) -> tuple[str, str]:
     return layer["weight_init_type"], layer["bias_init_type"]
 
 
 # ---- output shapes and modules
 
 
-def _same(module: Callable[[Layer], nn.Module]) -> Callable[[Layer, list[Shape]], Made]:
+def _same(module: Callable[[GraphLayer], nn.Module]) -> Callable[[GraphLayer, list[Shape]], Made]:
     return lambda layer, shapes: ([shapes[0]], lambda: module(layer))
 
 
-def _elementwise(function: Callable[[Any, Any], Any], layer: Layer, shapes: list[Shape]) -> Made:
+def _elementwise(
+    function: Callable[[Any, Any], Any], layer: GraphLayer, shapes: list[Shape]
+) -> Made:
     for k, shape in enumerate(shapes):
         if shape != shapes[0]:
-            pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+            pair = GraphLayer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
             raise pair.refusal([shapes[0], shape], "takes tensors of one shape")
     return [shapes[0]], lambda: Apply(lambda *parts: reduce(function, parts))
 
 
-def _concat(layer: Layer, shapes: list[Shape]) -> Made:
+def _concat(layer: GraphLayer, shapes: list[Shape]) -> Made:
     axis = layer["axis"]
     first = shapes[0]
     if type(axis) is not int or not 1 <= axis <= len(first):
@@ -343,7 +345,7 @@ def _concat(layer: Layer, shapes: list[Shape]) -> Made:
     rest = first[: axis - 1] + first[axis:]
     for k, shape in enumerate(shapes):
         if len(shape) != len(first) or shape[: axis - 1] + shape[axis:] != rest:
-            pair = Layer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
+            pair = GraphLayer(layer.type, (layer.bottoms[0], layer.bottoms[k]), layer.tops)
             raise pair.refusal(
                 [first, shape], f"along axis={axis} they must differ in that dimension alone"
             )
@@ -353,7 +355,7 @@ def _concat(layer: Layer, shapes: list[Shape]) -> Made:
     )
 
 
-def _inner_product(layer: Layer, shapes: list[Shape]) -> Made:
+def _inner_product(layer: GraphLayer, shapes: list[Shape]) -> Made:
     shape = shapes[0]
     if len(shape) not in (1, 2) or not shape[-1]:
         raise layer.refusal(shapes, "takes two or three dimensions, the last of at least 1")
@@ -361,7 +363,7 @@ def _inner_product(layer: Layer, shapes: list[Shape]) -> Made:
     return [(*shape[:-1], outputs)], lambda: linear(shape[-1], outputs, *_starts(layer))
 
 
-def _interaction(layer: Layer, shapes: list[Shape]) -> Made:
+def _interaction(layer: GraphLayer, shapes: list[Shape]) -> Made:
     bottom, vectors = shapes
     if len(bottom) != 1 or len(vectors) != 2 or bottom[0] != vectors[1]:
         raise layer.refusal(
@@ -372,13 +374,13 @@ def _interaction(layer: Layer, shapes: list[Shape]) -> Made:
     return [(columns,)], lambda: Interaction(count)
 
 
-def _loss(layer: Layer, shapes: list[Shape]) -> Made:
+def _loss(layer: GraphLayer, shapes: list[Shape]) -> Made:
     if shapes != [(1,), (1,)]:
         raise layer.refusal(shapes, "takes one logit and one label of each sample, (None, 1)")
     return [()], nn.Identity
 
 
-def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
+def _reshape(layer: GraphLayer, shapes: list[Shape]) -> Made:
     shape = shapes[0]
     slots = layer["selected_slots"] if layer["selected"] else None
     if slots is not None and (
@@ -411,7 +413,7 @@ def _reshape(layer: Layer, shapes: list[Shape]) -> Made:
     return [output_shape], lambda: Apply(partial(reshaped, output_shape, slots))
 
 
-def _slice(layer: Layer, shapes: list[Shape]) -> Made:
+def _slice(layer: GraphLayer, shapes: list[Shape]) -> Made:
     shape = shapes[0]
     ranges = layer["ranges"]
     if len(ranges) != len(layer.tops):
@@ -427,7 +429,7 @@ def _slice(layer: Layer, shapes: list[Shape]) -> Made:
     )
 
 
-def _reduction(function: Callable[..., Any], layer: Layer, shapes: list[Shape]) -> Made:
+def _reduction(function: Callable[..., Any], layer: GraphLayer, shapes: list[Shape]) -> Made:
     shape = shapes[0]
     axis = layer["axis"]
     if type(axis) is not int or not 1 <= axis <= len(shape):
@@ -437,14 +439,14 @@ def _reduction(function: Callable[..., Any], layer: Layer, shapes: list[Shape]) 
     )
 
 
-def _fm_order2(layer: Layer, shapes: list[Shape]) -> Made:
+def _fm_order2(layer: GraphLayer, shapes: list[Shape]) -> Made:
     columns = layer.whole("out_dim")
     if len(shapes[0]) != 1 or shapes[0][0] % columns:
         raise layer.refusal(shapes, f"takes (None, F x out_dim), and out_dim={columns}")
     return [(columns,)], lambda: Apply(partial(fm_order2, columns))
 
 
-def _weight_multiply(layer: Layer, shapes: list[Shape]) -> Made:
+def _weight_multiply(layer: GraphLayer, shapes: list[Shape]) -> Made:
     dims = layer["weight_dims"]
     if len(dims) != 2 or shapes[0] != (dims[0],):
         raise layer.refusal(
@@ -455,7 +457,7 @@ def _weight_multiply(layer: Layer, shapes: list[Shape]) -> Made:
     return [(numbers * columns,)], lambda: WeightMultiply(numbers, columns, how)
 
 
-def _multi_cross(layer: Layer, shapes: list[Shape]) -> Made:
+def _multi_cross(layer: GraphLayer, shapes: list[Shape]) -> Made:
     if len(shapes[0]) != 1:
         raise layer.refusal(shapes, "takes (None, K)")
     count = layer.whole("num_layers")
@@ -463,7 +465,7 @@ def _multi_cross(layer: Layer, shapes: list[Shape]) -> Made:
     return [shapes[0]], lambda: MultiCross(shapes[0][0], count, width, *_starts(layer))
 
 
-def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
+def _batch_norm(layer: GraphLayer, shapes: list[Shape]) -> Made:
     if len(shapes[0]) != 1:
         raise layer.refusal(shapes, "takes (None, K)")
     columns = shapes[0][0]
@@ -482,7 +484,7 @@ def _batch_norm(layer: Layer, shapes: list[Shape]) -> Made:
     return [shapes[0]], module
 
 
-def _dropout(layer: Layer) -> nn.Module:
+def _dropout(layer: GraphLayer) -> nn.Module:
     rate = layer["dropout_rate"]
     if not 0 <= rate < 1:
         raise ConfigError(f"{layer.label}: dropout_rate={rate}: must be at least 0 and below 1")
@@ -607,17 +609,17 @@ class DenseLayer:
             if name not in names_of_type:
                 note_once(f"{where}: {name} has no effect on this layer")
         values = {name: plain(value) for name, value in parameters.items() if name in names_of_type}
-        self.layer = Layer(layer_type.name, tuple(bottom_names), tuple(top_names), values)
+        self.layer = GraphLayer(layer_type.name, tuple(bottom_names), tuple(top_names), values)
 
 
-def to_plain(layer: Layer) -> dict[str, Any]:
+def to_plain(layer: GraphLayer) -> dict[str, Any]:
     """Return a layer as plain values, as settings keep it."""
     fields = {"type": layer.type, "bottoms": list(layer.bottoms), "tops": list(layer.tops)}
     return fields | ({"parameters": dict(layer.parameters)} if layer.parameters else {})
 
 
 def connected(
-    inputs: Mapping[str, Shape], layers: Sequence[Layer]
+    inputs: Mapping[str, Shape], layers: Sequence[GraphLayer]
 ) -> tuple[dict[str, Shape], list[Any]]:
     """Return the shapes of all tensors, and for each layer a function that makes its module.
 
@@ -648,7 +650,9 @@ def connected(
     return shapes, makers
 
 
-def _not_there(layer: Layer, name: str, known: Sequence[str], later: Sequence[Layer]) -> str:
+def _not_there(
+    layer: GraphLayer, name: str, known: Sequence[str], later: Sequence[GraphLayer]
+) -> str:
     if any(name in other.tops for other in later):
         return f"{layer.label}: reads {name}, which a later layer makes: add that layer first"
     close = alike(name, known)
@@ -658,7 +662,7 @@ def _not_there(layer: Layer, name: str, known: Sequence[str], later: Sequence[La
     )
 
 
-def _check_ends(layers: Sequence[Layer]) -> None:
+def _check_ends(layers: Sequence[GraphLayer]) -> None:
     losses = [layer for layer in layers if layer.type == LOSS]
     if len(losses) != 1:
         names = ", ".join(layer.tops[0] for layer in losses) or "none"
@@ -699,7 +703,7 @@ class LayerGraph(nn.Module):
         self.embedding_bag_collection = embedding_bag_collection
         self.dense = dense
         records = [
-            Layer(
+            GraphLayer(
                 values["type"],
                 tuple(values["bottoms"]),
                 tuple(values["tops"]),
@@ -736,7 +740,7 @@ class LayerGraph(nn.Module):
         return logits_B1.squeeze(1)
 
 
-def parameter_counts(layers: Sequence[Layer], makers: Sequence[Any]) -> list[int]:
+def parameter_counts(layers: Sequence[GraphLayer], makers: Sequence[Any]) -> list[int]:
     """Return the number of parameters of each layer, without allocating them.
 
     Raises:

@@ -47,7 +47,7 @@ import yaml  # type: ignore[import-untyped]
 from recapp.compat.hugectr.collection import EmbeddingCollection, EmbeddingCollectionConfig
 from recapp.compat.hugectr.graph import (
     DenseLayer,
-    Layer,
+    GraphLayer,
     Shape,
     connected,
     parameter_counts,
@@ -128,7 +128,7 @@ class Program:
     opt_params: OptParams
     read: Input
     tables: EmbeddingCollection
-    layers: Sequence[Layer]
+    layers: Sequence[GraphLayer]
 
 
 def train(program: Program, fit_arguments: FitCall) -> None:

@@ -28,8 +28,8 @@ from recapp.reporting.drawing import (
     horizontal_bars,
     spec_of,
 )
-from recapp.reporting.plan_figures import ranks_picture, tables_picture
 from recapp.reporting.plan_report import explained
+from recapp.reporting.plan_views import ranks_picture, tables_picture
 from recapp.reporting.run_record import PlanReport
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.collections import embedding_lookups, embedding_tables

@@ -1,40 +1,197 @@
-"""Pictures of a plan: its tables and the ranks that hold them, memory and time of each rank, bytes
-between ranks.
+"""A plan as text, tables and sentences for a terminal of 80 columns; as pictures of its tables with
+the ranks that hold them, of each rank's memory and time, and of the bytes between ranks; and as a
+page of both.
 
-    PlanReport -> Pictures -> SVG
+    PlanReport -> text; PlanReport -> Pictures -> SVG, HTML
 
 The pictures work for two ranks and for a thousand, for one table and for thousands of tables, of
-which they show the longest.
+which they show those with the most rows.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from recapp.console import byte_unit, size
-from recapp.reporting import drawing
+from recapp.console import Column, byte_unit, print_table, readable, size
+from recapp.reporting import drawing, page
 from recapp.reporting.drawing import INK, QUIET, Picture, sheet
 from recapp.reporting.phases import PHASES
-from recapp.reporting.run_record import PlannedTable, PlanReport
+from recapp.reporting.plan_report import ranks_text
+from recapp.reporting.run_record import KINDS, PlannedTable, PlanReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MOST_TABLES = 60  # the most tables in a list and in a picture; JSON and the page's list have all
+OF_TABLES = [phase for phase in PHASES if phase != "dense"]  # this phase belongs to no table
+TABLE = [
+    Column("table", "table"),
+    Column("size", "rows x dim"),
+    Column("type", "type"),
+    Column("on", "ranks"),
+    Column("bytes", "MB", ",.1f", 1e6),
+    Column("predicted_ms", "ms", ".3f"),
+]
+WHY = [
+    Column("table", "table"),
+    Column("type", "type"),
+    Column("why", "why, and what the next best type would change"),
+]
+TIMES = [
+    Column("table", "table"),
+    *(Column(f"{phase}_ms", phase, ".3f") for phase in OF_TABLES),
+    Column("predicted_ms", "all", ".3f"),
+]
+USES = [
+    Column("table", "table"),
+    Column("lookups", "lookups"),
+    Column("rule", "rule"),
+    Column("rows", "rows"),
+]
+RANK = [
+    Column("rank", "rank"),
+    Column("host", "host"),
+    *(Column(key, f"{key}\nMB", ",.1f", 1e6) for key in (*KINDS, "capacity")),
+    Column("predicted_ms", "ms", ".2f"),
+]
 LINEAR_UP_TO = 8  # the scale is linear if the longest side is at most 8 times the shortest
 REPLICATED = "#e6e6e6"
 HATCH = "#8c8c8c"
 WIDTH = 12.0  # inches, of a picture as wide as the page
-MOST_TABLES = 60  # that a picture shows
 SHELF = 9  # tables side by side
 LEFT = 0.15  # inches left of them
 TEXT = 0.64  # inches, of the text below a table
+MOST_TICKS = 16  # of ranks
 FEW_RANKS = 4  # up to this number of ranks, a picture of few tables is as narrow as the tables
 MANY_SHARDS = 4000  # more shards are drawn as pixels in the SVG: as shapes they would be megabytes
 
 
+# left, bottom, width and height of a rectangle, in inches
 Box = tuple[float, float, float, float]
-"""Left, bottom, width and height of a rectangle, in inches."""
+
+
+def print_plan(report: PlanReport) -> None:
+    """Print a plan: its step, tables, runner-ups, ranks and traffic."""
+    for sentence in _sentences(report):
+        _print_wrapped(sentence)
+    for title, rows, columns in _tables(report):
+        more = f" (the first {MOST_TABLES} of {len(rows):,}; format=json has all)"
+        print()
+        shown = f"{title}{more if len(rows) > MOST_TABLES else ''}"
+        print_table(rows[:MOST_TABLES], columns, title=shown)
+    print()
+    _print_wrapped(_traffic(report))
+
+
+def _tables(
+    report: PlanReport,
+) -> Iterator[tuple[str, Sequence[Mapping[str, Any]], Sequence[Column]]]:
+    """Yield title, lines and columns of each table about a plan."""
+    rows = [_line(row, report.world_size) for row in report.rows]
+    yield "Tables", rows, TABLE
+    if report.uses:
+        # without columns that no record has
+        columns = [column for column in USES if any(column.key in use for use in report.uses)]
+        yield "Lookups and rules", report.uses, columns
+    yield "Milliseconds by phase, each table as if it were alone", rows, TIMES
+    if any(row["why"] for row in rows):
+        yield "Reasons", rows, WHY
+    yield "Ranks", [*map(vars, report.ranks)], RANK
+
+
+def _print_wrapped(text: str) -> None:
+    print(fill(readable(text), get_terminal_size((80, 24)).columns))
+
+
+def _sentences(report: PlanReport) -> Iterator[str]:
+    hosts = f" of {len(report.hosts)} hosts" if len(report.hosts) > 1 else ""
+    bound = ""
+    if report.lower_bound_ms:
+        over = report.step_ms / report.lower_bound_ms - 1
+        above = f", at most {over:.1%} above the least possible"
+        bound = above if over > 5e-4 else ", the least possible"
+    yield (
+        f"plan {report.name} on {_count(report.world_size, 'rank')}{hosts} ({report.hardware}), "
+        f"{report.batch_per_rank:,} samples a rank: step {report.step_ms:.2f} ms predicted{bound}"
+    )
+    uses = ", ".join(f"{name} {size(n)}" for name, n in report.reserve.items() if n)
+    named = f": {uses}" if len(report.reserve) > 1 else ""
+    total = size(sum(rank.bytes for rank in report.ranks))
+    yield (
+        f"{_count(len(report.rows), 'table')} ({_types(report)}): "
+        f"{total} on all ranks, {size(report.sent_bytes)} between them in a step"
+    )
+    yield f"tables leave {size(sum(report.reserve.values()))} free on each rank{named}"
+    bytes_W, ms_W = ([getattr(r, key) for r in report.ranks] for key in ("bytes", "predicted_ms"))
+    yield (
+        f"memory: the fullest rank has {_over_mean(bytes_W)}; time: the slowest rank takes "
+        f"{_over_mean(ms_W)}"
+    )
+    yield from (f"note: {note}" for note in report.notes)
+
+
+def _types(report: PlanReport) -> str:
+    types = Counter(row.type for row in report.rows).most_common()
+    return ", ".join(f"{n} {kind}" for kind, n in types)
+
+
+def _line(row: PlannedTable, world: int) -> dict[str, Any]:
+    mode = [] if row.mode in ("unique", "replicated") else [row.mode]
+    mixed = ["mixed rows"] if row.row_order == "mixed" else []
+    return vars(row) | {
+        "size": f"{'~' * row.dynamic}{row.rows:,} x {row.dim}",
+        "type": " ".join([row.type, *mode, *mixed]),
+        "on": ranks_text(row.ranks, world),
+    }
+
+
+def _traffic(report: PlanReport) -> str:
+    sent = [pair.bytes for pair in report.between_ranks]
+    if not sent:
+        return "Nothing travels between ranks."
+    of_rank = Counter(dict.fromkeys(range(report.world_size), 0))
+    for pair in report.between_ranks:
+        of_rank[pair.source] += pair.bytes
+    (_, most), *_, (_, least) = of_rank.most_common()
+    return (
+        f"A step sends {size(report.sent_bytes)} between ranks, {size(most)} from the busiest and "
+        f"{size(least)} from the idlest; largest pair {size(max(sent))}."
+    )
+
+
+# ---- a page
+
+
+def plan_page(report: PlanReport, path: Path) -> Path:
+    """Write a plan as one self-contained HTML page, and return its path.
+
+    Args:
+        report: The plan.
+        path: The file of the page; its directory is made if it does not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tables, *others = plan_pictures(report)
+    nothing = [] if report.between_ranks else [page.paragraph(_traffic(report))]
+    parts = [
+        *map(page.paragraph, _sentences(report)),
+        page.figure(tables),
+        page.columns([*map(page.figure, others)], wide=True),
+        *nothing,
+        page.heading("In numbers"),
+        *(page.table(rows, columns, title) for title, rows, columns in _tables(report)),
+    ]
+    return page.write_page(path, f"Sharding plan {report.name}", parts)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+# ---- pictures
 
 
 def draw_plan(report: PlanReport, folder: Path) -> list[Path]:
@@ -91,7 +248,7 @@ def tables_picture(report: PlanReport) -> Picture:
             "plan_tables",
             "Tables and their shards",
             f"{len(every)} tables as rectangles; the longest is {longest.table} with "
-            f"{longest.rows:,} rows; {_counts(report)}.",
+            f"{longest.rows:,} rows; {_types(report)}.",
             f"A rectangle is a table: height is its rows ({tall}), width its columns ({broad}). "
             "Inside, shards lie as they do in the table and with their true shares, coloured by "
             "the rank that holds them; hatched tables are held by all ranks."
@@ -174,60 +331,12 @@ def _corners(boxes: Sequence[Box]) -> list[list[tuple[float, float]]]:
 
 
 def _name(axes: "Axes", row: PlannedTable, x: float, y: float) -> None:
-    axes.text(x, y, _cut(row.table, 17), fontsize=8, weight="bold", va="top")
-    text = f"{_short(row.rows)} x {row.dim}\n{row.type}"
+    # the middle of a long name is cut, because ends differ most
+    name = row.table if len(row.table) <= 17 else f"{row.table[:11]}…{row.table[-5:]}"
+    axes.text(x, y, name, fontsize=8, weight="bold", va="top")
+    text = f"{row.rows:,} x {row.dim}\n{row.type}"
     style: dict[str, Any] = {"fontsize": 7.5, "va": "top", "color": INK, "linespacing": 1.3}
     axes.text(x, y - 0.155, text, **style)
-
-
-def _cut(name: str, length: int) -> str:
-    """Return a name of at most `length` letters: cut the middle, because ends differ most."""
-    return name if len(name) <= length else f"{name[: length - 6]}…{name[-5:]}"
-
-
-def _short(n: int) -> str:
-    """Return a number of rows in about six characters: `41.3 M`."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if n >= 10 * unit or (n >= unit and unit > 1e3):
-            return f"{n / unit:,.1f} {name}" if n < 100 * unit else f"{n / unit:,.0f} {name}"
-    return f"{n:,}"
-
-
-def _ranks_legend(s: drawing.Sheet, colors: Sequence[str], y: float) -> None:
-    """Draw the legend of the ranks' colours at the height `y`: one by one, or as a scale."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-    from matplotlib.patches import Patch
-
-    axes = s.axes[0]
-    everywhere = Patch(facecolor=REPLICATED, edgecolor=HATCH, hatch="////", label="all ranks")
-    handles = [everywhere] if len(colors) > 1 else []
-    left = 0.1
-    if len(colors) <= len(drawing.SERIES_COLORS):
-        ranks = [Patch(facecolor=color, label=f"rank {r}") for r, color in enumerate(colors)]
-        handles = [*ranks, *handles]
-    else:
-        scale = ScalarMappable(Normalize(0, len(colors) - 1), ListedColormap(colors))
-        room = axes.inset_axes((0.15, y, 5.0, 0.16), transform=axes.transData)
-        bar = s.figure.colorbar(scale, cax=room, orientation="horizontal")
-        bar.outline.set_visible(False)
-        axes.text(5.25, y + 0.08, f"ranks 0 to {len(colors) - 1}", va="center_baseline")
-        bar.set_ticks([])
-        left = 6.4
-    place: Any = {"loc": "center left", "bbox_to_anchor": (left, y + 0.08), "borderpad": 0}
-    look: Any = {"ncols": 9, "handlelength": 1.6, "columnspacing": 1.2}
-    axes.legend(handles=handles, bbox_transform=axes.transData, **place, **look)
-
-
-def _counts(report: PlanReport) -> str:
-    """Return the number of tables of each type, the most frequent first: `12 row_wise, 3
-    table_wise`.
-    """
-    types = [row.type for row in report.rows]
-    return ", ".join(
-        f"{types.count(kind)} {kind}"
-        for kind in sorted(set(types), key=lambda kind: (-types.count(kind), kind))
-    )
 
 
 # ---- ranks
@@ -284,7 +393,10 @@ def ranks_picture(report: PlanReport) -> Picture:
             ylabel="ms per step",
         )
         for axes in s.axes:
-            _by_rank(axes, report.hosts, len(ranks))
+            beside = max(0.0, (5 - len(ranks)) / 2)  # bars are at most as wide as for five ranks
+            axes.set_xlim(-0.6 - beside, len(ranks) - 0.4 + beside)
+            axes.set_xticks(range(0, len(ranks), -(-len(ranks) // MOST_TICKS)))
+            axes.grid(True, axis="y")
             # beside the axes it covers no data, and lists the parts of a bar from top to bottom
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True, handlelength=1.2)
         return s.finish(
@@ -293,39 +405,28 @@ def ranks_picture(report: PlanReport) -> Picture:
             f"Bars of {len(ranks)} ranks: the fullest holds {size(max(total_bytes))}, "
             f"{_over_mean(total_bytes)}; the slowest is busy for {max(times):.3g} ms "
             f"of a step, {_over_mean(times)}.",
-            "Above, bytes of each rank; below, its milliseconds of a step by phase, "
-            "as predicted." + (" Grey lines part hosts." if len(report.hosts) > 1 else ""),
+            "Above, bytes of each rank; below, its milliseconds of a step by phase, as predicted.",
         )
+
+
+def _ranks_legend(s: drawing.Sheet, colors: Sequence[str], y: float) -> None:
+    """Draw the legend of the ranks' colours at the height `y`; of many ranks it names some."""
+    from matplotlib.patches import Patch
+
+    shown = range(0, len(colors), -(-len(colors) // len(drawing.SERIES_COLORS)))
+    handles = [Patch(facecolor=colors[rank], label=f"rank {rank}") for rank in shown]
+    if len(colors) > 1:
+        everywhere: Any = {"facecolor": REPLICATED, "edgecolor": HATCH, "hatch": "////"}
+        handles.append(Patch(label="all ranks", **everywhere))
+    place: Any = {"loc": "center left", "bbox_to_anchor": (0.1, y + 0.08), "borderpad": 0}
+    look: Any = {"ncols": 9, "handlelength": 1.6, "columnspacing": 1.2}
+    axes = s.axes[0]
+    axes.legend(handles=handles, bbox_transform=axes.transData, **place, **look)
 
 
 def _over_mean(values: Sequence[float]) -> str:
     mean = sum(values) / len(values)
     return f"{max(values) / mean:.2f} times the mean" if mean else "nothing"
-
-
-def _by_rank(axes: "Axes", hosts: Sequence[Sequence[int]], world: int) -> None:
-    """Set an axis of ranks: whole numbers, lines between hosts, bars at most as wide as for five
-    ranks.
-    """
-    beside = max(0.0, (5 - world) / 2)
-    axes.set_xlim(-0.6 - beside, world - 0.4 + beside)
-    _whole_numbers(axes.xaxis, world)
-    axes.grid(True, axis="y")
-    for host in hosts[1:] if len(hosts) <= 64 else []:
-        axes.axvline(host[0] - 0.5, color=QUIET, linewidth=0.6, alpha=0.6)
-
-
-def _whole_numbers(axis: Any, world: int) -> None:
-    """Set the ticks of an axis of ranks: one tick per rank for up to 16 ranks, else some whole
-    numbers.
-    """
-    from matplotlib.ticker import FixedLocator, MaxNLocator
-
-    axis.set_major_locator(
-        FixedLocator(range(world))
-        if world <= 16
-        else MaxNLocator(14, integer=True, steps=[1, 2, 4, 5, 8, 10])
-    )
 
 
 # ---- traffic
@@ -355,12 +456,7 @@ def traffic_picture(report: PlanReport) -> Picture:
         bar = s.figure.colorbar(image, ax=axes, format=EngFormatter("B"), shrink=0.8)
         bar.outline.set_visible(False)
         for axis in (axes.xaxis, axes.yaxis):
-            _whole_numbers(axis, world)
-        for first in (
-            [host[0] - 0.5 for host in report.hosts[1:]] if len(report.hosts) <= 40 else []
-        ):
-            axes.axhline(first, color="white", linewidth=1.5)
-            axes.axvline(first, color="white", linewidth=1.5)
+            axis.set_ticks(range(0, world, -(-world // MOST_TICKS)))
         scale, unit = byte_unit(most)
         spec = drawing.spec_of(pair.bytes / scale for pair in pairs)
         written = pairs if world <= 10 else []
@@ -387,6 +483,5 @@ def traffic_picture(report: PlanReport) -> Picture:
             f"A matrix of {world} by {world} ranks: {size(total)} travel in a step, "
             f"at most {size(most)} from one to one.",
             "Who sends how many bytes to whom in a step: ids and vectors forward, "
-            "gradients backward; white is nothing."
-            + (" White lines part hosts." if len(report.hosts) > 1 else ""),
+            "gradients backward; white is nothing.",
         )

@@ -55,7 +55,7 @@ from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.tables.ids import LookupRows
-from recapp.transport.communicator import Comm, raise_together
+from recapp.transport.communicator import Comm, together
 
 
 def started_store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:
@@ -442,16 +442,13 @@ class ShardedTables(nn.Module):
             CheckpointError: Keys of this rank do not belong to it, or occur twice.
             RankError: The same fault on another rank.
         """
-        if not self.dynamic_stores:
-            return
-        failure: CheckpointError | None = None
-        try:
+
+        def load() -> None:
             for store in self.dynamic_stores:
                 store.loaded()
-        except CheckpointError as error:
-            failure = error
-        error_W = self.comm.all_gather(failure and str(failure))
-        raise_together(failure, error_W, "could not load its keys")
+
+        if self.dynamic_stores:
+            together(self.comm, load, "could not load its keys")
 
     # ---- an average of the rows
 

@@ -37,20 +37,20 @@ def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
         layers: The layers, of any kind.
         x_BK: The input, on a CPU, with gradients enabled.
     """
-    run: list[nn.Linear] = []
+    linears: list[nn.Linear] = []
     with_relu: list[bool] = []
     for layer in layers:
         if _is_plain(layer, nn.Linear, Linear) and x_BK.dim() == 2:
             assert isinstance(layer, nn.Linear)
-            run.append(layer)
+            linears.append(layer)
             with_relu.append(False)
-        elif run and not with_relu[-1] and _is_plain(layer, nn.ReLU):
+        elif linears and not with_relu[-1] and _is_plain(layer, nn.ReLU):
             with_relu[-1] = True
         else:
-            x_BK = layer(_stacked(x_BK, run, with_relu))
-            run = []
+            x_BK = layer(_stacked(x_BK, linears, with_relu))
+            linears = []
             with_relu = []
-    return _stacked(x_BK, run, with_relu)
+    return _stacked(x_BK, linears, with_relu)
 
 
 def may_run_layers(x_BK: Tensor) -> bool:
@@ -94,10 +94,10 @@ def _is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
     )
 
 
-def _stacked(x_BK: Tensor, run: Sequence[nn.Linear], with_relu: Sequence[bool]) -> Tensor:
-    if not run:
+def _stacked(x_BK: Tensor, linears: Sequence[nn.Linear], with_relu: Sequence[bool]) -> Tensor:
+    if not linears:
         return x_BK
-    inputs = [x_BK, tuple(with_relu), *(p for layer in run for p in (layer.weight, layer.bias))]
+    inputs = [x_BK, tuple(with_relu), *(p for layer in linears for p in (layer.weight, layer.bias))]
     return _Stack.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 

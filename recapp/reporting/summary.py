@@ -251,9 +251,6 @@ def lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tup
         yield "better than these joined models", run.better_epoch
     if run.split:
         yield from _rows_read(run.rows_read, rows=True)
-    best = measures.get(measures.best)
-    if best and (drawn := run.value(f"hidden_model_{best.name}")):
-        yield f"{best.title} of the model that drew the labels", _score(drawn)
     yield "plan", _plan(run)
     if run.samples_per_second:
         yield "samples/s, all ranks", f"{run.samples_per_second:,.0f}"

@@ -30,7 +30,7 @@ import torch
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.stream import Float64Array, normal, uniform
 from recapp.errors import ConfigError, DataError
-from recapp.settings.small_files import read_json
+from recapp.settings.option_files import read_json
 
 MANIFEST = "_generated.json"
 VERSION = 1  # the generator's version, increased when the same settings give other bytes

@@ -47,7 +47,7 @@ from recapp.sharding.layout import WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
 from recapp.stored.plain_parts import is_a, plain
-from recapp.stored.store import ARTEFACT, CHECKPOINT, FORMATS, Kind
+from recapp.stored.store import ARTEFACT, CHECKPOINT, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
@@ -250,7 +250,7 @@ def to_json(manifest: Manifest) -> str:
     try:
         lines = [
             f"{json.dumps(str(k))}: "
-            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind.has_nan)
+            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind is CHECKPOINT)
             for k, v in entries.items()
         ]
     except TypeError as error:
@@ -293,7 +293,7 @@ def from_json(of: type[M], raw: bytes, folder: Path) -> M:
         info: dict[str, Any] = json.loads(raw.decode())
         name = info.pop("format")
         version = info.pop("version")
-        if name != kind.format and name in FORMATS:
+        if name != kind.format and name in (CHECKPOINT.format, ARTEFACT.format):
             named = typed("ckpt_path", folder)
             raise kind.error(kind.mistaken.format(folder=folder, ckpt_path=named))
         if name != kind.format or type(version) is not int or version < 1:

@@ -349,8 +349,7 @@ def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     import safetensors.torch
 
     tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
-    raw: bytes = safetensors.torch.save(tensors)
-    return raw
+    return safetensors.torch.save(tensors)
 
 
 def dense_values(raw: bytes) -> dict[str, Tensor]:
@@ -409,11 +408,6 @@ def values_in(
 def _of_columns(
     values: Mapping[str, Values], columns: Sequence[DerivedColumn]
 ) -> Mapping[str, Values]:
-    """Return the stored values of each column, by key.
-
-    Raises:
-        ValueError: A column has none, or values that no fit gives.
-    """
     for column in columns:
         if column.key not in values:
             raise ValueError(f"there are no values of {column.in_words()}")
@@ -526,11 +520,6 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_name(output: Path, overwrite: bool) -> None:
-    """Check that a name is free, or is the name of an artefact that may be replaced.
-
-    Raises:
-        ConfigError: The name is taken.
-    """
     if entry_of(output) is None:
         return
     if not is_artefact(output):

@@ -126,7 +126,7 @@ MISTAKES = {
     ),
     "a file that is not Parquet": Mistake(
         "DataError",
-        ("part-00002.parquet", "is text with a delimiter between columns, not Parquet"),
+        ("part-00002.parquet", "is not a whole Parquet file"),
         spoil=third_file(lambda file: file.write_text("label,I1\n0,1\n")),
     ),
     "a column that is missing": Mistake(

@@ -41,9 +41,8 @@ from typing import Annotated, Any, Literal
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.option_files import conf_dir
+from recapp.settings.option_files import conf_dir, read_yaml
 from recapp.settings.records import absent, fields_of, record, to_plain
-from recapp.settings.small_files import read_yaml
 from recapp.settings.values import Positive, Within, typed
 
 FILE_BYTES = 2**20

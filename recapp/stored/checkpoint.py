@@ -320,10 +320,8 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
 
 # ---- of a run
 
-CHECKPOINTS = "checkpoints"
-"""The directory of checkpoints in the directory of a run."""
-LAST = "last.ckpt"
-"""The link to the last checkpoint of a run."""
+CHECKPOINTS = "checkpoints"  # their directory in the directory of a run
+LAST = "last.ckpt"  # the link to the last checkpoint of a run
 BEST = "best_k_models"
 KEPT = "kept"
 PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
@@ -363,8 +361,7 @@ def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict
 
 def folder_of(checkpoint: str | Path) -> Path:
     """Return the directory of a checkpoint, also of one to which a link elsewhere leads."""
-    path = Path(checkpoint).absolute()
-    return end_of_links(path).parent
+    return end_of_links(Path(checkpoint).absolute()).parent
 
 
 def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
@@ -439,8 +436,7 @@ def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
 
 # ---- joined
 
-SAME = ("model", "tables", "task")
-"""The groups of settings that the models of a joined checkpoint share."""
+SAME = ("model", "tables", "task")  # settings that the models of a joined checkpoint share
 OF_MEMBERS = f"{OF_MODEL}members."
 VERSION = "pytorch-lightning_version"
 
@@ -610,11 +606,6 @@ def _check_same(
     first: CheckpointManifest,
     first_meta: Mapping[str, Any],
 ) -> None:
-    """Check that a checkpoint has the model, the columns and the derived values of the first.
-
-    Raises:
-        CheckpointError: It differs, or has a dynamic table.
-    """
     here = f"{manifest.folder} cannot be joined with {first.folder}"
     if manifest.dynamic:
         table = next(iter(manifest.dynamic))

@@ -54,7 +54,7 @@ from recapp.tables.row_order import RowOrder
 
 MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'
-WRONG = (
+WRONG = (  # that reading a damaged entry may raise
     AttributeError,
     KeyError,
     TypeError,
@@ -63,7 +63,6 @@ WRONG = (
     RecursionError,
     MemoryError,
 )
-"""The exceptions that reading a damaged entry may raise."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Manifest")
@@ -315,11 +314,6 @@ def from_json(of: type[M], raw: bytes, folder: Path) -> M:
 
 
 def _file_entry(file: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the entry of a file, and return it.
-
-    Raises:
-        ValueError: The file lies outside of the directory, or its size or checksum is invalid.
-    """
     parts = Path(file).parts
     if not file.isprintable() or Path(file).is_absolute() or ".." in parts or not parts:
         raise ValueError(f"file {short(file)}")
@@ -341,8 +335,7 @@ def short(value: Any) -> str:
 
 META = "meta.pt"
 ROW_ORDERS = "row_orders"
-JOINED = "joined"
-"""The entry that names the checkpoints whose models are the members of a joined one."""
+JOINED = "joined"  # the entry that names the checkpoints whose models are members here
 RUN = "run"
 SAVED_AS = "saved_as"
 DYNAMIC_COUNTS = {"rows": RUNS, "waiting": RUNS}
@@ -521,11 +514,6 @@ class CheckpointManifest(Manifest):
 
 
 def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
-    """Check that all blocks lie inside of their files.
-
-    Raises:
-        ValueError: A block lies outside, or the name of a file contains another directory.
-    """
     bytes_of_blocks = dict.fromkeys(files, 0)
     for s in blocks:
         bytes_of_blocks[s.file] += s.end - s.begin

@@ -358,8 +358,7 @@ ARTEFACT = Kind(
 
 
 MOST_LINKS = 40  # that Linux follows
-STORES: dict[Path, Files] = {}
-"""The stores of paths that are not of this machine's disks, by the directory above them."""
+STORES: dict[Path, Files] = {}  # of paths beside this machine's disks, by the directory above
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
@@ -434,8 +433,8 @@ def new_version(path: Path, number: int) -> Path:
         path: The name of the link.
         number: The training step, a part of the new name.
     """
-    again = ("", *(f"-{i}" for i in range(1, 1000)))
-    names = (beside(path, f"{number:06d}{suffix}") for suffix in again)
+    suffixes = ("", *(f"-{i}" for i in range(1, 1000)))
+    names = (beside(path, f"{number:06d}{suffix}") for suffix in suffixes)
     return next(name for name in names if entry_of(name) is None)
 
 

@@ -60,8 +60,7 @@ if TYPE_CHECKING:  # checks of a path do not import pyarrow
 T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
 ATTEMPTS = 100  # to open a model while writers replace it again and again
-Wanted = Callable[[Any], Iterable[str]]
-"""A function from a manifest to the names of the files that a reader opens."""
+Wanted = Callable[[Any], Iterable[str]]  # from a manifest to the files that a reader opens
 
 
 class Snapshot(Generic[M]):
@@ -146,12 +145,6 @@ class Snapshot(Generic[M]):
 
     @classmethod
     def _open_now(cls, path: Path, selector: Wanted) -> Self:
-        """Open the directory to which a name leads now.
-
-        Raises:
-            FileNotFoundError: The directory has no manifest, so it is not a stored model.
-            RecappError: The model is incomplete, damaged or of a later version.
-        """
         folder = files_at(path).current(path)
         try:
             pinned = Pinned(folder)
@@ -272,9 +265,11 @@ class Checkpoint(Snapshot[CheckpointManifest]):
 
     def facts(self) -> dict[str, Any]:
         """Return plain facts about the model, for people and servers."""
-        manifest = self.manifest
-        path = str(self.path.absolute())
-        return {"path": path, "step": manifest.step, "metrics": manifest.metrics}
+        return {
+            "path": str(self.path.absolute()),
+            "step": self.manifest.step,
+            "metrics": self.manifest.metrics,
+        }
 
     def meta(self) -> dict[str, Any]:
         """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.

@@ -236,11 +236,6 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
 
 
 def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]) -> None:
-    """Check that a trusted package defines a class of this name, derived from a base of its place.
-
-    Raises:
-        CheckpointError: It does not, or the package cannot be imported.
-    """
     home, _, name = target.rpartition(".")
     refusal = f"{where}.{TARGET}={one_line(target)} stands in the checkpoint and is not run: "
     try:

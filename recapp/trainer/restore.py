@@ -250,7 +250,8 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
         ConfigError: It cannot.
     """
     stored, new = (_of_one_parameter(settings) for settings in (before, now))
-    one, other = stored.param_groups[0], new.param_groups[0]
+    one = stored.param_groups[0]
+    other = new.param_groups[0]
     try:
         stored.step()
         new.load_state_dict({**new.state_dict(), "state": stored.state_dict()["state"]})
@@ -267,12 +268,12 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
     return [key for key in other if key != "params" and one.get(key) != other[key]]
 
 
-def _of_one_parameter(settings: Settings) -> Any:
+def _of_one_parameter(plain: Settings) -> Any:
     """Return an optimiser of one parameter that has a gradient."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
-    arguments = {key: value for key, value in settings.items() if key != "_target_"}
-    return find_constructor(settings["_target_"], "optimizer.dense")([parameter], **arguments)
+    arguments = {key: value for key, value in plain.items() if key != "_target_"}
+    return find_constructor(plain["_target_"], "optimizer.dense")([parameter], **arguments)
 
 
 def _changed(before: Settings | None, now: Settings | None) -> list[str]:

@@ -16,8 +16,7 @@ import yaml
 
 from recapp.cli.help_text import comments_of
 from recapp.errors import ConfigError
-from recapp.run.commands import COMMANDS
-from recapp.run.recipe import Command, Train
+from recapp.run.recipe import COMMANDS, Command, Train
 from recapp.settings.option_files import conf_dir, option_file, options
 from recapp.settings.records import Constructor, fields_of, parts_of, records_of
 from recapp.settings.values import read, shown

@@ -27,8 +27,7 @@ from typing import Any
 import yaml
 
 from recapp.reporting.drawing import COLUMN, SERIES_COLORS, Picture, legend_below, sheet
-from recapp.settings.option_files import options
-from recapp.settings.small_files import read_json
+from recapp.settings.option_files import options, read_json
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 100

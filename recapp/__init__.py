@@ -82,9 +82,8 @@ if TYPE_CHECKING:
     from recapp.tables.dynamic import DynamicRows
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import ClickTask, Output, Task
-    from recapp.trainer.datamodule import ClickData
+    from recapp.trainer.datamodule import ClickData, ScoreWriter
     from recapp.trainer.module import TaskModule
-    from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
     from recapp.transport.join_ranks import run_ranks
 
@@ -127,7 +126,7 @@ _HOMES = {
     "Output": "recapp.tasks.task",
     "ParameterConstraints": "recapp.planner.planner_settings",
     "PoolingType": "recapp.tables.config",
-    "ScoreWriter": "recapp.trainer.score_writer",
+    "ScoreWriter": "recapp.trainer.datamodule",
     "ScoringSettings": "recapp.dataset.data_settings",
     "ShardedEmbeddingBagCollection": "recapp.engine.sharded_collection",
     "ShardedEmbeddingCollection": "recapp.engine.sharded_collection",

@@ -28,7 +28,7 @@ from recapp.console import Column
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.run.commands import VERBS, Bench, BenchData, BenchOnRanks
+from recapp.run.recipe import VERBS, Bench, BenchData, BenchOnRanks
 from recapp.settings.records import to_plain
 
 WORKER = "recapp.benchmarks.session"

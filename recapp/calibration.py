@@ -19,8 +19,7 @@ from recapp.reporting.run_record import (
     PlanReport,
     read_record,
 )
-from recapp.run.commands import OnPaper
-from recapp.run.recipe import Train
+from recapp.run.recipe import OnPaper, Train
 from recapp.settings.records import to_plain
 
 PATH = "hardware.yaml"  # where the settings name no file

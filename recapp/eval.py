@@ -27,7 +27,7 @@ from recapp.cli.stored_recipe import check_generated
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import is_first
 from recapp.processes.rank_process import leave
-from recapp.run.commands import Eval, recipe_of
+from recapp.run.recipe import Eval, recipe_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,11 +103,10 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
         The content of `metrics.json` on rank 0, an empty dict on other ranks.
     """
     from recapp.reporting.run_record import DETAILS_FILE
-    from recapp.reporting.summary import intervals, note_no_interval, write_details
+    from recapp.reporting.summary import intervals, write_details
     from recapp.run.run_checks import check_data, check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
-    from recapp.trainer.curves import TerminalProgress
 
     recipe, opened = open_trained(recipe)
     if is_first() and not step:
@@ -115,7 +114,7 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
         check_data(recipe, test=recipe.split == "test")
     data = build_data(recipe)
     model = opened.on_ranks(recipe)
-    trainer = model.trainer(recipe, [TerminalProgress()] if wants_bar(recipe) else [])
+    trainer = model.trainer(recipe, [], bar=wants_bar(recipe))
 
     loop = trainer.validate if recipe.split == "val" else trainer.test
     with in_one_line():
@@ -127,7 +126,6 @@ def measure(recipe: Eval, job_dir: Path, step: int = 0) -> dict[str, Any]:
     (job_dir / DETAILS_FILE).unlink(missing_ok=True)
     if details:
         write_details(details, job_dir, step)
-        note_no_interval(details)
     return {
         **{name: float(value) for name, value in results[0].items()},
         **intervals(details, recipe.split),

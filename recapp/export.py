@@ -20,7 +20,7 @@ from recapp.cli.command import run
 from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.run.commands import ExportCommand
+from recapp.run.recipe import ExportCommand
 from recapp.settings.records import override_names
 
 if TYPE_CHECKING:

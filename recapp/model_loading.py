@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from recapp.cli.stored_recipe import recipe_of_stored
 from recapp.dataset.collate import RawRows, RawTable
 from recapp.errors import ConfigError
-from recapp.inference.held_tables import together
 from recapp.inference.scorer import Scorer
 from recapp.parallel import own_device, process_group_of, tables_group
 from recapp.run.model import check_outputs, meta_model, raw_rows_of
@@ -23,7 +22,7 @@ from recapp.run.recipe import Train
 from recapp.run.trained_model import trained, with_columns_of
 from recapp.stored.stored_model import StoredModel, open_stored
 from recapp.tasks.task import Task
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, together
 from recapp.transport.join_ranks import make_comm
 
 if TYPE_CHECKING:
@@ -135,14 +134,14 @@ def load_on(
             recipe = with_columns_of(recipe_of_stored(opened.manifest, trust), opened)
             return recipe, meta_model(opened.manifest, recipe)
 
-        recipe, model = together(comm, read)
+        recipe, model = together(comm, read, "could not load the model")
         kind = trained(opened)
         stored = kind.fill(model, comm, check_rows)
         raw_rows = raw_rows_of(recipe)
-        example = together(comm, lambda: stored.example(raw_rows))
+        example = together(comm, lambda: stored.example(raw_rows), "could not load the model")
         scorer = _scorer(stored, model, raw_rows, example, recipe.built_task)
         if trust_compiled and "compiled" in scorer.info:
-            compiled = together(comm, lambda: kind.compiled(model))
+            compiled = together(comm, lambda: kind.compiled(model), "could not load the model")
             scorer.model = compiled or model
             scorer.info["compiled"] = compiled is not None
         if example is not None:

@@ -30,7 +30,7 @@ from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 from recapp.processes.stopping import loading
-from recapp.run.commands import OnPaper
+from recapp.run.recipe import OnPaper
 
 # the module of each verb, imported on use. It has a function with the verb's name
 VERBS = {

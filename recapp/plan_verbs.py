@@ -17,7 +17,6 @@ from recapp.planner.planner_settings import ParameterConstraints
 from recapp.planner.problem import PlanningProblem, Topology
 from recapp.reporting.plan_report import explained
 from recapp.reporting.plan_views import draw_plan, plan_page, print_plan
-from recapp.run.commands import OnPaper
 from recapp.run.model import meta_model
 from recapp.run.plan_of_run import (
     best_plan,
@@ -25,6 +24,7 @@ from recapp.run.plan_of_run import (
     made_for,
     problem_on_paper,
 )
+from recapp.run.recipe import OnPaper
 from recapp.settings.other_systems import plan_format
 from recapp.settings.records import to_plain
 from recapp.settings.values import shown

@@ -25,7 +25,7 @@ from recapp.cli.job import Job, emit_json, leave_ranks, prepare_process, run_rec
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import is_first
 from recapp.processes.rank_process import leave
-from recapp.run.commands import Predict, recipe_of
+from recapp.run.recipe import Predict, recipe_of
 
 MUST_BE_GIVEN = {
     "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named, or an artefact",
@@ -94,7 +94,7 @@ def score(recipe: Predict) -> dict[str, Any]:
     from recapp.run.run_checks import check_scoring
     from recapp.run.trained_model import open_trained
     from recapp.run.training import build_data, in_one_line
-    from recapp.trainer.score_writer import ScoreWriter
+    from recapp.trainer.datamodule import ScoreWriter
 
     recipe, opened = open_trained(recipe)
     manifest = opened.stored.manifest

@@ -21,7 +21,7 @@ from recapp.cli.command import run
 from recapp.cli.job import Job
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
-from recapp.run.commands import Report
+from recapp.run.recipe import Report
 
 
 def main(argv: Sequence[str] | None = None) -> int:

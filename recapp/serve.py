@@ -36,7 +36,7 @@ from recapp.processes.launch import launch
 from recapp.processes.rank_environment import RankInfo, rank_info
 from recapp.processes.rank_process import as_rank, leave, write_error_file
 from recapp.processes.stopping import Stopped, end_at_once, freeze_loaded_objects, listen, loading
-from recapp.run.commands import Serve, recipe_of
+from recapp.run.recipe import Serve, recipe_of
 from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
 

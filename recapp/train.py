@@ -38,8 +38,7 @@ from recapp.processes.rank_process import leave
 from recapp.processes.stopping import Stopped
 from recapp.reporting import runs
 from recapp.reporting.run_record import update_settings, written_at
-from recapp.run.commands import Eval, recipe_of
-from recapp.run.recipe import Train
+from recapp.run.recipe import Eval, Train, recipe_of
 from recapp.settings.records import to_plain
 from recapp.settings.values import typed
 
@@ -243,15 +242,11 @@ def fit(
     """
     from recapp.run import training
     from recapp.run.model import build_model
-    from recapp.run.resume import (
-        RunCallbacks,
-        metrics_of_run,
-        note_no_validation,
-        write_prediction,
-    )
+    from recapp.run.resume import RunCallbacks, metrics_of_run, write_prediction
     from recapp.run.training import build_strategy
+    from recapp.trainer.keep_checkpoints import validate_first
 
-    if resumed and resumed.is_over:
+    if resumed and resumed.limit and not resumed.lacks_validation:
         return _over(recipe, resumed, job_dir), None
 
     manifest = resumed.manifest if resumed else None
@@ -273,8 +268,8 @@ def fit(
     loggers = training.build_loggers(recipe, job_dir, manifest)
     trainer = training.build_trainer(recipe, strategy, callbacks.in_order, loggers)
 
-    if resumed:
-        resumed.catch_up(trainer)
+    if resumed and resumed.lacks_validation:  # a signal has cut it off
+        validate_first(trainer, over=resumed.limit is not None)
     try:
         with training.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=recipe.ckpt_path)
@@ -287,7 +282,6 @@ def fit(
         return measured and measured | how, stopped
 
     write_prediction(sized(), strategy, data.rows[1], job_dir)
-    note_no_validation(trainer, data.rows[1])
     measured = metrics_of_run(sized(), trainer, callbacks, callbacks.early_stop.reason)
     snapshots = callbacks.snapshots.kept if callbacks.snapshots else []
     return with_snapshots(sized(), snapshots, job_dir, measured), None

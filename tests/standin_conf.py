@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from recapp.processes.launch import LaunchSettings
-from recapp.run import commands
+from recapp.run import recipe as commands
 from recapp.run.recipe import Command
 from recapp.settings.records import absent
 from recapp.tasks.task import ClickTask, Task

@@ -20,7 +20,7 @@ from recapp.cli.compose import unreadable
 from recapp.errors import ConfigError, DataError
 from recapp.processes import rank_process
 from recapp.processes.rank_process import leave
-from recapp.run import commands
+from recapp.run import recipe as commands
 from recapp.settings import option_files
 from recapp.settings.records import to_plain
 

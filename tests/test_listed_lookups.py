@@ -7,8 +7,8 @@ from jobs import command, metrics_of, recipe, resolved, small
 
 from recapp import plan
 from recapp.errors import ConfigError
-from recapp.run.commands import read_settings
 from recapp.run.model_tables import check_features
+from recapp.run.recipe import read_settings
 from recapp.settings.records import to_plain
 
 TABLES = """

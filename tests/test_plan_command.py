@@ -13,7 +13,7 @@ from tiers import one_of
 from recapp import calibration, plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_report import analyze_plan
-from recapp.run.commands import read_settings
+from recapp.run.recipe import read_settings
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
 

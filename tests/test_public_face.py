@@ -12,7 +12,7 @@ import pytest
 
 import recapp
 from recapp import __main__ as console_command
-from recapp.run import commands
+from recapp.run import recipe as commands
 
 PACKAGE = Path(recapp.__file__).parent
 NAMES = [

@@ -17,7 +17,7 @@ from recapp.cli.command import run
 from recapp.cli.compose import ADDED_GROUPS, compose, to_plain
 from recapp.cli.help_text import FIRST_WEEK, comments_of
 from recapp.errors import ConfigError, suggest
-from recapp.run.commands import COMMANDS, read_settings, recipe_of
+from recapp.run.recipe import COMMANDS, read_settings, recipe_of
 from recapp.run.run_checks import check_training
 from recapp.settings.option_files import is_group
 from recapp.settings.records import OF_TABLES_THAT_GROW, fields_of, names_of, records_of
@@ -344,7 +344,10 @@ def test_settings_that_hold_no_secret_take_texts_of_the_environment(monkeypatch)
                 "ndcg: known: auc, calibration, lift, log_loss, mae, normalized_entropy",
             ),
             ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
-            ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),
+            (
+                "dataset.val_share=half",
+                "dataset.val_share=half: must be a share of the rows, from 0 to less than 1",
+            ),
             ("trainer=3", "trainer=3: choose one of default"),
             ("experiment=nope", "experiment=nope: there is no such option; "),
             (
@@ -371,8 +374,14 @@ def test_settings_that_hold_no_secret_take_texts_of_the_environment(monkeypatch)
                 "trainer.check_val_every_n_epoch=0",
                 "trainer.check_val_every_n_epoch=0: must be a whole number of at least 1",
             ),
-            ("dataset.scale=2", "dataset.scale=2: must be above 0 and at most 1, such as 1/1000"),
-            ("dataset.scale=small", "dataset.scale=small: must be a fraction such as 1/1000"),
+            (
+                "dataset.scale=2",
+                "dataset.scale=2: must be a fraction above 0 and at most 1, such as 1/1000",
+            ),
+            (
+                "dataset.scale=small",
+                "dataset.scale=small: must be a fraction above 0 and at",
+            ),
             (
                 "dataset.generate.positives=0",
                 "dataset.generate.positives=0: must be a number above",

@@ -19,7 +19,7 @@ import yaml
 from recapp import train
 from recapp.console import print_table
 from recapp.reporting import runs
-from recapp.run import commands
+from recapp.run import recipe as commands
 from recapp.settings import option_files
 from recapp.tasks.task import CLICK
 

@@ -365,21 +365,21 @@ def measure_kernels(
         rounds: The number of rounds; each case and shape has one turn in each round.
         steps: The timed steps of a turn.
     """
-    runs = [run for case in cases for run in _steps(case, device, backend, comm.rank)]
+    turns = [turn for case in cases for turn in _steps(case, device, backend, comm.rank)]
     for _ in range(rounds):
-        for run in runs:
+        for turn in turns:
             comm.barrier()
-            run.run(steps)
-    of_ranks = comm.all_gather([run.samples() for run in runs])
+            turn.run(steps)
+    of_ranks = comm.all_gather([turn.samples() for turn in turns])
     medians: dict[str, list[KernelTime]] = {k: [] for k in KERNELS}
-    for of_run in zip(*of_ranks, strict=True):
+    for of_turn in zip(*of_ranks, strict=True):
         for k, times in medians.items():
             middle = {
-                part: statistics.median(getattr(of_rank[k], part) for of_rank in of_run)
+                part: statistics.median(getattr(of_rank[k], part) for of_rank in of_turn)
                 for part in ("items", "bytes", "seconds")
             }
-            if of_run[0][k].calls:
-                times.append(replace(of_run[0][k], **middle))
+            if of_turn[0][k].calls:
+                times.append(replace(of_turn[0][k], **middle))
     return medians
 
 

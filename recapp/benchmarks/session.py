@@ -25,7 +25,7 @@ from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import Topology
 from recapp.processes.process_memory import keep_freed_memory
 from recapp.processes.rank_environment import rank_info
-from recapp.run.commands import recipe_of
+from recapp.run.recipe import recipe_of
 from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH

@@ -60,8 +60,7 @@ from recapp.processes.stopping import (
     stoppable,
 )
 from recapp.reporting import run_record, summary
-from recapp.run.commands import COMMANDS, read_settings
-from recapp.run.recipe import Train
+from recapp.run.recipe import COMMANDS, Train, read_settings
 from recapp.settings import option_files
 from recapp.settings.option_files import FLAGS, Folders, is_group, named_folders
 from recapp.settings.records import override_names

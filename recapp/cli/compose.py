@@ -28,8 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.cli.stored_recipe import stored_settings
 from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.processes.rank_environment import new_directory
-from recapp.run.commands import COMMANDS, read_settings
 from recapp.run.constructors import build_task
+from recapp.run.recipe import COMMANDS, read_settings
 from recapp.settings import option_files
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words

@@ -22,7 +22,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
-from recapp.run.commands import COMMANDS, EXPERIMENTS
+from recapp.run.recipe import COMMANDS, EXPERIMENTS
 from recapp.settings.option_files import (
     Folders,
     conf_dir,

@@ -133,7 +133,6 @@ def run_on_ranks(
                 module=module,
                 preload=preload,
                 method=starting.start_method,
-                port=starting.port,
                 to_stderr=to_stderr,
                 grace=starting.grace,
             )

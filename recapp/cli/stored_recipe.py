@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.errors import CheckpointError, ConfigError
-from recapp.run.commands import Eval, read_settings
-from recapp.run.recipe import Recipe, Train
+from recapp.run.recipe import Eval, Recipe, Train, read_settings
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import override_names
 from recapp.stored.trust import judged, marked

@@ -14,11 +14,11 @@ MODULES = (
     "recapp.run.run_checks",
     "recapp.run.training",
     "recapp.run.resume",
-    "recapp.run.trained_model",
+    "recapp.run.model",
     "recapp.reporting.summary",
     "recapp.tasks.losses",
     "recapp.trainer.callbacks",
-    "recapp.trainer.ending",
+    "recapp.trainer.keep_checkpoints",
     "recapp.transport.ring",
     "recapp.transport.shared_memory",
 )

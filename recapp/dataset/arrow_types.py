@@ -3,6 +3,7 @@ fit their uses in a schema.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -131,10 +132,31 @@ def _instead(arrow_type: pa.DataType, use: str) -> str:
         return ""
     holds_ids = use == "sparse feature"
     plain = id_type(arrow_type) if holds_ids else value_type(arrow_type)
-    for fits, advice in _ADVICE:
-        if fits(plain):
-            return f"; {advice[0 if holds_ids else -1]}"
-    return ""
+    fitting = (advice[0 if holds_ids else -1] for fits, advice in _ADVICE if fits(plain))
+    return "".join(f"; {advice}" for advice in islice(fitting, 1))
+
+
+_Fits = tuple[Callable[[pa.DataType, pa.DataType], bool], str]
+_NUMBERS: _Fits = (
+    lambda value, _: is_number(value) or is_text(value) or pt.is_null(value),
+    "numbers, or strings that spell numbers",
+)
+_USES: dict[str, _Fits] = {
+    "sparse feature": (lambda _, inner: is_id(inner), "integers, text, or lists of those"),
+    "time": (
+        lambda value, _: is_id(value) or pt.is_timestamp(value) or pt.is_date(value),
+        "timestamps, dates, or whole numbers",
+    ),
+    "vector": (
+        lambda value, inner: (
+            pt.is_null(value) or (is_list(value) and (is_number(inner) or pt.is_null(inner)))
+        ),
+        "lists of numbers",
+    ),
+}
+"""By use, whether a column fits, by the type of its values and of the ids in them; and the same in
+words.
+"""
 
 
 def check_types(
@@ -155,22 +177,8 @@ def check_types(
         own_type = arrow_schema.field(column).type
         arrow_type = value_type(own_type)
         use = uses[name]
-        if use == "sparse feature":
-            allowed_types = "integers, text, or lists of those"
-            good = is_id(id_type(own_type))
-        elif use == "time":
-            allowed_types = "timestamps, dates, or whole numbers"
-            good = is_id(arrow_type) or pt.is_timestamp(arrow_type) or pt.is_date(arrow_type)
-        elif use == "vector":
-            allowed_types = "lists of numbers"
-            inner = id_type(own_type)
-            good = pt.is_null(arrow_type) or (
-                is_list(arrow_type) and (is_number(inner) or pt.is_null(inner))
-            )
-        else:
-            allowed_types = "numbers, or strings that spell numbers"
-            good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
-        if not good:
+        fits, allowed_types = _USES.get(use, _NUMBERS)
+        if not fits(arrow_type, id_type(own_type)):
             raise DataError(
                 f"{file}: column {column} ({use} {name}) has type {own_type}; allowed: "
                 f"{allowed_types}{_instead(own_type, use)}"

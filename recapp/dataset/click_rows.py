@@ -4,14 +4,13 @@ ids.
     settings, columns -> open_rows -> ClickRows -> streams of batches
                                                 -> sizes of tables, statistics of ids
                                    -> rows_read    what a run says of its rows
-                                   -> first_outside, place_of_id    ids without a row
+                                   -> first_outside, place_of    ids without a row
 
 This needs no Lightning, so a plan on paper reads the same rows as the ranks of a run.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -24,7 +23,7 @@ from recapp.dataset.decode import BadValue, decode_finite, decode_labels
 from recapp.dataset.files import left_out
 from recapp.dataset.formats import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
-from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature, table_rows
+from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature
 from recapp.dataset.source import Segment, Source, open_source, split
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError, DataError, IdError
@@ -113,14 +112,6 @@ class ClickRows:
     def training_stream(self, rank: int = 0, world: int = 1) -> BatchStream:
         """Return the stream of a rank's part of each global training batch."""
         return self.stream(self.train, rank, world, training=True)
-
-    def table_rows(self, most: int | None) -> list[int]:
-        """Return the table size of each feature (`sequential_rows.table_rows`).
-
-        Args:
-            most: The largest allowed number of rows of a hashed table; None for tables that grow.
-        """
-        return table_rows(self.train, self.schema, most)
 
     def fitted(self) -> "ClickRows":
         """Return the same rows with derived columns that are fitted on the training rows."""
@@ -225,36 +216,27 @@ def rows_of(settings: DataSettings, rows: ClickRows, splits: Sequence[str]) -> d
 
 def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
     numbers = sorted({segment.file for segment in source.segments})
-    some = source.slice(0, LABEL_ROWS)
-    positives: dict[str, float] = {}
-    with suppress(DataError, BadValue):
-        positives = _positives(some, schema)
     first, last = (os.path.abspath(source.files[numbers[end]].path) for end in (0, -1))
+    labels = [name for name in schema.labels if name not in schema.real_labels]
+    some = source.slice(0, LABEL_ROWS)
+    sums = dict.fromkeys(labels, 0.0)
+    try:
+        for file, _, chunk in arrow_chunks(some.only(labels)) if labels else ():
+            for name in labels:
+                column = chunk.column(file.columns[name])
+                soft = name in schema.soft_labels
+                values = decode_finite(column, "label", 0, 1) if soft else decode_labels(column)
+                sums[name] += float(values.sum(dtype=np.float64))
+    except (DataError, BadValue):
+        sums = {}
     return {
         "files": len(numbers),
         "first": first,
         "last": last,
         "rows": source.rows,
-        "positives": positives,
+        "positives": {name: value / some.rows for name, value in sums.items()},
         "positives_of": some.rows,
     }
-
-
-def _positives(source: Source, schema: Schema) -> dict[str, float]:
-    """Return the mean of each label that is a share.
-
-    Raises:
-        DataError, BadValue: A row cannot be read, or holds no label.
-    """
-    labels = [name for name in schema.labels if name not in schema.real_labels]
-    sums = dict.fromkeys(labels, 0.0)
-    for file, _, chunk in arrow_chunks(source.only(labels)) if labels else ():
-        for name in labels:
-            column = chunk.column(file.columns[name])
-            soft = name in schema.soft_labels
-            values = decode_finite(column, "label", 0, 1) if soft else decode_labels(column)
-            sums[name] += float(values.sum(dtype=np.float64))
-    return {name: value / source.rows for name, value in sums.items()}
 
 
 # ---- ids outside of their tables: in the footers of files, and in rows after an error
@@ -279,33 +261,35 @@ def first_outside(
     return None
 
 
-def place_of_id(source: Source, schema: Schema, feature: str, number: int) -> str:
-    """Return the first row of a source that has an id, and its file, as part of a line; empty if
-    there is none.
-    """
-    segments = tuple(
-        segment
-        for segment in source.segments
-        if (ends := _range(source, schema, segment, feature)) is None
-        or ends[0] <= number <= ends[1]
-    )
-    narrowed = Source(source.files, segments, source.bags)
-    for path, first, begins, ids in _bags(narrowed, schema, feature):
-        positions = np.flatnonzero(ids == number)
-        if len(positions):
-            row = first + int(np.searchsorted(begins, positions[0], side="right")) - 1
-            return f"row {row} of {path}"
-    return ""
+def place_of(
+    source: Source,
+    schema: Schema,
+    feature: str,
+    *,
+    number: int | None = None,
+    length: int | None = None,
+) -> str:
+    """Return the first row of a source that has an id, or whose bag has so many ids, and its file,
+    as part of a line; empty if there is none.
 
-
-def place_of_bag(source: Source, schema: Schema, feature: str, length: int) -> str:
-    """Return the first row of a source whose bag of a feature has so many ids, and its file, as
-    part of a line; empty if there is none.
+    Args:
+        source: The rows.
+        schema: The columns of the rows.
+        feature: The feature.
+        number: The id.
+        length: The number of ids.
     """
-    for path, first, begins, _ in _bags(source, schema, feature):
-        positions = np.flatnonzero(np.diff(begins) == length)
-        if len(positions):
-            return f"row {first + int(positions[0])} of {path}"
+    if number is not None:
+        ends = [_range(source, schema, segment, feature) for segment in source.segments]
+        segments = zip(source.segments, ends, strict=True)
+        some = tuple(each for each, end in segments if end is None or end[0] <= number <= end[1])
+        source = Source(source.files, some, source.bags)
+    for path, first, begins, ids in _bags(source, schema, feature):
+        rows = np.flatnonzero(np.diff(begins) == length)
+        if number is not None:
+            rows = np.searchsorted(begins, np.flatnonzero(ids == number), side="right") - 1
+        if len(rows):
+            return f"row {first + int(rows[0])} of {path}"
     return ""
 
 

@@ -231,7 +231,14 @@ class Collate:
         )
         targets_NT = np.empty((record_batch.num_rows, len(schema.targets)), dtype=np.float32)
         for number, name in enumerate(schema.targets):
-            targets_NT[:, number] = chunk.decoded_column(name, self._target_decoder(name))
+            decode: Callable[[pa.Array], Float32Array] = decode_labels
+            if name in schema.weight_columns:
+                decode = partial(decode_finite, use="weight", least=0)
+            elif name in schema.soft_labels:
+                decode = partial(decode_finite, use="label", least=0, most=1)
+            elif name in schema.real_labels:
+                decode = partial(decode_finite, use="label")
+            targets_NT[:, number] = chunk.decoded_column(name, decode)
         vectors = [
             chunk.decoded_column(name, partial(decode_vectors, width=width))
             for name, width in schema.vectors.items()
@@ -283,17 +290,6 @@ class Collate:
             if self.single_features
             else ids_NS,
             tuple(columns.bags.values()),
-        )
-
-    def _target_decoder(self, name: str) -> Callable[[pa.Array], Float32Array]:
-        if name in self.schema.weight_columns:
-            return partial(decode_finite, use="weight", least=0)
-        if name in self.schema.soft_labels:
-            return partial(decode_finite, use="label", least=0, most=1)
-        return (
-            partial(decode_finite, use="label")
-            if name in self.schema.real_labels
-            else decode_labels
         )
 
     def no_rows(self) -> Rows:

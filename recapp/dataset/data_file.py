@@ -1,4 +1,4 @@
-"""A log file, the protocol of file formats, and the facts of files in a checkpoint.
+"""A log file, the base of file formats, and the facts of files in a checkpoint.
 
     Format.facts     its columns, and the rows of each row group           when it is opened
     Format.chunks    the rows of a row group, from the first row on        when they are read
@@ -29,12 +29,13 @@ no files in the checkpoint     continue, with a note                    continue
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from recapp.errors import CheckpointError, DataError
 
@@ -72,24 +73,24 @@ class UnreadableFileError(Exception):
     """A file is not whole, or not in its format; the text is the reason, as part of a line."""
 
 
-class Format(Protocol):
-    """Read the files of one format. A format is hashable, and can be pickled."""
+class Format(ABC):
+    """Read the files of one format. A format is hashable, and can be pickled.
 
-    @property
-    def name(self) -> str:
-        """The name of the format, for people."""
+    Attributes:
+        name: The name of the format, for people.
+        suffixes: The suffixes of its files, in lower case, with the dot.
+    """
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """The suffixes of its files, in lower case, with the dot."""
+    name: str
+    suffixes: tuple[str, ...]
 
-    def __hash__(self) -> int: ...
-
+    @abstractmethod
     def knows(self, begin: bytes) -> bool:
         """Return whether a file is in this format, by its first bytes; they are decompressed where
         that is possible.
         """
 
+    @abstractmethod
     def facts(self, path: str, stamp: Stamp) -> Facts:
         """Return the columns of a file and the number of rows of each row group.
 
@@ -102,6 +103,7 @@ class Format(Protocol):
             DataError: Its numbers of rows are impossible.
         """
 
+    @abstractmethod
     def chunks(self, file: "DataFile", row_group: int) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of a row group, in order, some thousand rows at a time.
 
@@ -116,6 +118,7 @@ class Format(Protocol):
             DataError: The rows cannot be read.
         """
 
+    @abstractmethod
     def marks(self, path: str) -> bytes:
         """Return bytes of the file that change with its contents, as far as they are cheap to read.
 

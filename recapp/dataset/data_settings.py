@@ -1,14 +1,40 @@
 """The settings of rows. The group `dataset` has files, columns, order and sizes of tables; a
-prediction has the rows to score, and the sizes of batches and parts.
+prediction has the rows to score, and the sizes of batches.
+
+Some settings of a data set compute columns from those of the logs. They are known by name before a
+value is read:
+
+    I1 (number)       --buckets-->     I1_bucket (id)     the settings dataset.buckets
+    I1 (number)       --missing-->     I1_missing (number)        dataset.missing_flags
+    I1 (number)       --piecewise-->   I1_piece1 .. (numbers)     dataset.piecewise
+    C1, C2 (ids)      --cross-->       C1_x_C2 (id)               dataset.crosses
+    C1 (id)           --vocabulary-->  C1 (id)                    dataset.min_frequency
+    I1 (number)       --sine, cosine-> I1_sin, I1_cos (numbers)   dataset.periodic
+    time (timestamp)  --hour-->        time_hour (id)             dataset.times
+    time (timestamp)  --weekday-->     time_weekday (id)
+    time (timestamp)  --sine, cosine-> time_day_sin .. (numbers)
+
+Training, validation, prediction and servers compute them from decoded columns, in one place
+(`recapp/dataset/rows.py`). Values that are fitted on the training rows
+(`recapp/dataset/sequential_rows.py`) are stored with the model.
+
+A vocabulary replaces the ids of a feature, also of a derived one. So it comes last.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
 from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SCORE = "score"
 """The column of the scores."""
@@ -158,13 +184,12 @@ class DataSettings:
         Raises:
             ConfigError: `val_share` is not a fraction, or leaves no training rows.
         """
-        share = _fraction(self.val_share, "dataset.val_share", "1/7 or 0.1")
-        if not 0 <= share < 1:
-            raise ConfigError(
-                f"dataset.val_share={self.val_share}: must be a share of the rows, from 0 to less "
-                "than 1"
-            )
-        return share
+        return _fraction(
+            self.val_share,
+            "dataset.val_share",
+            "a share of the rows, from 0 to less than 1, such as 1/7 or 0.1",
+            lambda share: 0 <= share < 1,
+        )
 
     @property
     def fraction(self) -> Fraction:
@@ -173,12 +198,12 @@ class DataSettings:
         Raises:
             ConfigError: `scale` is not a fraction above 0 and at most 1.
         """
-        scale = _fraction(self.scale, "dataset.scale", "1/1000 or 0.1")
-        if not 0 < scale <= 1:
-            raise ConfigError(
-                f"dataset.scale={self.scale}: must be above 0 and at most 1, such as 1/1000"
-            )
-        return scale
+        return _fraction(
+            self.scale,
+            "dataset.scale",
+            "a fraction above 0 and at most 1, such as 1/1000",
+            lambda scale: 0 < scale <= 1,
+        )
 
     @cached_property
     def scaled(self) -> "DataSettings":
@@ -210,11 +235,11 @@ class DataSettings:
         )
 
 
-def _fraction(value: object, name: str, examples: str) -> Fraction:
-    try:
-        return Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{name}={value}: must be a fraction such as {examples}") from None
+def _fraction(value: object, name: str, allowed: str, fits: Callable[[Fraction], bool]) -> Fraction:
+    with suppress(ValueError, ZeroDivisionError):
+        if fits(fraction := Fraction(str(value))):
+            return fraction
+    raise ConfigError(f"{name}={value}: must be {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,3 +263,328 @@ class ScoringSettings:
         for name in self.columns:
             if list(self.columns).count(name) > 1:
                 raise ConfigError(f"columns: {name} is named more than once; leave one of them")
+
+
+# ---- the columns that are computed from others
+
+LOG = "log"
+LEAST_WHOLE = -8
+"""The number from which on down all share a bucket of the rule `log`."""
+LARGEST_LEVEL = 1906
+"""The largest floor(ln(x)^2) of the rule `log`, that of 2^63; larger numbers share its bucket."""
+LOG_EDGES = 2 - LEAST_WHOLE + LARGEST_LEVEL + 1
+MOST_CROSSED = 3
+DAY_SECONDS = 86_400
+WEEK_SECONDS = 7 * DAY_SECONDS
+SETTINGS = (
+    "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.periodic, dataset.times, "
+    "dataset.crosses and dataset.min_frequency"
+)
+"""The settings that make derived columns, in words."""
+
+
+class Derivation(StrEnum):
+    """The kinds of derived columns.
+
+    buckets     a number -> an id, the number of edges at or below it
+    missing     a number -> 1 where it is missing, else 0
+    piecewise   a number -> the part of the way from one value to the next that it has gone, 0 to 1
+    cross       ids -> an id, their XXH64 hash
+    vocabulary  an id -> its place among the ids that training rows often have
+    hour        a time -> an id, 1 to 24: the hour of its day (UTC)
+    weekday     a time -> an id, 1 (Monday) to 7
+    sine        a number or a time -> the sine of its part of a period; 0 where it is missing
+    cosine      the cosine alike
+    """
+
+    BUCKETS = "buckets"
+    MISSING = "missing"
+    PIECEWISE = "piecewise"
+    CROSS = "cross"
+    VOCABULARY = "vocabulary"
+    HOUR = "hour"
+    WEEKDAY = "weekday"
+    SINE = "sine"
+    COSINE = "cosine"
+
+
+CIRCLE = (("sin", Derivation.SINE), ("cos", Derivation.COSINE))
+"""The suffixes and kinds of the numbers that say where in a period a value is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedColumn:
+    """A column that is computed from others.
+
+    Args:
+        name: Its name; a vocabulary has that of the feature whose ids it replaces.
+        kind: How it is computed.
+        reads: The columns that it is computed from; of a vocabulary the features whose ids it
+            counts, which are all that read the table.
+        setting: The parameter of its kind: `log` or a number of quantiles for buckets, such as
+            "2 of 8" for pieces, the least frequency for a vocabulary, a period, the unit of times.
+        values: The fitted values, ascending: the edges of buckets, the two ends of a piece, the
+            period (float32), the ids of a vocabulary (int64); empty for kinds without. None before
+            the fit.
+    """
+
+    name: str
+    kind: Derivation
+    reads: tuple[str, ...]
+    setting: str | int = ""
+    values: "npt.NDArray[np.generic] | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Return the key of the fitted values, which differs between the columns of a model."""
+        return f"{self.name}.{self.kind}"
+
+    @property
+    def is_new_id(self) -> bool:
+        """Return whether it is a feature of its own, with ids."""
+        return self.kind in (
+            Derivation.BUCKETS,
+            Derivation.CROSS,
+            Derivation.HOUR,
+            Derivation.WEEKDAY,
+        )
+
+    @property
+    def is_new_number(self) -> bool:
+        """Return whether it is a dense column of its own."""
+        return self.kind in (
+            Derivation.MISSING,
+            Derivation.PIECEWISE,
+            Derivation.SINE,
+            Derivation.COSINE,
+        )
+
+    @property
+    def has_floats(self) -> bool:
+        """Return whether its values are float32, else int64."""
+        return self.kind in (
+            Derivation.BUCKETS,
+            Derivation.PIECEWISE,
+            Derivation.SINE,
+            Derivation.COSINE,
+        )
+
+    @property
+    def rows(self) -> int | None:
+        """Return the rows of a table for its ids, row 0 being that of missing ones; None if any
+        integer may be an id, or if the ids are not fitted yet.
+        """
+        if self.kind is Derivation.BUCKETS:
+            edges = LOG_EDGES if self.setting == LOG else int(self.setting)
+            return (edges if self.values is None else len(self.values)) + 2
+        if self.kind is Derivation.VOCABULARY and self.values is not None:
+            return max(len(self.values), 1) + 1
+        return {Derivation.HOUR: 25, Derivation.WEEKDAY: 8}.get(self.kind)
+
+    @property
+    def period(self) -> float:
+        """Return the period of a sine or cosine: its number's, or a day or week in seconds."""
+        words = str(self.setting)
+        seconds = {"day": DAY_SECONDS, "week": WEEK_SECONDS}.get(words.partition(" of ")[0])
+        return float(words) if seconds is None else seconds
+
+    def plain(self) -> dict[str, Any]:
+        """Return the column without its fitted values, as plain values for a manifest."""
+        return {
+            "name": self.name,
+            "kind": str(self.kind),
+            "reads": list(self.reads),
+            "setting": self.setting,
+        }
+
+    def in_words(self) -> str:
+        """Return the column as text for people."""
+        setting = f" {self.setting}" if self.setting != "" else ""
+        return f"{self.name} ({self.kind}{setting} of {', '.join(self.reads)})"
+
+
+def columns_of(
+    dataset: DataSettings,
+    dense: Sequence[str],
+    sparse: Sequence[str],
+    shared: Iterable[Sequence[str]] = (),
+) -> tuple[DerivedColumn, ...]:
+    """Return the derived columns of the settings, in the order in which they are computed.
+
+    Args:
+        dataset: The group `dataset`.
+        dense: The dense columns of the logs.
+        sparse: The sparse columns of the logs.
+        shared: The features of each table that several read.
+
+    Raises:
+        ConfigError: A setting names a column that does not exist, or makes a column twice.
+    """
+    buckets = _by_column("dataset.buckets", dataset.buckets, dense)
+    pieces = _by_column("dataset.piecewise", dataset.piecewise, dense)
+    periods = _by_column("dataset.periodic", dataset.periodic or {}, dense)
+    flags = _by_column("dataset.missing_flags", dataset.missing_flags or {}, dense)
+    columns = [
+        *(
+            DerivedColumn(f"{n}_bucket", Derivation.BUCKETS, (n,), rule)
+            for n, rule in buckets.items()
+        ),
+        *(DerivedColumn(f"{n}_missing", Derivation.MISSING, (n,)) for n in flags),
+        *(
+            DerivedColumn(f"{n}_piece{i}", Derivation.PIECEWISE, (n,), f"{i} of {count}")
+            for n, count in pieces.items()
+            for i in range(1, count + 1)
+        ),
+        *(
+            DerivedColumn(f"{n}_{suffix}", kind, (n,), repr(float(period)))
+            for n, period in periods.items()
+            for suffix, kind in CIRCLE
+        ),
+        *_times(dataset),
+    ]
+    new_ids = [column.name for column in columns if column.is_new_id]
+    columns += _crosses(dataset, [*sparse, *new_ids])
+    new_ids = [column.name for column in columns if column.is_new_id]
+    labels = [dataset.label] if isinstance(dataset.label, str) else dataset.label or ()
+    raw = [*dense, *sparse, *(dataset.times or ()), *(dataset.vectors or ()), *labels]
+    _check_names(columns, raw)
+    return (*columns, *_vocabularies(dataset, [*sparse, *new_ids], shared))
+
+
+def derived_from(plain: Mapping[str, Any]) -> DerivedColumn:
+    """Return the column of plain values that `DerivedColumn.plain` has made.
+
+    Raises:
+        TypeError, KeyError, ValueError: They are no column.
+    """
+    reads = tuple(str(name) for name in plain["reads"])
+    return DerivedColumn(str(plain["name"]), Derivation(plain["kind"]), reads, plain["setting"])
+
+
+def _by_column(setting: str, value: Any, dense: Sequence[str]) -> dict[str, Any]:
+    """Return the value of a setting for each dense column that has one, in the order of columns.
+
+    Args:
+        setting: The setting's name, for error messages.
+        value: Its value: one for all columns, one by column, or a list of columns; None for none.
+        dense: The dense columns of the logs.
+
+    Raises:
+        ConfigError: A column does not exist, or there is none.
+    """
+    if value is None or value == {}:
+        return {}
+    if not dense:
+        raise ConfigError(
+            f"{setting}={shown(value)}: there are no dense columns: name some in dataset.dense, "
+            f"or leave {setting} at its default"
+        )
+    if isinstance(value, tuple | list):
+        value = dict.fromkeys(value, True)
+    values = value if isinstance(value, Mapping) else dict.fromkeys(dense, value)
+    _check_known(setting, values, dense, "dense column")
+    return {name: values[name] for name in dense if name in values}
+
+
+def _times(dataset: DataSettings) -> list[DerivedColumn]:
+    features = dataset.time_features
+    if not dataset.times:
+        if features != DataSettings.time_features:
+            raise ConfigError(
+                f"dataset.time_features={shown(list(features))}: there is no column of times: name "
+                "one in dataset.times, such as {time: s}"
+            )
+        return []
+    if not features or len(set(features)) < len(features):
+        raise ConfigError(
+            f"dataset.time_features={shown(list(features))}: name what dataset.times gives, each "
+            "once: hour, weekday, day, week"
+        )
+    columns = []
+    for name, unit in dataset.times.items():
+        for feature in features:
+            if feature in ("hour", "weekday"):
+                kinds = [("", Derivation(feature), str(unit))]
+            else:
+                kinds = [(f"_{end}", kind, f"{feature} of {unit}") for end, kind in CIRCLE]
+            columns += [
+                DerivedColumn(f"{name}_{feature}{end}", kind, (name,), setting)
+                for end, kind, setting in kinds
+            ]
+    return columns
+
+
+def _crosses(dataset: DataSettings, ids: Sequence[str]) -> list[DerivedColumn]:
+    columns = []
+    for names in dataset.crosses:
+        if not 2 <= len(names) <= MOST_CROSSED or len(set(names)) < len(names):
+            raise ConfigError(
+                f"dataset.crosses: {shown(names)} must be 2 or {MOST_CROSSED} different columns, "
+                "such as [C1, C2]"
+            )
+        _check_known("dataset.crosses", names, ids, "column of ids")
+        columns.append(DerivedColumn("_x_".join(names), Derivation.CROSS, tuple(names)))
+    return columns
+
+
+def _vocabularies(
+    dataset: DataSettings, ids: Sequence[str], shared: Iterable[Sequence[str]]
+) -> list[DerivedColumn]:
+    """Return a vocabulary for each chosen feature; features that read one table have one, which
+    counts the ids of all.
+    """
+    frequency = dataset.min_frequency
+    if frequency is None:
+        return []
+    least = dict(frequency) if isinstance(frequency, Mapping) else dict.fromkeys(ids, frequency)
+    _check_known("dataset.min_frequency", least, ids, "column of ids")
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in ids}
+    for features in _joined(shared):
+        group = tuple(name for name in ids if name in features)
+        numbers = {least[name] for name in group if name in least}
+        if len(numbers) > 1:
+            raise ConfigError(
+                f"dataset.min_frequency={shown(frequency)}: {' and '.join(group)} read one table, "
+                "which has one vocabulary: give them one number"
+            )
+        for name in group if numbers else ():
+            least[name] = min(numbers)
+            groups[name] = group
+    return [
+        DerivedColumn(name, Derivation.VOCABULARY, groups[name], least[name])
+        for name in ids
+        if name in least
+    ]
+
+
+def _joined(groups: Iterable[Sequence[str]]) -> list[set[str]]:
+    """Return groups of which no two have a name in common: those that have are joined."""
+    joined_groups: list[set[str]] = []
+    for group in groups:
+        names = set(group)
+        apart = [other for other in joined_groups if not other & names]
+        joined_groups = [*apart, names.union(*(other for other in joined_groups if other & names))]
+    return joined_groups
+
+
+def _check_known(setting: str, names: Iterable[str], known: Sequence[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{setting} names {name}, which is no {what}; {suggest(name, known)}")
+
+
+def _check_names(columns: Sequence[DerivedColumn], of_logs: Sequence[str]) -> None:
+    names = [column.name for column in columns]
+    crosses = [column.name for column in columns if column.kind is Derivation.CROSS]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"dataset.crosses makes {name} twice; name each cross once"
+                if name in crosses
+                else f"dataset: two settings make a derived column {name}: rename a column of these"
+            )
+        if name in of_logs:
+            raise ConfigError(
+                f"dataset: the derived column {name} has the name of a column of the logs; rename "
+                "that column, or leave the derived one out"
+            )

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import is_list, is_text, value_type
-from recapp.dataset.derived_columns import DAY_SECONDS
+from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import MISSING

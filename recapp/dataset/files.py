@@ -29,7 +29,7 @@ from recapp.dataset.formats import (
     is_prose,
 )
 from recapp.errors import DataError, alike, meant
-from recapp.settings.small_files import read_text
+from recapp.settings.option_files import read_text
 
 FILE_LIST = "_file_list.txt"
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")

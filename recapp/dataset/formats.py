@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
+from typing_extensions import override
 
 from recapp.dataset.arrow_types import has_views, is_text, without_views
 from recapp.dataset.data_file import DataFile, Facts, Format, Stamp, UnreadableFileError
@@ -79,23 +80,18 @@ def read_footer(path: str, stamp: Stamp) -> Footer:
 
 
 @dataclass(frozen=True)
-class Parquet:
-    """Read Parquet files (a `recapp.dataset.data_file.Format`)."""
+class Parquet(Format):
+    """Read Parquet files."""
 
     name: str = "Parquet"
     suffixes: tuple[str, ...] = (".parquet", ".parq", ".pq")
 
+    @override
     def knows(self, begin: bytes) -> bool:
-        """Return whether a file begins like Parquet."""
         return begin.startswith(b"PAR1")
 
+    @override
     def facts(self, path: str, stamp: Stamp) -> Facts:
-        """Return the columns and the numbers of rows from the footer.
-
-        Raises:
-            UnreadableFileError: The file is not a whole Parquet file.
-            DataError: The footer has impossible numbers of rows.
-        """
         try:
             footer = read_footer(path, stamp)
         except UNREADABLE as error:
@@ -149,15 +145,10 @@ class Parquet:
                 "write it again or leave it out"
             )
 
+    @override
     def marks(self, path: str) -> bytes:
-        """Return the bytes of the footer.
-
-        A footer has the sizes of all pages and usually the smallest and largest value of each
-        column, but not the values.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        # the footer has the sizes of all pages and usually the least and the largest value of
+        # each column, but not the values
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - _TAIL_BYTES, 0))
@@ -234,8 +225,8 @@ _PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
 
 
 @dataclass(frozen=True)
-class DelimitedText:
-    """Read text with a delimiter (a `recapp.dataset.data_file.Format`)."""
+class DelimitedText(Format):
+    """Read text with a delimiter."""
 
     name: str = "CSV"
     suffixes: tuple[str, ...] = (".csv", ".tsv")
@@ -248,12 +239,8 @@ class DelimitedText:
         same = [m for m in _DELIMITERS.encode() if 0 < first.count(m) == second.count(m)]
         return is_prose(begin) and bool(same)
 
+    @override
     def facts(self, path: str, stamp: Stamp) -> Facts:
-        """Return the columns, all of text, and the number of rows, which are counted.
-
-        Raises:
-            UnreadableFileError: The file is no text, or a row has other columns than the first.
-        """
         try:
             with _opened(path, None) as reader:
                 columns = reader.schema.names
@@ -263,12 +250,8 @@ class DelimitedText:
             raise UnreadableFileError(reason(error)) from error
         return Facts(pa.schema([(name, pa.string()) for name in columns]), [rows])
 
+    @override
     def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file.
-
-        Raises:
-            DataError: A row cannot be read.
-        """
         try:
             with _opened(file.path, file.read or file.types.names[:1]) as reader:
                 yield from reader
@@ -278,12 +261,8 @@ class DelimitedText:
                 "out"
             ) from error
 
+    @override
     def marks(self, path: str) -> bytes:
-        """Return the first and the last bytes of the file.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
         with open(path, "rb") as file:
             begin = file.read(FIRST_BYTES)
             file.seek(max(file.seek(0, 2) - FIRST_BYTES, 0))

@@ -1,5 +1,5 @@
 """The decoded rows of a chunk, and the columns that are computed of decoded ones
-(`recapp/dataset/derived_columns.py`).
+(`recapp/dataset/data_settings.py`).
 
 `Rows` are numpy arrays, which can be sliced, permuted and joined. They are row-major, because lanes
 gather rows.
@@ -38,14 +38,14 @@ import numpy as np
 import numpy.typing as npt
 from numpy.polynomial.polynomial import polyval
 
-from recapp.dataset.decode import Float32Array, Int64Array
-from recapp.dataset.derived_columns import (
+from recapp.dataset.data_settings import (
     DAY_SECONDS,
     LARGEST_LEVEL,
     LEAST_WHOLE,
     Derivation,
     DerivedColumn,
 )
+from recapp.dataset.decode import Float32Array, Int64Array
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 UInt64Array = npt.NDArray[np.uint64]

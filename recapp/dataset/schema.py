@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derived_columns import (
+from recapp.dataset.data_settings import (
     SETTINGS,
+    DataSettings,
     Derivation,
     DerivedColumn,
     columns_of,

@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recapp.console import note
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_file import DataFile, chunks
+from recapp.dataset.data_settings import LOG, Derivation, DerivedColumn
 from recapp.dataset.decode import (
     TICKS,
     BadValue,
@@ -36,7 +36,6 @@ from recapp.dataset.decode import (
     decode_times,
     shown,
 )
-from recapp.dataset.derived_columns import LOG, Derivation, DerivedColumn
 from recapp.dataset.rows import Rows, log_edges, places
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
@@ -117,7 +116,8 @@ def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
     """
     parts: list[pa.Table] = []
     for file, _, chunk in arrow_chunks(source.slice(0, rows)):
-        columns = {name: _decoded(chunk.column(file.columns[name])) for name in schema.inputs}
+        columns = {name: chunk.column(file.columns[name]) for name in schema.inputs}
+        columns = {name: one.cast(value_type(one.type)) for name, one in columns.items()}
         for name, unit in schema.times.items():
             if pa.types.is_temporal(columns[name].type):
                 seconds = decode_times(columns[name], unit)  # whole numbers, which JSON has
@@ -184,10 +184,6 @@ def _bytes_type(arrow_type: pa.DataType) -> pa.DataType:
     return pa.large_binary() if is_text(plain) else plain
 
 
-def _decoded(column: pa.Array) -> pa.Array:
-    return column.cast(value_type(column.type))
-
-
 def table_rows(source: Source, schema: Schema, most: int | None) -> list[int]:
     """Return the number of rows of each feature's table, in schema order.
 
@@ -242,18 +238,6 @@ def check_first_rows(source: Source, schema: Schema) -> None:
     first = source.slice(0, FIRST_ROWS).only([*some.targets, *some.inputs])
     for _ in decoded_chunks(first, some):
         pass
-
-
-def note_remarks(source: Source, schema: Schema, *, noted: bool) -> None:
-    """Print what is odd about the values of some rows (`remarks`).
-
-    Args:
-        source: The rows.
-        schema: The columns of the rows.
-        noted: Whether this rank prints; else nothing is read.
-    """
-    for remark in remarks(source, schema) if noted else ():
-        note(remark)
 
 
 def remarks(source: Source, schema: Schema) -> Iterator[str]:
@@ -337,7 +321,8 @@ def frequent_values(
     counts: Counter[int] = Counter()
     texts: dict[int, str] = {}
     for file, _, chunk in arrow_chunks(source.only([column])):
-        values = _decoded(chunk.column(file.columns[column]))
+        values = chunk.column(file.columns[column])
+        values = values.cast(value_type(values.type))
         if is_list(values.type):
             raise DataError(
                 f"metrics.by={column}: has lists of ids, and a slice is one id: name another column"

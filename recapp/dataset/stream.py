@@ -56,7 +56,6 @@ from recapp.dataset.source import Source
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import Batch
 
-DEFAULT_SHUFFLE_ROWS = 4096
 IntArray = npt.NDArray[np.int64]
 
 
@@ -67,16 +66,12 @@ class Deal:
     Args:
         lanes: For each lane an int64 array [P, 3], with a row for each piece: (segment, first row
             within the segment, number of rows).
-        cut: For each segment, whether it was cut into runs, so that its rows are interleaved over
-            the lanes.
+        cut: For each segment, whether it was cut into stretches, so that its rows are interleaved
+            over the lanes.
     """
 
     lanes: tuple[IntArray, ...]
     cut: npt.NDArray[np.bool_]
-
-    def rows(self, lane: int) -> int:
-        """Return the number of rows of lane number `lane`."""
-        return int(self.lanes[lane][:, 2].sum())
 
 
 def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
@@ -84,7 +79,8 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
 
     In order, each segment goes to the lane with the fewest rows so far (for equal numbers, the
     lowest lane); a full lane passes the rest of a segment on. A segment of more than N/V rows is
-    first cut into runs of shuffle_rows/V rows (without shuffling, of the default 4,096/V rows).
+    first cut into stretches of shuffle_rows/V rows (without shuffling, of the default 4,096/V
+    rows).
 
     Args:
         segment_rows: The number of rows of each segment.
@@ -92,14 +88,14 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
         shuffle_rows: The rows within which the order is shuffled, over all lanes.
     """
     total = sum(segment_rows)
-    run = max(1, (shuffle_rows or DEFAULT_SHUFFLE_ROWS) // lanes)
+    stretch = max(1, (shuffle_rows or 4096) // lanes)
     room = [total // lanes + (lane < total % lanes) for lane in range(lanes)]
     fill = [(0, lane) for lane in range(lanes) if room[lane]]
     heapify(fill)
     pieces: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
     cut = np.array([rows * lanes > total for rows in segment_rows], dtype=np.bool_)
     for segment, rows in enumerate(segment_rows):
-        step = run if cut[segment] else rows
+        step = stretch if cut[segment] else rows
         first = 0
         while first < rows:
             have, lane = heappop(fill)
@@ -152,14 +148,6 @@ def check_order(batch_size: int, lanes: int, ranks: int) -> None:
 def rank_lanes(rank: int, world: int, lanes: int) -> range:
     """Return the lanes that one of `world` ranks reads: [floor(rV/W), floor((r+1)V/W))."""
     return range(rank * lanes // world, (rank + 1) * lanes // world)
-
-
-def batches(rows: int, batch_size: int, training: bool) -> int:
-    """Return the number of global batches of an epoch.
-
-    Training skips the short last batch; evaluation covers every row.
-    """
-    return rows // batch_size if training else -(-rows // batch_size)
 
 
 _U64 = np.uint64
@@ -411,18 +399,15 @@ class BatchStream(IterableDataset[Any]):
         check_order(batch_size, lanes, world)
         if training and source.rows < batch_size:
             most = source.rows // lanes * lanes
-            fewer = f"dataset.lanes and dataset.batch_size to {source.rows} or less"
-            allowed = (
-                f"at most {most} is allowed"
-                if most
-                else (
-                    f"it is a multiple of dataset.lanes={lanes}, so give at least {lanes} rows"
-                    + (f", or set {fewer}" if source.rows >= world else "")
-                )
-            )
             raise ConfigError(
                 f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to "
-                f"train on, so an epoch would have no batch; {allowed}"
+                "train on, so an epoch would have no batch; "
+                + (
+                    f"at most {most} is allowed"
+                    if most
+                    else f"give at least dataset.lanes={lanes} rows, or set fewer lanes and "
+                    "smaller batches"
+                )
             )
         self.source = source
         self.schema = schema
@@ -439,7 +424,8 @@ class BatchStream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of global batches of a whole epoch, independent of the position."""
-        return batches(self.source.rows, self.batch_size, self.training)
+        rows = self.source.rows
+        return rows // self.batch_size if self.training else -(-rows // self.batch_size)
 
     def set_position(self, epoch: int, batches: int) -> None:
         """Start the next iteration in `epoch`, after its first `batches` global batches."""
@@ -472,7 +458,7 @@ class BatchStream(IterableDataset[Any]):
 
         A share has `_share` rows, or fewer in the last batch.
         """
-        total = self._deal.rows(lane)
+        total = int(self._deal.lanes[lane][:, 2].sum())
         position = self.first_batch * self._share
         blocks = self._blocks(reader, lane, total)
         block = next(blocks) if position < total else None

@@ -12,6 +12,7 @@ in real logs, so later rows have ids that earlier rows do not have.
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -24,14 +25,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.stream import Float64Array, normal, uniform
 from recapp.errors import ConfigError, DataError
-from recapp.settings.small_files import read_json
+from recapp.settings.option_files import read_json
 
 MANIFEST = "_generated.json"
-TRUTH = "_truth.json"
 VERSION = 1  # the generator's version, increased when the same settings give other bytes
 # The last 1/7 of the rows, the validation rows of the default split, also gets separate scores.
 VALIDATION_SHARE = 7
@@ -325,56 +326,15 @@ class ClickModel:
             ranks_N += np.where(follows_N, 1 + rows_N * _DRIFT_STEPS // self._rows, 0) * (
                 count // 97
             )
-        ids: Int64Array = (ranks_N % count * _multiplier(count) + index) % count
+        # multiplying by a number near count * .618, without a common factor, scatters neighbours
+        multiplier = max(1, int(count * 0.6180339887))
+        while np.gcd(multiplier, count) != 1:
+            multiplier += 1
+        ids: Int64Array = (ranks_N % count * multiplier + index) % count
         return ids
 
     def _effects(self, index: int, column: IdColumn, ids_N: Int64Array) -> Float64Array:
         return self._scale * column.effect * normal((self._seed, _EFFECT, index), ids_N)
-
-
-class Score:
-    """Compute AUC, log loss and normalised entropy of the click model's own logits in bounded
-    memory.
-
-    The AUC uses logits rounded to 1/4,096 within +-16. This error is far below the variation from
-    drawing the labels.
-    """
-
-    def __init__(self) -> None:
-        self._counts = np.zeros((2, 32 * 4096), dtype=np.int64)
-        self._loss = 0.0
-
-    def update(self, logits_N: Float64Array, labels_N: Int64Array) -> None:
-        """Add rows.
-
-        Args:
-            logits_N: The logits of a click, [N].
-            labels_N: 0 or 1, [N].
-        """
-        bins_N = np.clip((logits_N + 16) * 4096, 0, self._counts.shape[1] - 1).astype(np.int64)
-        for label in (0, 1):
-            self._counts[label] += np.bincount(
-                bins_N[labels_N == label], minlength=self._counts.shape[1]
-            )
-        self._loss += float((np.logaddexp(0, logits_N) - labels_N * logits_N).sum())
-
-    def compute(self) -> dict[str, float | None]:
-        """Return the metrics of the rows added so far; None unless both labels occur."""
-        negatives, positives = (int(count) for count in self._counts.sum(axis=1))
-        rows = negatives + positives
-        if not negatives or not positives:
-            names = ("auc", "log_loss", "normalized_entropy", "positives")
-            return {**dict.fromkeys(names), "rows": rows}
-        below = np.cumsum(self._counts[0]) - self._counts[0] / 2
-        share = positives / rows
-        entropy = -(share * np.log(share) + (1 - share) * np.log(1 - share))
-        return {
-            "auc": float(below @ self._counts[1]) / (negatives * positives),
-            "log_loss": self._loss / rows,
-            "normalized_entropy": self._loss / rows / float(entropy),
-            "positives": share,
-            "rows": rows,
-        }
 
 
 def _fit_bias(logits_N: Float64Array, positives: float) -> float:
@@ -387,17 +347,6 @@ def _fit_bias(logits_N: Float64Array, positives: float) -> float:
         else:
             high = middle
     return low
-
-
-def _multiplier(count: int) -> int:
-    """Return a number near count * .618 that has no common factor with count.
-
-    Multiplying by it modulo count scatters neighbours.
-    """
-    multiplier = max(1, int(count * 0.6180339887))
-    while np.gcd(multiplier, count) != 1:
-        multiplier += 1
-    return multiplier
 
 
 def write_clicks(
@@ -435,7 +384,7 @@ def write_clicks(
     try:
         unfinished.chmod(0o755)
         truth = _write_files(unfinished, ClickModel(ids, generate), generate.rows, progress)
-        (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
+        (unfinished / "_truth.json").write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
         try:
             os.replace(unfinished, path)  # replaces an empty directory, never another
@@ -458,23 +407,6 @@ def check_directory(path: str | Path, generate: Generate, sizes: Sequence[int] |
         ConfigError: The settings are impossible.
     """
     _is_complete(Path(path), _planned(generate, sizes)[1])
-
-
-def read_truth(path: str | Path) -> dict[str, Any]:
-    """Return the scores of the click model itself on a generated set.
-
-    Returns:
-        auc, log_loss, normalized_entropy, positives, rows; `validation` holds the same entries for
-        the last 1/7 of the rows.
-
-    Raises:
-        DataError: The directory has no readable scores.
-    """
-    try:
-        truth: dict[str, Any] = read_json(Path(path) / TRUTH)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no readable {TRUTH}; only generated data has one") from error
-    return truth
 
 
 def _planned(
@@ -547,7 +479,12 @@ def _write_files(
     """
     per_file = min(-(-rows // 8), 2**20)
     per_group = max(1, min(-(-per_file // 4), 2**17))
-    scores = (Score(), Score())
+    # imports torchmetrics, which only who generates needs
+    from recapp.metrics import click_metrics
+
+    names = ("auc", "log_loss", "normalized_entropy")
+    scores = [click_metrics(names, sync_on_compute=False) for _ in range(2)]
+    rows_and_clicks = np.zeros((2, 2), dtype=np.int64)
     first_validated = rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
     for number, first in enumerate(range(0, rows, per_file)):
         last = min(first + per_file, rows)
@@ -558,9 +495,17 @@ def _write_files(
                 rows_N = np.arange(start, min(start + per_group, last), dtype=np.int64)
                 columns, logits_N, labels_N = model.generate(rows_N)
                 writer.write_table(pa.table(columns, schema=model.arrow_schema))
-                validated = rows_N >= first_validated
-                scores[0].update(logits_N, labels_N)
-                scores[1].update(logits_N[validated], labels_N[validated])
+                for part, first_row in enumerate((0, first_validated)):
+                    some_N = rows_N >= first_row
+                    rows_and_clicks[part] += (some_N.sum(), labels_N[some_N].sum())
+                    for metric in scores[part].values():
+                        metric.update(*map(torch.from_numpy, (logits_N[some_N], labels_N[some_N])))
                 if progress is not None:
                     progress(int(rows_N[-1]) + 1, rows)
-    return {**scores[0].compute(), "validation": scores[1].compute()}
+    values = [{name: float(m.compute()) for name, m in metrics.items()} for metrics in scores]
+    truth, validation = (
+        {name: value if math.isfinite(value) else None for name, value in one.items()}
+        | {"positives": clicks / rows, "rows": rows}
+        for one, (rows, clicks) in zip(values, rows_and_clicks.tolist(), strict=True)
+    )
+    return {**truth, "validation": validation}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recapp.engine.dynamic_keys import ExactCounter, KeyCounter, SketchCounter
 from recapp.kernels.backend import Backend
-from recapp.kernels.key_index import SortedIndex
+from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
 from recapp.sparse.transfer import to_host, true_indices
 from recapp.tables.dynamic import RUNS, Counter, DynamicRows, Eviction, runs_of

@@ -171,7 +171,7 @@ class KeySlots:
     # ---- checkpoints
 
     def of_pieces(
-        self, strip: int, pieces: Sequence[Piece], guests: Tensor | None = None
+        self, strip: int, pieces: Sequence[Piece], unadmitted: Tensor | None = None
     ) -> Iterator[tuple[Piece, Tensor, Tensor]]:
         """Yield each piece of a strip, the slots of its keys in the order of their positions, and
         the keys, [N, 1].
@@ -179,11 +179,11 @@ class KeySlots:
         Args:
             strip: The number of the strip.
             pieces: The pieces.
-            guests: Slots of keys that are left out.
+            unadmitted: Slots of keys that are left out.
         """
         slot_N = self.index.slots_of(strip)
-        if guests is not None:
-            slot_N = slot_N[~torch.isin(slot_N, guests)]
+        if unadmitted is not None:
+            slot_N = slot_N[~torch.isin(slot_N, unadmitted)]
         run_N = runs_of(self.index.positions.rows[slot_N, 0])
         for p in pieces:
             held_N = slot_N[(run_N >= p.rows.start) & (run_N < p.rows.stop)]

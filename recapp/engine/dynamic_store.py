@@ -6,9 +6,9 @@
 the group, in memory that grows without moving rows. Rows come and go in the step of a training
 batch, never during its look-ahead:
 
-    a key without a row    gets a slot with its start value; it is a *guest* until it is admitted
+    a key without a row    gets a slot with its start value; it is an *unadmitted key* at first
     admitted               its row stays and trains (`recapp/engine/admission.py` decides)
-    guest                  answers its start value and is not trained: its slot is free again after
+    unadmitted key         answers its start value and is not trained: its slot is free again after
                            the update
     evicted                its slot is free; a key that comes back starts again without a row
 
@@ -77,7 +77,7 @@ class DynamicStore(FloatRows):
         self.slots = KeySlots(runs, self.rows, self.backend, group.device)
         self.index = self.slots.index
         self.step = 0
-        self._guests: list[Tensor] = []
+        self._unadmitted: list[Tensor] = []
         self.admission = Admission(
             [s.settings for s in self.strips], self.index, runs, self.backend, group.device
         )
@@ -88,22 +88,16 @@ class DynamicStore(FloatRows):
         size = super().nbytes
         return size._replace(rows=size.rows + self.slots.nbytes + self.admission.nbytes)
 
+    @override
     def piece_keys(self, row_U: Tensor) -> Tensor:
-        """Return the number of each slot's run among the runs of all strips of the group."""
         key_I = torch.tensor([s.key for s in self.strips], device=row_U.device)
         strip_U = self.index.strips.rows[row_U, 0].long()
         return key_I[strip_U] + runs_of(self.index.positions.rows[row_U, 0])
 
     # ---- rows come and go
 
+    @override
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Return the slots of rows. In training, keys without a row get a slot.
-
-        Args:
-            row_N: Positions, which may repeat.
-            strip_N: The strip of each position, numbered within the group.
-            trains: Whether the batch is trained.
-        """
         assert strip_N is not None
         trains = trains and self.trains
         row_N = row_N.long()
@@ -112,7 +106,7 @@ class DynamicStore(FloatRows):
             self.admission.note_use(slot_N, self.step)
         absent_M = true_indices(slot_N < 0)
         if len(absent_M):
-            add = self._guests_of if trains else self._only_read
+            add = self._slots_of_new_keys if trains else self._only_read
             slot_N[absent_M] = add(row_N[absent_M], strip_N[absent_M])
         return slot_N
 
@@ -123,7 +117,7 @@ class DynamicStore(FloatRows):
         self._begin(slot_M, position_M, strip_M)
         return slot_M
 
-    def _guests_of(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
+    def _slots_of_new_keys(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
         """Return slots for the keys of a training batch without rows, and keep the slots of
         admitted keys.
         """
@@ -138,29 +132,29 @@ class DynamicStore(FloatRows):
         admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
         self.slots.remove(evicted_E)
         if not bool(admitted_U.all()):
-            self._guests.append(slot_U[~admitted_U])
+            self._unadmitted.append(slot_U[~admitted_U])
         return slot_M
 
+    @override
     def trained(self, row_U: Tensor) -> Tensor | None:
-        """Return which slots hold rows, not guests."""
-        guests = self._all_guests()
+        unadmitted = self._all_unadmitted()
         trained_U = super().trained(row_U)
-        if not len(guests):
+        if not len(unadmitted):
             return trained_U
-        admitted_U = ~torch.isin(row_U, guests)
+        admitted_U = ~torch.isin(row_U, unadmitted)
         return admitted_U if trained_U is None else admitted_U & trained_U
 
     def settle(self, step: int) -> None:
-        """End a step after its update: free the slots of guests, of expired rows and of surplus
-        rows. Where a load sets the number of updates and no step has ended, rows stay: a checkpoint
-        that is not trained answers as it was saved.
+        """End a step after its update: free the slots of unadmitted keys, of expired rows and of
+        surplus rows. Where a load sets the number of updates and no step has ended, rows stay: a
+        checkpoint that is not trained answers as it was saved.
 
         Args:
             step: The number of updates so far.
         """
-        gone = [self._all_guests()]
+        gone = [self._all_unadmitted()]
         self.admission.release(gone[0])
-        self._guests = []
+        self._unadmitted = []
         if step == self.step + 1 and self.trains:
             gone += [self.admission.expired(step), self.admission.surplus()]
         self.step = step
@@ -236,8 +230,8 @@ class DynamicStore(FloatRows):
             merge_rows_of_runs(counted, {strip.table.name: {ROWS: rows_R, WAITING: waiting_R}})
         return counted
 
-    def _all_guests(self) -> Tensor:
-        return torch.cat([self.slots.behind(0), *self._guests])
+    def _all_unadmitted(self) -> Tensor:
+        return torch.cat([self.slots.behind(0), *self._unadmitted])
 
     # ---- checkpoints
 
@@ -253,11 +247,11 @@ class DynamicStore(FloatRows):
             rows_of_runs: The rows of the runs on all ranks; None where this rank has all rows.
         """
         counts = self.rows_of_runs() if rows_of_runs is None else rows_of_runs
-        guests = self._all_guests()
+        unadmitted = self._all_unadmitted()
         weights = self._saved_weights(averaged)
         for number, strip in enumerate(self.strips):
             stored = counts[strip.table.name]
-            for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces, guests):
+            for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces, unadmitted):
                 rows_of_piece = partial(RowsToWrite.of, slots=slot_N)
                 numbered = Numbered.of(stored[ROWS], p)
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
@@ -318,7 +312,9 @@ class DynamicStore(FloatRows):
         self.settle(step)
         loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_runs}
         for number in loads:
-            self._forget(number)
+            slot_N = self.index.slots_of(number)
+            self.slots.remove(slot_N)
+            self.admission.forget(number, slot_N)
         if not len(self.index):
             self.slots.clear()
         self.slots.begin_load()
@@ -340,12 +336,6 @@ class DynamicStore(FloatRows):
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
             if counter := self.admission.counters[number]:
                 yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
-
-    def _forget(self, number: int) -> None:
-        """Forget all rows of a strip and all counts of its keys."""
-        slot_N = self.index.slots_of(number)
-        self.slots.remove(slot_N)
-        self.admission.forget(number, slot_N)
 
     def loaded(self) -> None:
         """Put the loaded rows into the index.

@@ -12,8 +12,8 @@ An optimiser that clips gradients defers the update to its step, when their norm
                             rows' gradients are scaled; the update
 
 The norm counts each row once: the strips of a row add up, and of replicas only the rows of rank 0
-count. A guest of a dynamic table gets no row and does not count. The held memory is the touched
-rows in the compute type, and 8 bytes per row.
+count. An unadmitted key of a dynamic table gets no row and does not count. The held memory is the
+touched rows in the compute type, and 8 bytes per row.
 """
 
 import math
@@ -24,10 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recapp.engine.missed_steps import MissedSteps
-from recapp.engine.row_statistics import RowPieces, RowStatistics
-from recapp.engine.row_store import FloatRows
-from recapp.engine.state import EngineState
+from recapp.engine.row_store import FloatRows, MissedSteps
+from recapp.engine.state import EngineState, RowPieces, RowStatistics
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one
 from recapp.optim.named_rules import group_names
@@ -332,7 +330,6 @@ class FusedUpdate:
             yield from scratch.tensors()
 
     def _check_trained(self) -> None:
-        """Raise a ConfigError where the tables have no rule."""
         if not self.rules:
             names = ", ".join(t.name for t in self.state.layout.tables[:3])
             raise ConfigError(

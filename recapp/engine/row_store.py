@@ -9,6 +9,24 @@ A store updates all touched rows in one kernel call. The rows of tables that wer
 sharding go along and are put back with their optimiser's state, bit for bit. Tables that are frozen
 before sharding cost less: they have the rule `FROZEN`, and so a store of their own, without state
 and without updates.
+
+Rows miss steps under a rule of all rows (`l2_all_rows` of row rules). A dense optimiser with L2
+changes every row of a table in every step. Here a step changes only the rows that the batch
+touches. Every other row misses the step, and takes it later:
+
+    looked up               the rows that are read catch up first, in training as in evaluation
+    updated                 the touched rows catch up first: they may come from an earlier lookup
+    read or written whole   all rows catch up: checkpoints, state dicts, exports, loads
+    begins anew             the steps before no longer count
+
+A missed step is the rule's step with a gradient of zero. It reads nothing but the row, its state
+and the rate of the step, so the order of reads changes no bit: plans, ranks, look-ahead and
+checkpoints do not either. The rates of the steps since all rows were last caught up are kept, at
+most 24 bytes for each step. Rows have one number more, the steps that they have taken; checkpoints
+do not store it, because all rows catch up before they are written.
+
+The idea is that of "delayed" or "lazy" updates of regularised models (Langford et al. 2009, Duchi &
+Singer 2009), whose missed steps have a closed form. Those of Adam have none.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +39,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from recapp.engine.missed_steps import MissedSteps
 from recapp.engine.row_average import RowAverage
 from recapp.errors import ConfigError
 from recapp.kernels.backend import Backend
@@ -30,7 +47,49 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import FROZEN, GRADIENT, Rate, RowRule
 from recapp.sharding.layout import AVERAGE, RAW, WEIGHT, Block, Layout, Piece
+from recapp.sparse.transfer import copy_to_device
 from recapp.tables.initial import begun_rows, fill_initial
+
+
+class MissedSteps:
+    """The rates of the latest steps of one row rule.
+
+    Args:
+        rule: The rule.
+        device: The device of the rows.
+
+    `first` is the number of steps before those of `rates_TK`, and `now` the number of all steps.
+    """
+
+    def __init__(self, rule: RowRule, device: torch.device) -> None:
+        self.first = 0
+        self.now = 0
+        rate = rule.rate_of(rule.lr, 1)
+        numbers = len(rate) if isinstance(rate, tuple) else 1
+        self._held_TK = torch.empty(64, numbers, dtype=torch.float64, device=device)
+
+    @property
+    def rates_TK(self) -> Tensor:
+        """Return the `lr` of each of the latest steps, fp64."""
+        return self._held_TK[: self.now - self.first]
+
+    def add(self, rate: Rate) -> None:
+        """Add a step with this `lr`."""
+        n = self.now - self.first
+        if n == len(self._held_TK):
+            self._held_TK = torch.cat([self._held_TK, torch.empty_like(self._held_TK)])
+        numbers = rate if isinstance(rate, tuple) else (rate,)
+        rate_K = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        self._held_TK[n] = copy_to_device(rate_K, self._held_TK.device)
+        self.now += 1
+
+    def forget(self) -> None:
+        """Forget the rates, after all rows have caught up."""
+        self.first = self.now
+
+    def begin_at(self, steps: int) -> None:
+        """Go on from a number of steps that all rows have taken."""
+        self.first = self.now = steps
 
 
 def check_frozen(
@@ -440,7 +499,6 @@ class FloatRows(RowStore):
         return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in memories) + average)
 
     def _grow(self, rows: int) -> None:
-        """Make room for a number of rows."""
         for memory in (self._weights, *self._state):
             memory.grow(rows)
         if self._average is not None:
@@ -493,13 +551,11 @@ class FloatRows(RowStore):
     def example(self) -> Tensor:
         return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
 
+    @override
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
     ) -> None:
-        """Sum rows along a sparse matrix (`RowStore.pool`). The rows catch up first, unless
-        their average is read.
-        """
-        if self._average is None or self._average.shown is None:
+        if self._average is None or self._average.shown is None:  # rows that are read catch up
             self._catch_up(links.index_N)
         self.backend.pool(
             self.weights.view(-1),
@@ -512,10 +568,10 @@ class FloatRows(RowStore):
             in_lines,
         )
 
+    @override
     def update(
         self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
-        """Train touched rows (`RowStore.update`). The rows catch up first."""
         assert self.rule is not None, "the fused update refuses tables without a rule"
         dtype = self.group.dtype
         self._catch_up(row_U)
@@ -560,10 +616,9 @@ class FloatStore(FloatRows):
                 state.fill_(start)
         if seeds is not None:
             for p in self.group.pieces:
-                self._fill(p, seeds)
+                self._write_start_values(p, seeds)
 
-    def _fill(self, p: Piece, seeds: Mapping[str, int], epoch: int = 0) -> None:
-        """Write the start values of a piece."""
+    def _write_start_values(self, p: Piece, seeds: Mapping[str, int], epoch: int = 0) -> None:
         layout = self.group.layout
         strip = layout.strips[p.strip]
         here = self.weights[p.base : p.base + len(p.rows)]
@@ -580,15 +635,13 @@ class FloatStore(FloatRows):
         for p in self.group.pieces:
             if layout.tables[layout.strips[p.strip].table].name not in tables:
                 continue
-            self._fill(p, self._seeds, epoch)
+            self._write_start_values(p, self._seeds, epoch)
             self._begin_steps(slice(p.base, p.base + len(p.rows)))
             for state, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
                 state[p.base : p.base + len(p.rows)] = start
 
+    @override
     def begin_rows(self, table: str, row_K: Tensor) -> None:
-        """Write start values into rows of a table (`RowStore.begin_rows`), which first take the
-        steps that they have missed.
-        """
         assert self._seeds is not None, "rows that train have seeds"
         layout = self.group.layout
         for p in self.group.pieces:

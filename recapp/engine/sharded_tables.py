@@ -35,9 +35,8 @@ from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.requests import Requests
-from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
-from recapp.engine.state import EngineState, Member
+from recapp.engine.state import EngineState, Member, RowStatistics
 from recapp.engine.table_weights import (
     UpdatedTable,
     UpdatedWeight,
@@ -56,7 +55,7 @@ from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig, lookups_of
 from recapp.tables.ids import LookupRows
-from recapp.transport.communicator import Comm, raise_together
+from recapp.transport.communicator import Comm, together
 
 
 def started_store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, int]) -> RowStore:
@@ -215,8 +214,11 @@ class ShardedTables(nn.Module):
         self.state = state
         self.update = FusedUpdate(state, rules)
         self.parameters_of = table_parameters(layout, stores, comm.rank)
+        none = torch.empty(0, dtype=self.dtype, device=comm.device)
         self.updated = {
-            t.name: self._updated(t) for t in tables if t.name not in self.parameters_of
+            t.name: UpdatedTable(UpdatedWeight(self, t.name, none.new_empty(0, t.embedding_dim)))
+            for t in tables
+            if t.name not in self.parameters_of
         }
         if self.parameters_of:
             self.update.before_update = self._begin_update
@@ -227,15 +229,6 @@ class ShardedTables(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
-
-    def _updated(self, table: EmbeddingConfig) -> UpdatedTable:
-        return UpdatedTable(
-            UpdatedWeight(
-                self,
-                table.name,
-                torch.empty(0, table.embedding_dim, dtype=self.dtype, device=self.comm.device),
-            )
-        )
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
@@ -449,16 +442,13 @@ class ShardedTables(nn.Module):
             CheckpointError: Keys of this rank do not belong to it, or occur twice.
             RankError: The same fault on another rank.
         """
-        if not self.dynamic_stores:
-            return
-        failure: CheckpointError | None = None
-        try:
+
+        def load() -> None:
             for store in self.dynamic_stores:
                 store.loaded()
-        except CheckpointError as error:
-            failure = error
-        error_W = self.comm.all_gather(failure and str(failure))
-        raise_together(failure, error_W, "could not load its keys")
+
+        if self.dynamic_stores:
+            together(self.comm, load, "could not load its keys")
 
     # ---- an average of the rows
 

@@ -43,7 +43,7 @@ from recapp.engine.read_only_store import (
 )
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
-from recapp.errors import CheckpointError, RecappError
+from recapp.errors import CheckpointError
 from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise, quantise
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.problem import Topology
@@ -57,7 +57,7 @@ from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS, first_position, keys_of, positions_of
 from recapp.tables.initial import start_hash, values_of_hash
-from recapp.transport.communicator import Comm, raise_together
+from recapp.transport.communicator import Comm, together
 
 T = TypeVar("T")
 
@@ -83,7 +83,9 @@ def placed(
     if comm.world == 1:
         return one_rank(model, comm.device, make_store)
     free_W = free_memory_bytes(comm.all_gather(memory_pools(comm.device)))
-    plan = comm.broadcast(together(comm, lambda: _plan(model, comm, free_W)))
+    plan = comm.broadcast(
+        together(comm, lambda: _plan(model, comm, free_W), "could not load the model")
+    )
     return _under(plan, model, comm, make_store)
 
 
@@ -114,26 +116,6 @@ def _under(
 ) -> nn.Module:
     module = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
     return module.to(comm.device).eval().requires_grad_(False)
-
-
-def together(comm: Comm, step: Callable[[], T]) -> T:
-    """Run a step on each rank and return its result; either all ranks return, or all raise.
-
-    Args:
-        comm: The ranks.
-        step: The step; it must not communicate with other ranks.
-
-    Raises:
-        RecappError: The step has failed on this rank.
-        RankError: The step has failed on another rank.
-    """
-    failure = None
-    try:
-        result = step()
-    except RecappError as error:
-        failure = error
-    raise_together(failure, comm.all_gather(failure and str(failure)), "could not load the model")
-    return result
 
 
 def _plan(model: nn.Module, comm: Comm, free_W: list[int | None]) -> ShardingPlan | None:

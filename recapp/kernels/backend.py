@@ -6,8 +6,7 @@ collection, and made ready before its first step.
 | torch   | any    | `reference.py`: plain torch, defines the result                               |
 | numba   | CPU    | `numba_cpu.py`: compiled for the machine at first use, several times as fast; |
 |         |        | results are kept on disk                                                      |
-| triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked   |
-|         |        | by Triton's interpreter only, not timed                                       |
+| triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference            |
 
 `auto` takes the fastest backend that works; the setting is `engine.backend`. Faster backends give
 the reference's results up to the order of sums. Within one backend results have the same bits under

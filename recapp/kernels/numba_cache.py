@@ -105,9 +105,9 @@ def inlined(*made_for: Any) -> Callable[[Function], Function]:
         function.__name__ = function.__qualname__ = "_".join([function.__name__, *words]).translate(
             NO_PATH
         )
-        home = vars(sys.modules[function.__module__])
+        names = vars(sys.modules[function.__module__])
         jitable: Function = register_jitable(**OPTIONS, forceinline=True)(function)
-        return home.setdefault(function.__name__, jitable)  # type: ignore[no-any-return]
+        return names.setdefault(function.__name__, jitable)  # type: ignore[no-any-return]
 
     return name
 
@@ -243,7 +243,8 @@ def digest(function: Callable[..., Any]) -> str:
     Args:
         function: The compiled function, with its closure.
     """
-    return _digest_of(frozenset(sources(function)))
+    each = [_digest_of_file(file) for file in sorted(sources(function))]
+    return sha256(b"".join(each)).hexdigest()
 
 
 def sources(function: Callable[..., Any]) -> set[Path]:
@@ -288,12 +289,6 @@ def files_of_module(name: str) -> frozenset[Path]:
     packages = name.count(".") + (path.stem == "__init__")
     above = path.resolve().parents[: 1 if name.startswith("recapp.") else packages]
     return frozenset(above[-1].rglob("*.py") if above else [path.resolve()])
-
-
-@lru_cache(None)
-def _digest_of(files: frozenset[Path]) -> str:
-    each = [_digest_of_file(file) for file in sorted(files)]
-    return sha256(b"".join(each)).hexdigest()
 
 
 @lru_cache(None)

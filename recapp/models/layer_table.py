@@ -238,8 +238,8 @@ def _shapes(value: Any) -> list[str]:
 
 def _folded(shapes: Sequence[str]) -> str:
     """Return shapes as one text, in which equal neighbours become `n of shape`."""
-    runs = [(shape, len(list(equal))) for shape, equal in groupby(shapes)]
-    return ", ".join(shape if n == 1 else f"{n} of {shape}" for shape, n in runs) or "-"
+    counted = [(shape, len(list(equal))) for shape, equal in groupby(shapes)]
+    return ", ".join(shape if n == 1 else f"{n} of {shape}" for shape, n in counted) or "-"
 
 
 def _zeros(lookups: Sequence[TableLookup], like: Tensor) -> KeyedTensor | dict[str, JaggedTensor]:

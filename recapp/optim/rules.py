@@ -22,7 +22,7 @@ lr decay w on touched rows, before `step`. Rules whose formula has the decay in 
 A rule of all rows (`l2_all_rows`) computes what an optimiser of torch computes on a dense table
 with `weight_decay`: the gradient of L2, l2 w, is added to the gradient of every row in every step.
 A row that no id touched has a step with a gradient of zero. It takes such steps later, one after
-the other, when it is next read (`recapp/engine/missed_steps.py`).
+the other, when it is next read (`recapp/engine/row_store.py`).
 
 Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD, PARTIAL_ROWWISE_ADAM, LAMB,
 PARTIAL_ROWWISE_LAMB and LARS_SGD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`;

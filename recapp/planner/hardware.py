@@ -41,9 +41,8 @@ from typing import Annotated, Any, Literal
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.option_files import conf_dir
+from recapp.settings.option_files import conf_dir, read_yaml
 from recapp.settings.records import absent, fields_of, record, to_plain
-from recapp.settings.small_files import read_yaml
 from recapp.settings.values import Positive, Within, typed
 
 FILE_BYTES = 2**20
@@ -53,7 +52,6 @@ WITHOUT_BYTES = KERNELS[:4]  # kernels of integers, whose items include their by
 LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
 DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # the machine of a device without calibration
-COLLECTIVES = ("all_to_all", "all_reduce")
 Cost = Annotated[float, Within(0)]
 Rate = Annotated[float, Within(above=0)]
 CONF = "topology"  # the group of settings with the shipped machines

@@ -68,13 +68,11 @@ class LaunchSettings:
 
     Args:
         start_method: The way to start a rank's process.
-        port: The port at which ranks meet; 0 takes a free one.
         grace: Seconds in which ranks may save after a signal.
         timeout: Seconds after which a rank that waits for another one gives up.
     """
 
     start_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    port: Annotated[int, Within(0, 65535)] = 0
     grace: Annotated[float, Within(0, 31_536_000)] = 60
     timeout: Timeout = 1800
 
@@ -123,7 +121,6 @@ def launch(
     module: str,
     preload: str | None = None,
     method: str = "auto",
-    port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_SECONDS,
     reloads: bool = False,
@@ -139,20 +136,19 @@ def launch(
         preload: The modules, separated by blanks, that a fork server imports at its start, before
             it forks ranks; None: `module`. A server that runs already imports nothing more.
         method: `launch.start_method`.
-        port: The port at which the ranks meet; 0 takes a free one.
         to_stderr: Whether rank 0 prints to standard error, because standard output is a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
         reloads: Whether SIGHUP only reloads rank 0, as in a server, and stops nothing.
 
     Raises:
         RecappError: A rank raised this error; its notes may hold a traceback.
-        LaunchError: A rank ended without an error of recapp, or the port is taken.
+        LaunchError: A rank ended without an error of recapp.
         Stopped: A signal to this process or to a rank has ended the run, and all ranks have ended.
     """
     run = uuid.uuid4().hex[:8]
     logs = config_path.parent / "ranks"
     forwarding = Forwarding(grace, reloads)
-    with meeting_point(port) as port:
+    with meeting_point() as port:
         works = [
             RankWork(module, config_path, environment)
             for environment in environments_of_ranks(ranks, port, run)
@@ -186,30 +182,19 @@ def launch(
 
 
 @contextmanager
-def meeting_point(port: int) -> Iterator[int]:
-    """Hold a port for rank 0 inside the `with`, so that no other process takes it before rank 0
-    listens on it.
+def meeting_point() -> Iterator[int]:
+    """Hold a free port for rank 0 inside the `with`, so that no other process takes it before rank
+    0 listens on it.
 
     Two sockets may bind one port while neither listens, if both set SO_REUSEADDR, and torch's store
     sets it.
 
-    Args:
-        port: The port; 0 takes a free one.
-
     Yields:
         The number of the port.
-
-    Raises:
-        LaunchError: The port is taken.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind((ADDRESS, port))
-        except OSError as error:
-            raise LaunchError(
-                f"launch.port={port}: {error.strerror}; choose another port, or 0 for a free one"
-            ) from None
+        holder.bind((ADDRESS, 0))
         yield holder.getsockname()[1]
 
 

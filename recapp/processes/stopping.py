@@ -5,8 +5,8 @@ A signal (SIGINT, SIGTERM, SIGHUP or SIGQUIT, from any sender) stops it:
     imports of a command      the process holds no run: it prints one line and ends at once
     before training           the handler raises `Stopped` in the main thread; during an import, a
                               `__del__` or the end of a generator, it waits for the end of that
-    in training               the handler calls the listener (`recapp/trainer/ending.py`), and all
-                              ranks stop at the same step
+    in training               the handler calls the listener (`EndTogether`), and all ranks stop at
+                              the same step
     a second signal           the process ends at once
     no end after some seconds the process ends; a checkpoint that is being written has
                               `launch.grace` seconds

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recapp.console import byte_unit
 from recapp.reporting.phases import PHASES
 
 if TYPE_CHECKING:
@@ -56,8 +55,11 @@ SERIES_COLORS = (
 PHASE_COLORS = dict(
     zip(PHASES, ("#4477AA", "#66CCEE", "#CCBB44", "#BBBBBB", "#EE6677", "#AA3377"), strict=True)
 )
-MEMORY_COLORS = {"weights": "#004488", "state": "#DDAA33", "buffers": "#BB5566"}
-MEMORY_NAMES = {"weights": "weights", "state": "optimiser state", "buffers": "exchange buffers"}
+MEMORY_COLORS = {  # of `KINDS`, in their order
+    "weights": "#004488",
+    "optimiser state": "#DDAA33",
+    "exchange buffers": "#BB5566",
+}
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -193,19 +195,10 @@ def spec_of(values: Iterable[float | None]) -> str:
 
 
 def byte_axis(axis: Any) -> None:
-    """Set the ticks of an axis of bytes to whole numbers of bytes, all in the unit of the largest
-    tick.
-    """
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    """Set the ticks of an axis of bytes: `500 kB`, `2.5 MB`."""
+    from matplotlib.ticker import EngFormatter
 
-    def tick(n: float, position: int | None) -> str:
-        scale, name = byte_unit(max(axis.get_view_interval()))
-        return f"{n / scale:,.10g} {name}" if n else "0"
-
-    axis.set_major_locator(
-        MaxNLocator(nbins=6, min_n_ticks=1, integer=True, steps=[1, 2, 2.5, 5, 10])
-    )
-    axis.set_major_formatter(FuncFormatter(tick))
+    axis.set_major_formatter(EngFormatter("B"))
 
 
 def rank_colors(world: int) -> list[str]:

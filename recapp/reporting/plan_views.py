@@ -65,6 +65,7 @@ WIDTH = 12.0  # inches, of a picture as wide as the page
 SHELF = 9  # tables side by side
 LEFT = 0.15  # inches left of them
 TEXT = 0.64  # inches, of the text below a table
+MOST_TICKS = 16  # of ranks
 FEW_RANKS = 4  # up to this number of ranks, a picture of few tables is as narrow as the tables
 MANY_SHARDS = 4000  # more shards are drawn as pixels in the SVG: as shapes they would be megabytes
 
@@ -109,10 +110,10 @@ def _print_wrapped(text: str) -> None:
 def _sentences(report: PlanReport) -> Iterator[str]:
     hosts = f" of {len(report.hosts)} hosts" if len(report.hosts) > 1 else ""
     bound = ""
-    if report.over_bound is not None:
-        least = ", the least possible"
-        above = f", at most {report.over_bound:.1%} above the least possible"
-        bound = above if report.over_bound > 5e-4 else least
+    if report.lower_bound_ms:
+        over = report.step_ms / report.lower_bound_ms - 1
+        above = f", at most {over:.1%} above the least possible"
+        bound = above if over > 5e-4 else ", the least possible"
     yield (
         f"plan {report.name} on {_count(report.world_size, 'rank')}{hosts} ({report.hardware}), "
         f"{report.batch_per_rank:,} samples a rank: step {report.step_ms:.2f} ms predicted{bound}"
@@ -349,10 +350,9 @@ def ranks_picture(report: PlanReport) -> Picture:
         memory, spent = s.axes
         kinds = {
             name: [getattr(rank, kind) for rank in ranks]
-            for kind, name in drawing.MEMORY_NAMES.items()
+            for kind, name in zip(KINDS, drawing.MEMORY_COLORS, strict=True)
         }
-        colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
-        total_bytes = drawing.stacked(memory, positions, kinds, colors)
+        total_bytes = drawing.stacked(memory, positions, kinds, drawing.MEMORY_COLORS)
         capacity = [rank.capacity for rank in ranks if rank.capacity is not None]
         if len(capacity) == len(ranks):
             memory.hlines(
@@ -394,7 +394,7 @@ def ranks_picture(report: PlanReport) -> Picture:
         for axes in s.axes:
             beside = max(0.0, (5 - len(ranks)) / 2)  # bars are at most as wide as for five ranks
             axes.set_xlim(-0.6 - beside, len(ranks) - 0.4 + beside)
-            axes.xaxis.set_major_locator(_ranks_ticks())
+            axes.set_xticks(range(0, len(ranks), -(-len(ranks) // MOST_TICKS)))
             axes.grid(True, axis="y")
             # beside the axes it covers no data, and lists the parts of a bar from top to bottom
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1), reverse=True, handlelength=1.2)
@@ -421,12 +421,6 @@ def _ranks_legend(s: drawing.Sheet, colors: Sequence[str], y: float) -> None:
     look: Any = {"ncols": 9, "handlelength": 1.6, "columnspacing": 1.2}
     axes = s.axes[0]
     axes.legend(handles=handles, bbox_transform=axes.transData, **place, **look)
-
-
-def _ranks_ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(16, integer=True, min_n_ticks=1, steps=[1, 2, 4, 5, 8, 10])
 
 
 def _over_mean(values: Sequence[float]) -> str:
@@ -461,7 +455,7 @@ def traffic_picture(report: PlanReport) -> Picture:
         bar = s.figure.colorbar(image, ax=axes, format=EngFormatter("B"), shrink=0.8)
         bar.outline.set_visible(False)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(_ranks_ticks())
+            axis.set_ticks(range(0, world, -(-world // MOST_TICKS)))
         scale, unit = byte_unit(most)
         spec = drawing.spec_of(pair.bytes / scale for pair in pairs)
         written = pairs if world <= 10 else []

@@ -52,6 +52,7 @@ from recapp.reporting.variants import (
     Variant,
     by_speed,
     learned_variants_of,
+    listed,
     metric_verdict,
     objective_of,
     speed_variants_of,
@@ -146,10 +147,7 @@ def verdicts(good: Sequence[Run]) -> list[str]:
 
 def _varied(runs: Sequence[Run]) -> str:
     texts = [f"{name} ({_values(values)})" for name, values in varied_settings(runs).items()]
-    if not texts:
-        return "Nothing was varied."
-    last = f" and {texts[-1]}" if len(texts) > 1 else texts[-1]
-    return f"Varied: {', '.join(texts[:-1])}{last}."
+    return f"Varied: {listed(texts)}." if texts else "Nothing was varied."
 
 
 def _values(values: Sequence[Any]) -> str:
@@ -348,23 +346,19 @@ def _title(run: Run, split: str | None) -> str:
     end = {"ok": "", "undefined": "", "failed": " that failed"}.get(run.status, " that was stopped")
     if split:
         return f"Evaluation on {SPLITS[split]} data{end}"
+    steps = run.results.steps
     if run.ended:
-        steps = run.results.steps
-        return "Training run" if steps is None else f"Training run of {steps:,} steps"
+        end = "" if steps is None else f" of {steps:,} steps"
     return f"Training run{end}"
 
 
 def _lead(run: Run, split: str | None) -> str:
-    objective = objective_of(run)
-    title = objective.title
+    best = f"{split}_{run.measures.best}"
+    objective = Objective(best, measures=run.measures) if split else objective_of(run)
     value = run.value(objective.name)
-    if split:
-        best = run.measures.get(run.measures.best)
-        title = f"{SPLITS[split]} {best.title if best else run.measures.best}"
-        value = run.results.value(f"{split}_{run.measures.best}")
     if value is None:
-        return f"No {title} was measured{'' if run.ended_well else ' yet'}."
-    return f"{title[0].upper()}{title[1:]}: {value:.5f}."
+        return f"No {objective.title} was measured{'' if run.ended_well else ' yet'}."
+    return f"{objective.heading}: {value:.5f}."
 
 
 def _by_phase(run: Run) -> str:

@@ -33,7 +33,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError
 from recapp.reporting.phases import PHASES
-from recapp.settings import small_files
+from recapp.settings import option_files
 from recapp.settings.records import not_a_setting, record, to_plain
 from recapp.tasks.measures import Measures, measures_from
 from recapp.tasks.task import CLICK
@@ -301,11 +301,6 @@ class PlanReport:
         """The bytes of a step between all ranks."""
         return sum(pair.bytes for pair in self.between_ranks)
 
-    @property
-    def over_bound(self) -> float | None:
-        """The share by which the step is above the least possible; None if that is not known."""
-        return self.step_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else None
-
 
 # ---- files
 
@@ -313,7 +308,7 @@ class PlanReport:
 def read_document(path: Path) -> dict[str, Any] | None:
     """Return the content of a run's JSON file; None if the file is missing or incomplete."""
     try:
-        content = small_files.read_json(path)
+        content = option_files.read_json(path)
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
@@ -322,7 +317,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; None if the file is missing or broken."""
     try:
-        return small_files.read_yaml(path)
+        return option_files.read_yaml(path)
     except (OSError, ValueError):
         return None
 
@@ -442,7 +437,7 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
 
 def read_metrics(directory: Path) -> dict[str, Any]:
     """Return the content of `metrics.json`."""
-    content: dict[str, Any] = small_files.read_json(directory / METRICS_FILE)
+    content: dict[str, Any] = option_files.read_json(directory / METRICS_FILE)
     return content
 
 

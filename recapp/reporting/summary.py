@@ -98,23 +98,11 @@ def slices_of(details: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, 
     """Yield each column of `metrics.by`, with its slices, the worst first."""
     for name, slices in details.items():
         if name.startswith(BY) and slices:
-            yield name.removeprefix(BY), worst_first(slices)
-
-
-def worst_first(slices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the slices in which the metric is known, the worst first, then the others."""
-    key = key_of(slices)
-
-    def order(one: Mapping[str, Any]) -> tuple[bool, float]:
-        value = one.get(key)
-        return value is None, (value or 0.0) * ORDERS[key]
-
-    return [dict(one) for one in sorted(slices, key=order)]
-
-
-def key_of(slices: Sequence[Mapping[str, Any]]) -> str:
-    """Return the metric that orders slices."""
-    return next(name for name in ORDERS if name in slices[0])
+            key = next(known for known in ORDERS if known in slices[0])
+            # those in which the metric is not known come last
+            orders = [(one.get(key) is None, (one.get(key) or 0.0) * ORDERS[key]) for one in slices]
+            pairs = sorted(zip(orders, slices, strict=True), key=lambda pair: pair[0])
+            yield name.removeprefix(BY), [dict(one) for _, one in pairs]
 
 
 def columns_of_slices(slices: Sequence[Mapping[str, Any]], column: str) -> list[Column]:
@@ -151,28 +139,20 @@ def interval(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 def intervals(details: Mapping[str, Any], split: str) -> dict[str, float]:
     """Return the ends of the intervals of a bootstrap, as entries of `metrics.json`: `val_auc_low`
-    and `val_auc_high`.
+    and `val_auc_high`; print the metrics that have none.
     """
-    entries: dict[str, float] = {}
-    for name, values in _samples(details).items():
-        if ends := interval(values):
-            entries |= {f"{split}_{name}_low": ends[0], f"{split}_{name}_high": ends[1]}
-    return entries
-
-
-def _samples(details: Mapping[str, Any]) -> Mapping[str, list[float]]:
     samples: Mapping[str, list[float]] = details.get("bootstrap", {}).get("metrics", {})
-    return samples
-
-
-def note_no_interval(details: Mapping[str, Any]) -> None:
-    """Print the metrics of a bootstrap that have no interval."""
-    samples = _samples(details)
-    if unknown := [name for name, values in samples.items() if interval(values) is None]:
+    ends = {name: interval(values) for name, values in samples.items()}
+    if unknown := [name for name, known in ends.items() if known is None]:
         note(
             f"{', '.join(unknown)}: no interval, as it cannot be computed on some of the samples "
             "of the rows, such as those of one class only: measure more rows"
         )
+    return {
+        f"{split}_{name}_{end}": value
+        for name, known in ends.items()
+        for end, value in zip(("low", "high"), known or (), strict=False)
+    }
 
 
 def with_interval(run: RunRecord, key: str) -> str:
@@ -199,7 +179,14 @@ def report_end(measured: Mapping[str, Any], task: Task, directory: Path, format:
     """
     measures = task.known_measures
     split = measured.get("split", "val")
-    _refuse_nan(measured, split, measures)
+    for measure in measures:  # some are finite on any rows if predictions are, as the log loss
+        value = measured.get(f"{split}_{measure.name}")
+        if measure.defined and value is not None and not math.isfinite(value):
+            raise TrainingError(
+                f"the {SPLITS[split]} {measure.title} is {value}: either there were no rows, or "
+                "the model's predictions are not finite; lower optimizer.sparse.lr and "
+                "optimizer.dense.lr"
+            )
     write_measures(measures, directory)
     run = record(RunRecord, write_metrics(measured, directory))
     of_task = {f"{split}_{measure.name}" for measure in task.known}
@@ -241,22 +228,6 @@ def report_prediction(
         _print(_lines_of_prediction(run, columns), result, directory)
 
 
-def _refuse_nan(metrics: Mapping[str, Any], split: str, measures: Measures) -> None:
-    """Check metrics that are finite on any rows if predictions are finite, such as the log loss.
-
-    Raises:
-        TrainingError: A metric is not finite.
-    """
-    for measure in measures:
-        value = metrics.get(f"{split}_{measure.name}")
-        if measure.defined and value is not None and not math.isfinite(value):
-            raise TrainingError(
-                f"the {SPLITS[split]} {measure.title} is {value}: either there were no rows, or "
-                "the model's predictions are not finite; lower optimizer.sparse.lr and "
-                "optimizer.dense.lr"
-            )
-
-
 def step_of_checkpoint(run: RunRecord) -> str:
     """Return the step of a run's checkpoint in words, ` (step 400 of 800)`; empty for the last."""
     last = run.checkpoint_step == run.steps
@@ -280,9 +251,6 @@ def lines_of_run(run: RunRecord, split: str, measures: Measures) -> Iterator[tup
         yield "better than these joined models", run.better_epoch
     if run.split:
         yield from _rows_read(run.rows_read, rows=True)
-    best = measures.get(measures.best)
-    if best and (drawn := run.value(f"hidden_model_{best.name}")):
-        yield f"{best.title} of the model that drew the labels", _score(drawn)
     yield "plan", _plan(run)
     if run.samples_per_second:
         yield "samples/s, all ranks", f"{run.samples_per_second:,.0f}"
@@ -430,8 +398,14 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
         Column("last", "last file"),
     ]
     print_table(rows, columns, title=f"Data in {top}")
-    for name, text in _facts(read):
-        line = f"{name.lower()}: {text}"
+    sampled = [
+        f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
+        for name, split in splits.items()
+        if split.positives and split.positives_of < split.rows
+    ]
+    lines = [f"shares: counted on {', '.join(sampled)}"] if sampled else []
+    lines += [f"left out: {out}"] if (out := left_out_of(read)) else []
+    for line in lines:
         for part in wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False):
             print(readable(part))
 
@@ -440,18 +414,6 @@ def files_of(split: SplitRead) -> str:
     """Return the files of a split in words: `3 files, a.parquet to c.parquet`."""
     first, last = (Path(getattr(split, end)).name for end in ("first", "last"))
     return f"{split.files:,} files, {first} to {last}" if split.files > 1 else first
-
-
-def _facts(read: RowsRead) -> Iterator[tuple[str, str]]:
-    sampled = [
-        f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
-        for name, split in read.splits.items()
-        if split.positives and split.positives_of < split.rows
-    ]
-    if sampled:
-        yield "Shares", f"counted on {', '.join(sampled)}"
-    if out := left_out_of(read):
-        yield "Left out", out
 
 
 def left_out_of(read: RowsRead) -> str:

@@ -19,7 +19,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from recapp.reporting.runs import PLAN, SEED, Run, names_of, varied_settings
-from recapp.tasks.measures import VALIDATION, Measures
+from recapp.reporting.summary import SPLITS
+from recapp.tasks.measures import Measures
 from recapp.tasks.task import CLICK
 
 SAME_SPEED = (  # settings that do not change the length of a step
@@ -166,8 +167,9 @@ class Objective:
     @property
     def title(self) -> str:
         """The metric's name as people read it: `validation AUC`."""
-        measure = self.measures.get(self.name) if self.name.startswith(VALIDATION) else None
-        return f"validation {measure.title}" if measure else self.name
+        split, _, name = self.name.partition("_")
+        measure = self.measures.get(name) if split in SPLITS else None
+        return f"{SPLITS[split]} {measure.title}" if measure else self.name
 
     def named(self, name: str) -> "Objective":
         """Return another metric of the same task."""
@@ -322,12 +324,14 @@ def by_speed(variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
 
 def spread(variant: Variant) -> Interval:
     """Return the milliseconds for a sample of the middle half of the steps of a variant's runs."""
-    every = [
-        ms_a_sample(run, ms)
-        for run in variant.runs
-        for ms in run.results.step_ms_quartiles or (run.results.step_ms,)
-    ]
-    return Interval(tuple(ms for ms in every if ms is not None))
+    return Interval(
+        tuple(
+            cost
+            for run in variant.runs
+            for ms in run.results.step_ms_quartiles or (run.results.step_ms,)
+            if (cost := ms_a_sample(run, ms)) is not None
+        )
+    )
 
 
 def rate_of(cost: float) -> str:

@@ -233,7 +233,6 @@ def build_task(
 
 
 def _fault_of_outputs(task: Task) -> str | None:
-    """Return the reason why the outputs of a task cannot be told apart; None if they can."""
     if not task.outputs:
         return "it has no outputs: give it an Output(...) for each number that its model returns"
     names = [output.name for output in task.outputs]
@@ -251,7 +250,6 @@ def _fault_of_outputs(task: Task) -> str | None:
 
 
 def _fault_of_metrics(task: Task) -> str | None:
-    """Return the reason why the metrics of a task cannot serve; None if they can."""
     known = {measure.name: measure for measure in task.known}
     outputs = [output.name for output in task.outputs]
     for measure in task.known:

@@ -5,23 +5,21 @@ Ranks import this file, so it does not import Hydra.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from recapp.console import note
 from recapp.dataset.collate import RawRows
 from recapp.engine.sharded_collection import (
     embedding_collections,
     sharded_collections,
     without_tables,
 )
-from recapp.errors import ArtefactError, ConfigError, RecappError
+from recapp.errors import ArtefactError, RecappError
 from recapp.models.catalogue import MODELS
 from recapp.models.ensemble import Ensemble
-from recapp.processes.process_memory import free_memory_bytes, memory_pools
-from recapp.processes.rank_environment import rank_info
 from recapp.run.constructors import constructor_of, derived_constructor, make_a
 from recapp.run.model_tables import check_collections, check_features
 from recapp.run.recipe import Recipe, Train
@@ -33,7 +31,6 @@ from recapp.tables.collections import (
     EmbeddingBagCollection,
     EmbeddingCollection,
     UnshardedCollection,
-    collections_in,
     embedding_tables,
 )
 from recapp.tables.table_settings import ModelTables, TablesOfDataset
@@ -52,8 +49,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
 
     Raises:
         ConfigError: A table reads a feature that the data set does not have, the model does not
-            take the collections of the tables, the dense part is larger than this rank's memory, or
-            `model._target_` makes no module.
+            take the collections of the tables, or `model._target_` makes no module.
     """
     derived_constructor(nn.Module, recipe.model, "model")
     tables = recipe.model_tables
@@ -74,55 +70,7 @@ def build_model(recipe: Recipe, *, on_paper: bool = False) -> nn.Module:
     if on_paper:
         with torch.device("meta"):
             return build()
-    _check_room(build)
     return build()
-
-
-COPIES = 2  # weights and gradients; the memory of the optimiser's state depends on the optimiser
-
-
-def _check_room(make: Callable[[], nn.Module]) -> None:
-    """Refuse a model whose dense part does not fit into the memory of this rank.
-
-    The model is built on the CPU for every training device, so the memory of the CPU counts. For a
-    layer that is too large, torch reports only the bytes that the allocator could not get. So the
-    model is first built on the meta device, without memory, to count its parameters.
-
-    Args:
-        make: Builds the model. It is called on the meta device. The states of random generators are
-            restored.
-
-    Raises:
-        ConfigError: Weights and gradients need more than the free memory. The text names the
-            largest parameter.
-    """
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            module = make()
-    # a model that computes with its start values cannot be built on the meta device
-    except (RuntimeError, ConfigError) as error:
-        if not isinstance(error.__cause__ or error, RuntimeError):
-            raise
-        note(
-            "the memory of the model cannot be computed before it is built: "
-            f"{' '.join(str(error).split())}"
-        )
-        return
-    of_tables = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
-    dense = {name: p for name, p in module.named_parameters() if id(p) not in of_tables}
-    needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
-    info = rank_info()
-    pools = memory_pools(torch.device("cpu"))
-    free = free_memory_bytes([pools] * (info.local_world if info else 1))[0]
-    if free is not None and needed > free:
-        name, largest = max(dense.items(), key=lambda item: item[1].numel())
-        shape = " x ".join(f"{n:,}" for n in largest.shape)
-        raise ConfigError(
-            f"model: weights and gradients of the dense part need {needed:,} bytes on each rank, "
-            f"and {free:,} are free; "
-            f"{name} alone is {shape}: use narrower layers (model.bottom_layers, "
-            "model.top_layers) or a smaller tables.dim"
-        )
 
 
 def _model(settings: Constructor, tables: ModelTables, dense: int, seed: int) -> nn.Module:
@@ -245,3 +193,7 @@ def check_outputs(manifest: Manifest, outputs: Mapping[str, Tensor]) -> None:
                 f"row {worst} has the {name} {float(actual[worst]):.6f}, must be "
                 f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
             )
+
+
+if TYPE_CHECKING:  # scoring without ranks does without Lightning
+    pass

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 
-from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.derived_columns import Derivation
+from recapp.dataset.data_settings import DataSettings, Derivation
 from recapp.dataset.schema import Schema, check_sizes
 from recapp.errors import ConfigError, suggest
 from recapp.models.catalogue import MODELS
@@ -194,7 +193,6 @@ class _TablesOfColumns:
         return model_tables(configs, named)
 
     def _tables(self) -> list[EmbeddingConfig]:
-        """Return a table for each column that does not read the table of another column."""
         shared = self.settings.shared or {}
         self._check_columns("tables.shared", list(shared))
         for column, owner in shared.items():
@@ -227,7 +225,6 @@ class _TablesOfColumns:
         return tables
 
     def _further(self, name: str, collection: FurtherTables) -> list[EmbeddingConfig]:
-        """Return the tables of a further collection."""
         setting = f"tables.collections.{name}.columns"
         if name in (BAGS, SEQUENCES):
             raise ConfigError(
@@ -248,11 +245,9 @@ class _TablesOfColumns:
         ]
 
     def _pooling(self, column: str) -> PoolingType:
-        """Return the pooling of a column's ids."""
         return PoolingType("none" if column in self.settings.sequences else self.settings.pooling)
 
     def _check_columns(self, setting: str, named: Sequence[str]) -> None:
-        """Check that names are sparse columns, each named once."""
         for name in named:
             if name not in self.schema.features:
                 raise ConfigError(
@@ -280,7 +275,6 @@ class _TablesOfColumns:
         return self.settings.max_rows or EXPECTED_ROWS  # until ids are counted, if they are
 
     def _id_rule(self, readers: Sequence[str]) -> str:
-        """Return the id rule of a table that some columns read."""
         settings = self.settings
         derived = [self.schema.id_column(reader) for reader in readers]
         if not settings.grow and any(one and one.kind is Derivation.CROSS for one in derived):
@@ -288,7 +282,6 @@ class _TablesOfColumns:
         return settings.id_rule or (IdRule.ERROR if settings.grow else self.dataset.id_rule)
 
     def _most_rows(self, readers: Sequence[str]) -> int:
-        """Return the number of rows of a table that some columns read."""
         settings = self.settings
         rows = max(self._rows(column) for column in readers)
         hashed = self._id_rule(readers) == "hash" and not settings.grow
@@ -297,7 +290,6 @@ class _TablesOfColumns:
     def _table(
         self, name: str, readers: Sequence[str], table_settings: FurtherTables, pooling: str
     ) -> EmbeddingConfig:
-        """Return a table that some columns read."""
         settings = self.settings
         rows = self._most_rows(readers)
         dynamic = settings.dynamic or DynamicRows()

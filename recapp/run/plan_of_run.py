@@ -21,9 +21,8 @@ from recapp.planner.pricing import with_reserve
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, Topology, dense_of, topology_of
 from recapp.planner.rank_memory import check_memory
 from recapp.processes.launch import rank_count
-from recapp.run.commands import OnPaper
 from recapp.run.model import build_model
-from recapp.run.recipe import Recipe
+from recapp.run.recipe import OnPaper, Recipe
 from recapp.run.run_rows import sized_on_paper, statistics_of
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
@@ -89,7 +88,6 @@ def problem_of_run(
 
 
 def _topology_on_paper(recipe: Recipe) -> Topology:
-    """Return the topology of the settings. `topology` or `trainer` sets the number of ranks."""
     machines = recipe.topology
     hardware = machines.costs
     on = hardware.compute_device if hardware else recipe.trainer.accelerator
@@ -157,15 +155,6 @@ def best_plan(recipe: Recipe, problem: PlanningProblem) -> Outcome:
         )
         constraints = {"*": every.over(constraints.pop("*", ParameterConstraints()))} | constraints
     return plan_tables(problem, constraints if problem.tables else {})
-
-
-def plan_of_run(recipe: Recipe, facts: PlanningProblem) -> ShardingPlan:
-    """Return the plan of a run from the facts that its ranks found. Rank 0 calls this.
-
-    Raises:
-        PlanError: The plan names a table or type that does not exist, or does not fit.
-    """
-    return build_plan(recipe, problem_of_run(recipe, facts))
 
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:

@@ -1,4 +1,5 @@
-"""The recipe of a run: its settings as one frozen record, and the objects that follow from them.
+"""The recipe of a run, its settings as one frozen record, and the objects that follow from them;
+and the record of each command: the settings of its file in `conf/` and of the groups it composes.
 
     argv -> compose (Hydra) -> Recipe                                 train, plan
     path -> stored settings, changed by a command line -> Recipe      eval, predict, export
@@ -15,24 +16,34 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.data_settings import DataSettings, ScoringSettings
 from recapp.engine.engine_settings import EngineSettings
 from recapp.errors import ConfigError
+from recapp.inference.export_settings import Export, Quantize
+from recapp.optim.named_rules import Rules, with_frozen
 from recapp.optim.optimizer_settings import OptimizerSettings
 from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSettings
 from recapp.processes.launch import LaunchSettings
-from recapp.settings.records import Constructor, absent, composed, in_hand, not_a_setting
-from recapp.settings.values import Within, shown
-from recapp.tables.table_settings import MOST_MEMBERS, ListedTables, TablesOfDataset
+from recapp.run.constructors import build_task, register_own_types, row_rules
+from recapp.serving.limits import Limits
+from recapp.settings.records import Constructor, absent, composed, in_hand, not_a_setting, record
+from recapp.settings.values import Natural, Positive, Transport, Within, shown
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.table_settings import (
+    MOST_MEMBERS,
+    ListedTables,
+    ModelTables,
+    TablesOfDataset,
+    member_tables,
+    named_tables,
+    of_all_members,
+)
 from recapp.tasks.measures import MetricSettings
+from recapp.tasks.task import Task
 from recapp.trainer.trainer_settings import TrainerSettings
 
 if TYPE_CHECKING:
     from recapp.dataset.schema import Schema, Values
-    from recapp.optim.named_rules import Rules
-    from recapp.tables.config import EmbeddingConfig
-    from recapp.tables.table_settings import ModelTables
-    from recapp.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +165,12 @@ class Recipe(Command):
         return schema if self.derived_values is None else schema.with_values(self.derived_values)
 
     @cached_property
-    def rules(self) -> "Rules":
+    def rules(self) -> Rules:
         """Return the row rule of the tables, or rules by table name or glob.
 
         Raises:
             ConfigError: The settings make no row rule, or `tables.frozen` names no table.
         """
-        from recapp.optim.named_rules import with_frozen
-        from recapp.run.constructors import row_rules
-        from recapp.tables.table_settings import named_tables, of_all_members
-
         rules = row_rules(self.optimizer.sparse)
         rules = of_all_members(rules, self.all_tables) if isinstance(rules, Mapping) else rules
         frozen = self.tables.frozen
@@ -172,7 +179,7 @@ class Recipe(Command):
         )
 
     @cached_property
-    def model_tables(self) -> "ModelTables":
+    def model_tables(self) -> ModelTables:
         """Return the tables of the model, by collection; of an ensemble those of its first
         member.
         """
@@ -181,14 +188,12 @@ class Recipe(Command):
         return tables_of_model(self.tables, self.dataset, self.schema, self.model)
 
     @property
-    def members(self) -> "list[ModelTables]":
+    def members(self) -> list[ModelTables]:
         """Return the tables of each member of the ensemble; a single model is its only member."""
-        from recapp.tables.table_settings import member_tables
-
         return [member_tables(self.model_tables, number) for number in range(self.ensemble)]
 
     @property
-    def all_tables(self) -> "list[EmbeddingConfig]":
+    def all_tables(self) -> list[EmbeddingConfig]:
         """Return the tables of all members."""
         return [table for member in self.members for table in member.tables]
 
@@ -219,14 +224,12 @@ class Train(Recipe):
     callbacks: dict[str, Constructor] = field(default_factory=dict)
 
     @cached_property
-    def built_task(self) -> "Task":
+    def built_task(self) -> Task:
         """Return the task, with the metrics that the group `metrics` chooses and adds.
 
         Raises:
             ConfigError: The task does not exist, does not know a metric, or a metric does not fit.
         """
-        from recapp.run.constructors import build_task
-
         return build_task(self.task, self.metrics.names, self.metrics)
 
     @cached_property
@@ -236,7 +239,247 @@ class Train(Recipe):
         Raises:
             ConfigError: The data do not have the labels of the task.
         """
-        labels = self.schema.labels
-        real = self.built_task.check_labels(labels)
-        soft = self.built_task.soft_labels(labels)
+        real, soft = self.built_task.check_labels(self.schema.labels)
         return replace(self.schema, real_labels=real, soft_labels=soft)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(Train):
+    """The settings of `python -m recapp.eval`."""
+
+    split: Literal["val", "test"] = "val"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(ScoringSettings, Train):
+    """The settings of `python -m recapp.predict`."""
+
+    output: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        ScoringSettings.__post_init__(self)
+        Train.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(Export, Train):
+    """The settings of `python -m recapp.export`."""
+
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        Export.__post_init__(self)
+        Train.__post_init__(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPaper(Recipe):
+    """The settings of `python -m recapp.plan`."""
+
+    statistics: Literal["auto", "assumed"] = "auto"
+    out: str | None = None
+    as_: Literal["plan", "hugectr"] = "plan"
+    indent: Natural | None = None
+    path: str | None = None
+    ranks: tuple[Positive, ...] = ()
+    plans: str | tuple[str, ...] = ()
+    weak_batch: Positive = 512
+
+
+Workloads = Literal["W1", "W1d", "W2", "W2m", "W3", "W4", "W1s", "W2s", "W2c"]
+Dlrms = Literal["hugectr_d128", "hugectr_d64", "small"]
+Ids = Literal["uniform", "zipf"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Command):
+    """The settings of every verb of `python -m recapp.bench`.
+
+    Raises:
+        ConfigError: A setting is an empty list.
+    """
+
+    rounds: Positive = 7
+    round_seconds: Annotated[float, Within(above=0)] = 0.5
+    keep_freed_memory: bool = True
+    launch: LaunchSettings = composed()
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value == ():
+                raise ConfigError(f"{name}=[]: give at least one value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOnRanks(Bench):
+    """The settings of the verbs that measure ranks under plans."""
+
+    ranks: Positive = 2
+    threads: Positive | None = None
+    transport: Transport = "auto"
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    plans: str | tuple[str, ...] = "table_wise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchStep(BenchOnRanks):
+    """The settings of `bench step`."""
+
+    workload: Workloads | tuple[Workloads, ...] = "W1"
+    plans: str | tuple[str, ...] = (
+        "table_wise",
+        "row_wise",
+        "column_wise",
+        "data_parallel",
+        "mixed",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain(BenchOnRanks):
+    """The settings of `bench train`."""
+
+    models: Dlrms | tuple[Dlrms, ...] = "small"
+    compile: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchStrategies(BenchOnRanks):
+    """The settings of `bench strategies`.
+
+    Raises:
+        ConfigError: The tables are not listed.
+    """
+
+    tables: TablesOfDataset | ListedTables = composed()
+    plans: str | tuple[str, ...] = BenchStep.plans
+    batch_size: Positive | tuple[Positive, ...] = (32, 4096)
+    ids: Ids | tuple[Ids, ...] = "uniform"
+    bag: Positive = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tables, ListedTables):
+            raise ConfigError("tables: strategies needs listed tables: set tables=sample")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchData(BenchOnRanks):
+    """The settings of `bench data`.
+
+    Raises:
+        ConfigError: The logs have other columns than Criteo's.
+    """
+
+    models: Dlrms | tuple[Dlrms, ...] = "small"
+    dataset: DataSettings = composed()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset.naming != "criteo":
+            raise ConfigError(
+                f"dataset.naming={self.dataset.naming}: data trains DLRMs over Criteo's columns; "
+                "use dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchInference(Bench):
+    """The settings of `bench inference`."""
+
+    artefact: str = composed()
+    quantize: Quantize | tuple[Quantize, ...] = ("none", "int8")
+    batch_size: Positive | tuple[Positive, ...] = (1, 64, 4096)
+    threads: Positive | tuple[Positive, ...] = (1, 2)
+    compile: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Command):
+    """The settings of `python -m recapp.report`."""
+
+    path: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(Limits, Command):
+    """The settings of `python -m recapp.serve`."""
+
+    artefact: str = composed()
+    host: str = "127.0.0.1"
+    port: Annotated[int, Within(0, 65535)] = 8080
+    name: str | None = None
+    trust: tuple[str, ...] = ()
+    trust_compiled: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
+    ranks: Positive = 1
+    threads: Positive = 1
+    max_batch: Positive = 1024
+    max_wait_ms: Annotated[float, Within(0, 10_000)] = 0
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "train": Train,
+    "eval": Eval,
+    "predict": Predict,
+    "export": ExportCommand,
+    "plan": OnPaper,
+    "bench": Bench,
+    "bench_step": BenchStep,
+    "bench_train": BenchTrain,
+    "bench_strategies": BenchStrategies,
+    "bench_data": BenchData,
+    "bench_inference": BenchInference,
+    "report": Report,
+    "serve": Serve,
+}
+"""The settings of each command, by its name; those of a verb of `bench` by both names."""
+
+EXPERIMENTS = ("train", "eval", "predict", "export")
+"""The commands that have the group `experiment`. Its options set values of other groups."""
+
+VERBS = {
+    "plan": ("explain", "types", "export", "calibrate", "devices", "scale"),
+    "bench": ("step", "train", "strategies", "data", "inference"),
+}
+"""The verbs of commands: a verb is the first word after the command."""
+
+
+def read_settings(plain: Mapping[str, Any], command: str) -> Any:
+    """Return the record of a command's settings.
+
+    A `_target_` is checked where it is called, by a process that has imported torch and Lightning
+    already (`recapp/run/constructors.py`).
+
+    Args:
+        plain: Plain settings, resolved, and the key `choices`.
+        command: The name of the command.
+
+    Raises:
+        ConfigError: A setting is wrong, or two settings conflict; the error names the setting, the
+            value, the allowed values and a close one.
+        PlanError: A sharding type of the user has the name of a built-in one.
+    """
+    settings = dict(plain)
+    choices = settings.pop("choices", {})
+    checked = record(COMMANDS[command], settings, check=True)
+    return _with_own_types(replace(checked, choices=choices))
+
+
+def recipe_of(plain: Mapping[str, Any], command: str) -> Any:
+    """Return the record of settings that are already checked, such as those that a command gives to
+    its ranks.
+
+    Raises:
+        ConfigError: Two settings conflict.
+        PlanError: A sharding type of the user has the name of a built-in one.
+    """
+    return _with_own_types(record(COMMANDS[command], plain))
+
+
+def _with_own_types(settings: Command) -> Command:
+    """Return the settings; from now on this process knows the user's own sharding types."""
+    if isinstance(settings, Recipe) and settings.plan is not None:
+        register_own_types(settings.plan)
+    return settings

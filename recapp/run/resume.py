@@ -8,8 +8,9 @@ from statistics import mean
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 
-from recapp.console import note, short_path
+from recapp.console import short_path
 from recapp.dataset.schema import Schema
 from recapp.planner.problem import dense_weights
 from recapp.planner.rank_memory import bytes_per_rank
@@ -19,7 +20,6 @@ from recapp.reporting.run_record import PREDICTED_FILE, write_record
 from recapp.reporting.summary import about
 from recapp.run.plan_of_run import problem_of_run
 from recapp.run.recipe import Train
-from recapp.run.run_rows import score_of_click_model
 from recapp.run.trained_model import files_of_values, with_columns_of
 from recapp.run.training import (
     average_of,
@@ -27,7 +27,6 @@ from recapp.run.training import (
     build_callbacks,
     changed_optimizer,
     has_bar,
-    with_monitor,
 )
 from recapp.settings.records import TARGET, constructor, to_plain
 from recapp.stored.checkpoint import folder_of
@@ -46,20 +45,18 @@ from recapp.trainer.curves import (
     LogSettings,
     NoteEarlyStop,
     ProgressLines,
-    TerminalProgress,
     steps_planned,
 )
 from recapp.trainer.data_protocols import datamodule_of
-from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_checkpoints import (
     JOINED_FILE,
+    EndTogether,
     KeepLast,
     KeepSnapshots,
     best_known,
     kept_before,
-    validate_first,
 )
-from recapp.trainer.restore import ChangedCallbacks, ChangedOptimizer
+from recapp.trainer.restore import ChangedCallbacks
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
@@ -85,50 +82,36 @@ class Resumed:
         epochs, steps = self.recipe.trainer.length
         if 0 <= steps <= self.manifest.step:
             return f"trainer.max_steps={steps}"
-        reached = 0 <= epochs <= self.manifest.position["epoch"]
-        return f"trainer.max_epochs={epochs}" if reached else None
+        return (
+            f"trainer.max_epochs={epochs}"
+            if 0 <= epochs <= self.manifest.position["epoch"]
+            else None
+        )
 
     @property
     def lacks_validation(self) -> bool:
-        """Whether a signal saved the checkpoint before its validation, and validation is on."""
+        """Whether a signal saved the checkpoint before its validation, and validation is on: the
+        run then validates first."""
         return not self.manifest.metrics and self.recipe.without_validation is None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to train, nor the validation of a last step to make up for."""
-        return self.limit is not None and not self.lacks_validation
-
-    @property
-    def changed_optimizer(self) -> ChangedOptimizer:
-        """The callback that applies changed optimiser settings."""
-        before = with_monitor(self.manifest.config)
-        return changed_optimizer(before, with_monitor(to_plain(self.recipe)))
-
     def changed_callbacks(self, folder: Path) -> ChangedCallbacks:
-        """Return the callback that applies changed settings of callbacks.
+        """Return the callback that lets callbacks with changed settings begin anew.
 
         Args:
             folder: The directory of checkpoints.
         """
         entry = self.manifest.config.get("callbacks")
-        stored = entry if isinstance(entry, Mapping) else {}  # a damaged file may hold any value
-        changed = []
-        for name, now in self.recipe.callbacks.items():
-            setting = f"callbacks.{name}"
-            others = [stored[other] for other in stored if other not in self.recipe.callbacks]
-            entries = [stored[name]] if name in stored else others
-            entries = [
-                constructor(each, setting)
-                for each in entries
-                if isinstance(each, Mapping) and TARGET in each
-            ]
-            alike = [each for each in entries if each.target == now.target]
-            if to_plain(now.arguments) in [to_plain(each.arguments) for each in alike]:
-                continue
-            if alike or name in stored:
-                # its class is named by this run's settings, which are the user's
-                before = build_callback(alike[0], setting, folder) if alike else None
-                changed.append((setting, before, build_callback(now, setting, folder)))
+        stored = entry.values() if isinstance(entry, Mapping) else ()  # a damaged file may hold any
+        before = [
+            to_plain(constructor(each, "callbacks"))
+            for each in stored
+            if isinstance(each, Mapping) and TARGET in each
+        ]
+        changed = [
+            (f"callbacks.{name}", build_callback(now, f"callbacks.{name}", folder))
+            for name, now in self.recipe.callbacks.items()
+            if to_plain(now) not in before
+        ]
         return ChangedCallbacks(changed)
 
     @property
@@ -159,16 +142,6 @@ class Resumed:
         if not self.manifest.position["batches"] and self.manifest.step not in steps:
             checkpoints.append(path)
         return checkpoints[-self.recipe.snapshots :]
-
-    def catch_up(self, trainer: Trainer) -> None:
-        """Make a trainer validate the checkpoint's step first, if a signal has cut off its
-        validation.
-
-        Args:
-            trainer: The trainer, before `fit`.
-        """
-        if self.lacks_validation:
-            validate_first(trainer, over=self.limit is not None)
 
     def metrics(self) -> dict[str, Any]:
         """Print that nothing is left to train, and return the content of `metrics.json`: the
@@ -225,8 +198,8 @@ class RunCallbacks:
         job_dir: The directory of the run.
         resumed: The run if it resumes from a checkpoint, else None.
         schema: The columns of the data set.
-        bar: Whether to show recapp's progress bar instead of lines, unless `conf/callbacks` has a
-            bar.
+        bar: Whether to show Lightning's progress bar instead of lines, unless `conf/callbacks` has
+            one.
         logging: Whether there is a logger.
         settings: Returns the plain settings that loggers get, once the data module is set up.
 
@@ -262,14 +235,18 @@ class RunCallbacks:
         self.snapshots = (
             KeepSnapshots(checkpoints, recipe.snapshots) if recipe.snapshots > 1 else None
         )
-        progress = (
-            TerminalProgress(self.clock) if bar else ProgressLines(recipe.trainer.log_every_n_steps)
-        )
+        every = recipe.trainer.log_every_n_steps
+        progress = TQDMProgressBar(every) if bar else ProgressLines(every)
         self.in_order: list[Callback] = [
             ClaimDirectory(job_dir, recipe.built_task.known_measures),
             KeepPosition(),
             *(
-                [resumed.changed_optimizer, resumed.changed_callbacks(checkpoints)]
+                [
+                    changed_optimizer(
+                        resumed.manifest.config.get("optimizer"), to_plain(recipe.optimizer)
+                    ),
+                    resumed.changed_callbacks(checkpoints),
+                ]
                 if resumed
                 else [FillTables(recipe.tables.values or {})]
             ),
@@ -324,7 +301,6 @@ def metrics_of_run(
     data = datamodule_of(trainer)
     assert strategy.plan is not None
     best = callbacks.last.best_or_last(trainer)
-    best_metric = recipe.built_task.best
     manifest = read_manifest(best)
     tables = [t for c in strategy.sharded_tables() for t in c.tables()]
     averaged = any(shared.keeps_average for shared in strategy.sharded_tables())
@@ -365,9 +341,6 @@ def metrics_of_run(
         "exchange_wait_ms": None if None in waits[1] else mean(waits[1]),
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        f"hidden_model_{best_metric}": score_of_click_model(
-            recipe.dataset, recipe.trainer.limit_val_batches, data.rows[1], best_metric
-        ),
         **description,
         "dense_parameters": dense_weights(strategy.problem.dense) if strategy.problem else None,
         "status": "ok",
@@ -380,17 +353,6 @@ def write_prediction(
     """Write the planner's prediction for this plan next to the measurements, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.sharded_tables():
         problem = problem_of_run(recipe, strategy.problem, val_rows=val_rows)
-        report = explained(strategy.plan, problem, alternatives=False)
-        write_record(report, job_dir / PREDICTED_FILE)
-
-
-def note_no_validation(trainer: Trainer, val_rows: int) -> None:
-    """Print on rank 0 that the run ended before its first validation, if there are rows for one."""
-    if not (trainer.is_global_zero and val_rows and trainer.limit_val_batches):
-        return
-    if not any(name.startswith("val_") for name in trainer.callback_metrics):
-        note(
-            "no validation came before the end, so there are no metrics, and last.ckpt is the "
-            "only checkpoint: see trainer.check_val_every_n_epoch, trainer.val_check_interval and "
-            "trainer.min_epochs"
+        write_record(
+            explained(strategy.plan, problem, alternatives=False), job_dir / PREDICTED_FILE
         )

@@ -8,11 +8,9 @@ The other ranks wait for rank 0 meanwhile, or end with it.
 """
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from glob import has_magic
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
-from recapp.dataset.click_rows import first_outside, place_of_id
+from recapp.dataset.click_rows import first_outside, place_of
 from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
@@ -47,7 +45,7 @@ from recapp.stored.block_files import by
 from recapp.stored.manifest import JOINED, CheckpointManifest, Manifest
 from recapp.stored.start_values import check_values as check_start_files
 from recapp.tables.collections import embedding_tables
-from recapp.tables.config import EmbeddingConfig, IdRule, TableLookup
+from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.tables.ids import OutsideTable
 from recapp.tables.table_settings import MOST_MEMBERS, TablesOfDataset, named_tables, of_all_members
 
@@ -144,20 +142,9 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
                 "directory; files of your own are read by dataset=custom dataset.path=..."
             )
         check_directory(dataset.path, dataset.generate, dataset.table_rows)
-    plan = recipe.plan.path if recipe.plan else None
-    if plan is not None and not Path(plan).is_file():
-        raise ConfigError(
-            f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one"
-        )
 
 
 def _check_metrics(recipe: Train, schema: Schema) -> None:
-    """Check that the data have what metrics read.
-
-    Raises:
-        ConfigError: A column is no sparse column, groups have no ids of their own, or sample
-            weights would not count.
-    """
     for column, setting in recipe.metrics.columns.items():
         if column not in schema.sparse:
             raise ConfigError(
@@ -181,9 +168,6 @@ def _check_metrics(recipe: Train, schema: Schema) -> None:
 def _check_files(
     paths: Any, schema: Schema, setting: str, read_by_metrics: Mapping[str, str]
 ) -> None:
-    """Check that files exist, and that the first one with rows has the columns of the schema, and
-    single ids in those that metrics read.
-    """
     for name in file_names(paths, setting=setting):
         source = open_files([name], schema, setting=setting)
         if source.segments:
@@ -200,7 +184,6 @@ def _check_files(
 
 
 def _note_shared_files(path: Paths, val_path: Paths) -> None:
-    """Print if files both train and validate, so that a metric says little about other rows."""
     trained = {os.path.realpath(name) for name in file_names(path)}
     names = file_names(val_path, setting="dataset.val_path")
     both = [name for name in names if os.path.realpath(name) in trained]
@@ -221,33 +204,27 @@ def check_ids(recipe: Train) -> None:
     if recipe.dataset.generate is not None:
         return
     strict = {
-        lookup.feature: lookup
+        lookup.feature: lookup.table
         for collection in recipe.model_tables.collections.values()
         for lookup in collection.lookups
         if lookup.table.id_rule is IdRule.ERROR and lookup.table.dynamic is None
     }
-    for split in ("path", "val_path") if strict else ():
-        _check_ids_of(recipe, f"dataset.{split}", getattr(recipe.dataset.scaled, split), strict)
-
-
-def _check_ids_of(
-    recipe: Train, setting: str, paths: Paths | None, strict: dict[str, TableLookup]
-) -> None:
-    """Check the files of one split. Footers that tell of an id that no row has are not believed."""
     schema = recipe.labelled_schema
-    tables = {feature: lookup.table for feature, lookup in strict.items()}
-    limits = {f: range(t.min_key, t.min_key + t.num_embeddings) for f, t in tables.items()}
-    looks = 0
-    for name in file_names(paths, setting=setting) if paths is not None else ():
-        source = open_files([name], schema, setting=setting)
-        looks += len(source.segments) * len(limits)
-        outside = first_outside(source, schema, limits)
-        if outside and (place := place_of_id(source, schema, *outside)):
-            raise OutsideTable(
-                tables[outside[0]], outside[0], 0, outside[1], f" in {place} ({setting})"
-            )
-        if looks > MOST_LOOKS:
-            return
+    limits = {f: range(t.min_key, t.min_key + t.num_embeddings) for f, t in strict.items()}
+    for split in ("path", "val_path") if strict else ():
+        setting = f"dataset.{split}"
+        paths = getattr(recipe.dataset.scaled, split)
+        looks = 0
+        for name in file_names(paths, setting=setting) if paths is not None else ():
+            source = open_files([name], schema, setting=setting)
+            looks += len(source.segments) * len(limits)
+            outside = first_outside(source, schema, limits)
+            # footers that tell of an id that no row has are not believed
+            if outside and (place := place_of(source, schema, outside[0], number=outside[1])):
+                table = strict[outside[0]]
+                raise OutsideTable(table, outside[0], 0, outside[1], f" in {place} ({setting})")
+            if looks > MOST_LOOKS:
+                break
 
 
 # ---- training
@@ -295,12 +272,6 @@ def check_training(recipe: Train) -> None:
 
 
 def _check_snapshots(recipe: Train) -> None:
-    """Check that the models of the last epochs will make an ensemble.
-
-    Raises:
-        ConfigError: There are fewer epochs than models, there are too many models, a table is
-            dynamic, or two tables would get one name.
-    """
     setting = f"snapshots={recipe.snapshots}"
     epochs = recipe.trainer.length[0]
     if 0 <= epochs < recipe.snapshots:
@@ -321,16 +292,9 @@ def _check_snapshots(recipe: Train) -> None:
             f"{setting}: table {dynamic[0]} is dynamic, and models of dynamic tables cannot be "
             "joined: give tables a number of rows, or leave snapshots out"
         )
-    twice = [name for name, n in Counter(table.name for table in tables).items() if n > 1]
-    if twice:
-        raise ConfigError(
-            f"{setting}: two of the joined models' tables would be called {twice[0]}: rename the "
-            "column"
-        )
 
 
 def _check_restarts(recipe: Train) -> None:
-    """Check the names of the tables that begin anew, and that those of one rule do so together."""
     tables = recipe.all_tables
     patterns = of_all_members(dict.fromkeys(recipe.optimizer.restart_tables), tables)
     rules = rules_of(recipe.rules, [table.name for table in tables])
@@ -448,13 +412,6 @@ def _numbered(settings: Any) -> Any:
 
 
 def _check_table(manifest: Manifest, table: EmbeddingConfig, rows: int | None) -> None:
-    """Check that a table has the shape of the stored one.
-
-    Args:
-        manifest: The manifest of the stored model.
-        table: The table.
-        rows: The number of rows; None if it is not known yet.
-    """
     kind = manifest.kind
     shapes = manifest.shapes
     if table.name not in shapes:

@@ -12,17 +12,15 @@ from recapp.dataset.click_rows import ClickRows, open_rows
 from recapp.dataset.collate import Collate, RawTable
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import COUNTED_ROWS, decoded_chunks
+from recapp.dataset.sequential_rows import COUNTED_ROWS, decoded_chunks, table_rows
 from recapp.dataset.source import Source
-from recapp.dataset.synthetic import read_truth, write_clicks
+from recapp.dataset.synthetic import write_clicks
 from recapp.errors import DataError
-from recapp.run.commands import OnPaper
-from recapp.run.recipe import Recipe, Train
+from recapp.run.recipe import OnPaper, Recipe, Train
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.dynamic import EXPECTED_ROWS
 from recapp.tables.statistics import TableStatistics
-from recapp.tables.table_settings import TablesOfDataset
 
 
 def rows_of(recipe: Recipe) -> ClickRows:
@@ -65,7 +63,9 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
     if recipe.statistics != "assumed":
         try:
             rows = rows_of(recipe).fitted()
-            counted = rows.table_rows(recipe.most_rows) if recipe.counts_ids else None
+            counted = None
+            if recipe.counts_ids:
+                counted = table_rows(rows.train, rows.schema, recipe.most_rows)
         except DataError as error:
             why = str(error)
         else:
@@ -75,14 +75,11 @@ def sized_on_paper(recipe: OnPaper) -> OnPaper:
                     "rows, as in training"
                 )
             return recipe.sized(counted, rows.schema.values or None)
-    tables = recipe.tables
-    if not recipe.counts_ids or not isinstance(tables, TablesOfDataset):
-        console.note(f"tables of derived columns have the rows that settings say: {why}")
-    elif tables.grow:
-        console.note(f"every dynamic table is assumed to have {EXPECTED_ROWS:,} rows: {why}")
+    if recipe.counts_ids:
+        assumed = recipe.most_rows or EXPECTED_ROWS
+        console.note(f"every table is assumed to have {assumed:,} rows, no ids were counted: {why}")
     else:
-        most = f"tables.max_rows={tables.max_rows}" if tables.max_rows else f"{EXPECTED_ROWS:,}"
-        console.note(f"every table is assumed to have {most} rows, no ids were counted: {why}")
+        console.note(f"tables of derived columns have the rows that settings say: {why}")
     return recipe
 
 
@@ -100,31 +97,6 @@ def write_generated(dataset: DataSettings) -> None:
             written = done
 
         write_clicks(small.path, small.generate, small.table_rows, show)
-
-
-def score_of_click_model(
-    dataset: DataSettings, limit: int | float | None, val_rows: int, metric: str
-) -> float | None:
-    """Return a metric of the click model that drew the labels, on the rows that validated.
-
-    Return None if the data set was not generated, if the click model was measured on other rows, or
-    if these rows do not determine the metric. Both use the last rows, so equal numbers of rows mean
-    the same rows.
-
-    Args:
-        dataset: The settings of the data set.
-        limit: `trainer.limit_val_batches`.
-        val_rows: The number of rows that are split off for validation.
-        metric: The metric, such as `auc`.
-    """
-    every_row = limit is None or (isinstance(limit, float) and limit == 1)  # an int 1 is one batch
-    if dataset.generate is None or dataset.val_path is not None or not every_row:
-        return None
-    path = dataset.scaled.path
-    assert isinstance(path, str)
-    truth = read_truth(path)["validation"]
-    score = truth.get(metric)
-    return None if truth["rows"] != val_rows or score is None else float(score)
 
 
 def validation_source(recipe: Recipe) -> Source | None:

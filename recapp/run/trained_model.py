@@ -19,11 +19,10 @@ from recapp import console
 from recapp.engine.sharded_collection import sharded_collections, sharded_tables, without_tables
 from recapp.errors import CheckpointError, ConfigError
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.held_tables import mapped_tables, placed, together
+from recapp.inference.held_tables import mapped_tables, placed
 from recapp.processes.rank_environment import is_first
-from recapp.run.commands import Eval
 from recapp.run.model import build_model, load_dense, model_to_shard, raw_rows_of
-from recapp.run.recipe import Recipe, Train
+from recapp.run.recipe import Eval, Recipe, Train
 from recapp.stored.manifest import META, CheckpointManifest
 from recapp.stored.plain_parts import (
     DERIVED_FILE,
@@ -36,12 +35,11 @@ from recapp.stored.stored_model import (
     Artefact,
     Checkpoint,
     StoredModel,
-    files_in_use,
     load_together,
     open_stored,
 )
 from recapp.trainer.sharded_checkpoint import StoredTables
-from recapp.transport.communicator import Comm
+from recapp.transport.communicator import Comm, together
 
 if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from recapp.run.training import RankModel
@@ -132,10 +130,11 @@ class TrainedArtefact:
             ArtefactError: A file is damaged, or the files do not belong together.
         """
         stored = self.stored
+        failed = "could not load the model"
         if check_rows:
-            together(comm, lambda: 0 if comm.rank else stored.verify())
-        placed(model, comm, together(comm, lambda: mapped_tables(stored).make_store))
-        together(comm, lambda: load_dense(stored, model))
+            together(comm, lambda: 0 if comm.rank else stored.verify(), failed)
+        placed(model, comm, together(comm, lambda: mapped_tables(stored).make_store, failed))
+        together(comm, lambda: load_dense(stored, model), failed)
         return stored
 
     def compiled(self, model: nn.Module) -> CompiledModel | None:
@@ -202,7 +201,7 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
     """
 
     def needed_files(manifest: Any) -> set[str]:
-        return {*files_in_use(manifest), *files_of_values(manifest, recipe)}
+        return {*manifest.in_use, *files_of_values(manifest, recipe)}
 
     assert recipe.ckpt_path is not None
     stored = open_stored(recipe.ckpt_path, selector=needed_files)

@@ -13,7 +13,6 @@ from datetime import timedelta
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from string import Formatter
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     ProgressBar,
+    TQDMProgressBar,
 )
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -40,7 +40,7 @@ from recapp.planner.problem import RESERVE_BYTES
 from recapp.processes.rank_environment import is_first, rank_info
 from recapp.run.constructors import construct, make_a
 from recapp.run.model import check_outputs
-from recapp.run.plan_of_run import plan_of_run
+from recapp.run.plan_of_run import build_plan, problem_of_run
 from recapp.run.recipe import Recipe, Train
 from recapp.run.run_rows import write_generated
 from recapp.settings.records import Constructor, constructor, find_constructor, to_plain
@@ -48,11 +48,10 @@ from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.checkpoint import goes_on_in
 from recapp.stored.manifest import CheckpointManifest, Manifest
 from recapp.tables.table_settings import of_all_members
-from recapp.trainer.average_weights import AverageWeights
 from recapp.trainer.callbacks import RestartTables
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData
-from recapp.trainer.lightnings_parts import skip_idle_hooks
+from recapp.trainer.lightnings_parts import AverageWeights, skip_idle_hooks
 from recapp.trainer.module import TaskModule
 from recapp.trainer.restore import TOTAL, ChangedOptimizer
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -153,8 +152,8 @@ def make_schedule(
 
 def without_monitor(schedule: Constructor) -> Constructor:
     """Return a schedule without the metric that it follows, which Lightning reads."""
-    kind = find_constructor(schedule.target, "optimizer.schedule")
-    return schedule.without("monitor") if _is(kind, ReduceLROnPlateau) else schedule
+    follows = _is(find_constructor(schedule.target, "optimizer.schedule"), ReduceLROnPlateau)
+    return schedule.without("monitor") if follows else schedule
 
 
 def changed_optimizer(before: Any, now: Mapping[str, Any]) -> ChangedOptimizer:
@@ -198,16 +197,16 @@ def measured_by(recipe: Train) -> dict[str, str | None]:
     """Return the validation metrics, each with `max` if larger is better, `min` if smaller is, or
     None if neither is.
     """
-    measures = recipe.built_task.measures
-    return {each.of_validation: each.better for each in measures}
+    return {each.of_validation: each.better for each in recipe.built_task.measures}
 
 
 def all_known(recipe: Train) -> bool:
     """Return whether every callback is Lightning's or recapp's. Other callbacks may log other
     metrics.
     """
-    targets = [callback.target for callback in recipe.callbacks.values()]
-    return all(target.startswith(("lightning.", "recapp.")) for target in targets)
+    return all(
+        each.target.startswith(("lightning.", "recapp.")) for each in recipe.callbacks.values()
+    )
 
 
 def check_monitor(
@@ -252,53 +251,23 @@ def check_monitor(
 
 
 def schedule_of(recipe: Train) -> Constructor | None:
-    """Return the schedule of learning rates. A schedule that follows a metric gets its metric and
-    mode filled in.
+    """Return the schedule of learning rates.
 
     Raises:
-        ConfigError: The metric is not measured, or the mode is wrong.
+        ConfigError: The metric that it follows is not measured, or its mode is wrong.
     """
     schedule = recipe.optimizer.schedule
     if schedule is None or schedule.target not in PLATEAUS:
         return schedule
-    measured = measured_by(recipe)
-    checkpoint = recipe.callbacks.get("checkpoint")
-    best = checkpoint.arguments.get("monitor") if checkpoint else None
-    arguments = schedule.arguments
     if recipe.without_validation is not None:
         raise ConfigError(
             f"{recipe.without_validation}: optimizer.schedule ({schedule.target}) follows a metric "
             "of validations; validate, or choose another schedule"
         )
-    usual = [name for name in (best, recipe.built_task.measures.objective) if name in measured]
-    usual += [name for name, better in measured.items() if better]
-    monitor = arguments.get("monitor") or next(iter([*usual, *measured]))
-    mode = arguments.get("mode") or measured.get(monitor)
-    check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
-    if mode is None:
-        raise ConfigError(
-            f"optimizer.schedule.monitor={monitor}: neither larger nor smaller values of it are "
-            f"better; {suggest(monitor, [name for name, better in measured.items() if better])}"
-        )
-    return Constructor(schedule.target, {**arguments, "monitor": monitor, "mode": mode})
-
-
-def with_monitor(settings: Mapping[str, Any]) -> Any:
-    """Return the group `optimizer` of plain settings, in which a schedule that leaves its metric
-    open follows that of `callbacks.checkpoint`.
-
-    Args:
-        settings: The settings of a run. Those of a damaged checkpoint may be anything.
-    """
-    optimizer: Any = settings.get("optimizer")
-    try:
-        schedule = optimizer["schedule"]
-        if schedule["_target_"] in PLATEAUS and schedule.get("monitor") is None:
-            followed = settings["callbacks"]["checkpoint"]["monitor"]
-            return {**optimizer, "schedule": {**schedule, "monitor": followed}}
-    except (KeyError, TypeError, AttributeError):
-        pass
-    return optimizer
+    monitor = str(schedule.arguments.get("monitor"))
+    mode = schedule.arguments.get("mode", "min")  # torch's own default
+    check_monitor("optimizer.schedule", monitor, mode, measured_by(recipe), all_known=True)
+    return schedule
 
 
 # ---- callbacks, loggers, Trainer
@@ -359,8 +328,13 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
         monitor = getattr(callbacks[-1], "monitor", None)
         mode = getattr(callbacks[-1], "mode", None)
         check_monitor(f"callbacks.{name}", monitor, mode, measured, all_known=known)
-        if isinstance(callbacks[-1], ModelCheckpoint):
-            _check_filename(callbacks[-1], f"callbacks.{name}.filename", measured, known)
+        pattern = getattr(callbacks[-1], "filename", None) or ""
+        is_checkpoint = isinstance(callbacks[-1], ModelCheckpoint)
+        if is_checkpoint and re.match(r"last(\.ckpt|$)|.*/", pattern):
+            raise ConfigError(
+                f"callbacks.{name}.filename={pattern}: must not begin with last.ckpt, which every "
+                "run keeps, nor contain a slash: use a pattern such as step_{step:06d}"
+            )
     return callbacks
 
 
@@ -400,43 +374,6 @@ def build_callback(settings: Constructor, setting: str, folder: Path) -> Any:
 
 def _is(kind: Any, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
-
-
-def _check_filename(
-    callback: ModelCheckpoint, setting: str, measured: Iterable[str], known: bool
-) -> None:
-    """Check a pattern of checkpoint file names.
-
-    Raises:
-        ConfigError: The pattern cannot be filled in, gives the name `last.ckpt`, or contains a
-            slash.
-    """
-    numbers = {"epoch": 0, "step": 0, **dict.fromkeys(measured, 0.5)}
-    pattern = callback.filename or ""
-    try:
-        asked = {
-            re.split(r"[.\[]", name)[0]
-            for _, name, _, _ in Formatter().parse(pattern)
-            if name is not None
-        }
-        name = Path(
-            callback.format_checkpoint_name(
-                {key: torch.tensor(value) for key, value in numbers.items()}
-            )
-        ).name
-    except (ValueError, LookupError, AttributeError, TypeError) as e:
-        raise ConfigError(
-            f"{setting}={pattern}: is no pattern of a file name ({e}): use step_{{step:06d}}"
-        ) from e
-    if unknown := sorted(asked - numbers.keys()) if known else []:
-        raise ConfigError(
-            f"{setting}={pattern}: {unknown[0]} is not measured; {suggest(unknown[0], numbers)}"
-        )
-    if name.startswith("last.ckpt") or "/" in pattern:
-        raise ConfigError(
-            f"{setting}={pattern}: must not begin with last.ckpt, which every run keeps, nor "
-            "contain a slash: use a pattern such as step_{step:06d}"
-        )
 
 
 def has_bar(callbacks: Iterable[Callback]) -> bool:
@@ -557,7 +494,7 @@ def build_strategy(
     engine = recipe.engine
     reserve = topology.reserve_bytes
     return EmbeddingShardingStrategy(
-        lambda facts: plan_of_run(now(), facts),
+        lambda facts: build_plan(now(), problem_of_run(now(), facts)),
         recipe.rules if training else sgd(0.0),
         hosts=topology.hosts,
         memory_bytes=topology.memory_bytes,
@@ -602,14 +539,18 @@ class RankModel:
     ckpt_path: str | None
     callbacks: tuple[Callback, ...] = ()
 
-    def trainer(self, recipe: Train, callbacks: Sequence[Callback]) -> Trainer:
+    def trainer(
+        self, recipe: Train, callbacks: Sequence[Callback], *, bar: bool = False
+    ) -> Trainer:
         """Return the Trainer of this rank, without loggers.
 
         Args:
             recipe: The recipe of the command.
             callbacks: The callbacks of the command.
+            bar: Whether to show Lightning's progress bar.
         """
-        return build_trainer(recipe, self.strategy, [*self.callbacks, *callbacks], [])
+        bars = [TQDMProgressBar(recipe.trainer.log_every_n_steps)] if bar else []
+        return build_trainer(recipe, self.strategy, [*self.callbacks, *callbacks, *bars], [])
 
     def facts(self) -> dict[str, Any]:
         """Return the end of `metrics.json`: the number of ranks, the plan and the status."""

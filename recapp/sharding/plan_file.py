@@ -52,8 +52,8 @@ from typing import Any, get_args
 import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, PlanError, suggest
+from recapp.settings.option_files import read_text
 from recapp.settings.other_systems import format_of
-from recapp.settings.small_files import read_text
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, table_config

@@ -182,10 +182,6 @@ def _rule_of(lookup: TableLookup) -> str:
     return lookup.table.id_rule if lookup.table.dynamic is None else DYNAMIC
 
 
-def _size_of(lookup: TableLookup) -> int:
-    return lookup.table.num_embeddings if lookup.table.dynamic is None else _LARGE
-
-
 def check_have_values(features: KeyedJaggedTensor) -> None:
     """Check that the ids of a batch have values, if tables have rows.
 
@@ -226,7 +222,9 @@ class IdRules:
             else list(is_weighted)
         )
         self._kernel = kernel
-        self._sizes = [_size_of(x) for x in self.lookups]
+        self._sizes = [
+            x.table.num_embeddings if x.table.dynamic is None else _LARGE for x in self.lookups
+        ]
         self._size_F = torch.tensor(self._sizes, device="cpu")
         self._first_F = [x.table.min_key for x in self.lookups]
         rules = [RULE_NUMBERS[_rule_of(x)] for x in self.lookups]
@@ -361,7 +359,6 @@ class IdRules:
         return _drop(rows, keep_L), nothing_pending
 
     def _exported(self, ids: LookupRows) -> LookupRows:
-        """Apply the rules in a program that is being exported."""
         rows_L, keep_L = exported_rows(ids.rows_L, ids.lengths_FB.sum(1), self.lookups)
         rows = replace(ids, rows_L=rows_L)
         return rows if keep_L is None else _drop(rows, keep_L)
@@ -468,15 +465,16 @@ def _at_most_hot(ids: LookupRows, lookups: Sequence[TableLookup]) -> LookupRows:
         cut |= length > hotness
     if not cut:
         return ids
-    begin_N = offsets_of(ids.lengths_FB.flatten())[:-1]
-    most_F = torch.full((len(lookups),), torch.iinfo(torch.int64).max, device=begin_N.device)
-    for i, hotness in hot.items():
-        most_F[i] = hotness
-    lengths_N = ids.lengths_FB.flatten()
-    bag_L = torch.repeat_interleave(lengths_N, output_size=len(ids.rows_L))
-    nth_L = torch.arange(len(bag_L), device=bag_L.device) - begin_N[bag_L]
-    keep_L = nth_L < most_F[bag_L // ids.lengths_FB.shape[1]]
-    return _drop(ids, keep_L)
+    return _drop(ids, _of_first_ids(ids.lengths_FB, ids.rows_L, lookups))
+
+
+def _of_first_ids(lengths_FB: Tensor, ids_L: Tensor, lookups: Sequence[TableLookup]) -> Tensor:
+    """Return a mask of the ids that concatenations have vectors for: the first of each bag."""
+    most_F = [x.hotness or _ALL for x in lookups]
+    lengths_N = lengths_FB.flatten().long()
+    begin_L = per_id(lengths_N.cumsum(0) - lengths_N, lengths_N, ids_L)
+    nth_L = torch.arange(ids_L.shape[0], device=ids_L.device) - begin_L
+    return nth_L < per_id(most_F, lengths_FB.sum(1), ids_L)
 
 
 def _with_none_for_others(ids: LookupRows, number: Sequence[int], lookups: int) -> LookupRows:
@@ -556,13 +554,7 @@ def exported_hot(
                 f"lookup {x.output}: feature {x.feature} has a bag of more than {x.hotness} ids, a "
                 f"concatenation of hotness={x.hotness} takes {x.hotness}",
             )
-    if not cut:
-        return None
-    most_F = [x.hotness if x.hotness and x.truncates else _ALL for x in lookups]
-    lengths_N = lengths_FB.flatten().long()
-    begin_L = per_id(lengths_N.cumsum(0) - lengths_N, lengths_N, ids_L)
-    nth_L = torch.arange(ids_L.shape[0], device=ids_L.device) - begin_L
-    return nth_L < per_id(most_F, lengths_FB.sum(1), ids_L)
+    return _of_first_ids(lengths_FB, ids_L, lookups) if cut else None
 
 
 def per_id(numbers_N: Sequence[int] | Tensor, count_N: Tensor, ids_L: Tensor) -> Tensor:

@@ -20,10 +20,9 @@ from typing_extensions import override
 from recapp.console import MANY_ROWS, Column, columns_of, note, print_table, readable, short_path
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import EngineObserver
-from recapp.errors import ConfigError, RecappError
+from recapp.errors import ConfigError
 from recapp.models.layer_table import layer_table
 from recapp.optim.named_rules import tables_that_restart
-from recapp.planner.problem import hosts_in_blocks
 from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 from recapp.processes.rank_environment import command_age, process_age
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock, quartiles
@@ -42,11 +41,11 @@ from recapp.stored.start_values import fill_values
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
 from recapp.trainer.data_protocols import datamodule_of
-from recapp.trainer.keep_checkpoints import saves_between_epochs, step_of_best
+from recapp.trainer.keep_checkpoints import step_of_best
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import strategy_of
-from recapp.transport.communicator import raise_together
+from recapp.transport.communicator import together
 from recapp.transport.join_ranks import describe
 
 WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
@@ -80,19 +79,23 @@ class ClaimDirectory(BatchCallback):
         self.measures = measures
         self._done = False
 
+    @override
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Claim the directory if loggers or checkpoints may be written after this step."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         writes = trainer.loggers and trainer.global_step % every == 0
-        if writes or any(saves_between_epochs(c) for c in trainer.checkpoint_callbacks):
+        if writes or any(
+            # it saves after some steps, or after some time
+            getattr(c, "_every_n_train_steps", 0) or getattr(c, "_train_time_interval", None)
+            for c in trainer.checkpoint_callbacks
+        ):
             self.claim(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Claim the directory before a `ModelCheckpoint` chooses a name that is free there."""
         self.claim(trainer)
 
+    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write `details.json` if a validation of training has details, such as slices."""
         if isinstance(pl_module, TaskModule) and pl_module.details:
             self.claim(trainer)
             if trainer.is_global_zero:
@@ -161,10 +164,8 @@ class KeepPosition(BatchCallback):
         """
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
+    @override
     def on_step(self, trainer: Trainer, done: int) -> None:
-        """Count the trained batches. After the last batch of an epoch, set the position to the
-        start of the next epoch.
-        """
         position = datamodule_of(trainer).position
         over = done >= trainer.num_training_batches
         position.epoch, position.batches = (
@@ -258,8 +259,8 @@ class StepClock(BatchCallback):
         self._began_ms = 0.0
         self._last: dict[str, float] = {}
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach an observer to the collections, and begin to measure the first step."""
         age = command_age()
         of_rank = process_age()
         self.start["seconds_to_ranks"] = None if age is None or of_rank is None else age - of_rank
@@ -308,17 +309,12 @@ class StepClock(BatchCallback):
         log = trainer.lightning_module.log
         # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all work
         # that is queued there
-        log("samples_per_s", torch.tensor(self.recent_rate()), batch_size=1)
+        ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
+        rate = 1e3 * sum(self.rows[-RATE_STEPS:]) / ms
+        log("samples_per_s", torch.tensor(rate), batch_size=1)
         if self._host_waits:
             waits = [step["input_wait_ms"] for step in self._steps[-RATE_STEPS:]]
             log("input_wait_ms", torch.tensor(statistics.mean(waits)), batch_size=1)
-
-    def recent_rate(self) -> float:
-        """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before
-        the first step.
-        """
-        ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
-        return 1e3 * sum(self.rows[-RATE_STEPS:]) / ms if ms else 0.0
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -416,15 +412,8 @@ class StartReport(Callback):
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         averaged = any(shared.keeps_average for shared in sharded)
         memory = rank_rows(tables, strategy.plan, strategy.rule, averaged)
-        hosts = strategy.hosts
-        if hosts == hosts_in_blocks([rank["host_id"] for rank in strategy.ranks]):
-            hosts = None  # the plan assumes the real ones
-        of_plan = [
-            {"plan's_host": i * hosts // len(strategy.ranks)} if hosts else {}
-            for i in range(len(strategy.ranks))
-        ]
         where = [
-            {"rank": i, "host": r["host"], **of_plan[i], "device": r["device"]}
+            {"rank": i, "host": r["host"], "device": r["device"]}
             for i, r in enumerate(strategy.ranks)
         ]
         transport = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
@@ -481,14 +470,11 @@ class FillTables(Callback):
 
 def _fill(shared: ShardedTables, table: EmbeddingConfig, key: str, file: str, schema: Any) -> None:
     blocks = [b for b in shared.blocks() if (b.table, b.tensor) == (table.name, WEIGHT)]
-    failure: RecappError | None = None
-    rows = values = 0
-    try:
-        rows, values = fill_values(table, file, schema, key, blocks)
-    except RecappError as error:
-        failure = error
-    error_W = shared.comm.all_gather(failure and str(failure))
-    raise_together(failure, error_W, f"could not read {file}")
+    rows, values = together(
+        shared.comm,
+        lambda: fill_values(table, file, schema, key, blocks),
+        f"could not read {file}",
+    )
     if not shared.comm.rank:
         text = f"table {table.name} has {rows:,} rows from {file}"
         if values > rows:

@@ -1,5 +1,6 @@
 """The numbers of a run while it trains: its curves as CSV, for any spreadsheet, its settings as
-hyper-parameters of loggers, and its progress: on a terminal a bar, elsewhere a line every n steps.
+hyper-parameters of loggers, and its progress: a line every n steps where no terminal shows
+Lightning's bar.
 
     epoch,lr-dense,step,train_auc,train_loss,val_auc
     0,0.001,19,,,
@@ -9,12 +10,11 @@ A row is a logged step; a cell is empty if the step has no value of the metric. 
 mean over the steps since the previous row with a `train_loss`. `train_auc`, a running metric of the
 task, is the AUC of the epoch so far.
 
-    epoch 1 ━━━━━━━━━━━━━━ 120/167 0:00:03 loss 0.4226 AUC 0.7503 13,556 samples/s
     step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
 
-Both fit 80 columns. Steps count the whole run. Loss and running metrics are computed on rank 0's
-rows alone, because no step waits for the numbers of another rank. Both print the metrics of each
-validation. The task chooses the metrics that are shown, and their titles.
+Steps count the whole run. Loss and running metrics are computed on rank 0's rows alone, because no
+step waits for the numbers of another rank. The task chooses the metrics that are shown, and their
+titles.
 """
 
 import csv
@@ -31,23 +31,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from typing_extensions import override
 
 from recapp.console import note
 from recapp.optim.schedule import Plateau
 from recapp.reporting.run_record import write_whole
 from recapp.settings.records import leaves
-from recapp.trainer.callbacks import StepClock
-from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.lightnings_parts import BatchCallback
 from recapp.trainer.module import TaskModule, measures_of
 
@@ -74,11 +63,6 @@ class CSVCurves(Logger):
         self.kept_steps = kept_steps
         self._columns: list[str] = []  # empty before the first write
         self._unsaved: list[dict[str, Any]] = []
-
-    @property
-    @override
-    def log_dir(self) -> str:
-        return str(self.file.parent)
 
     @override
     @rank_zero_only
@@ -107,8 +91,8 @@ class CSVCurves(Logger):
             write_whole(self.file, text.getvalue())
         self._unsaved = []
 
+    @override
     def finalize(self, status: str) -> None:
-        """Save the last rows, unless the run failed before its first write."""
         if self._columns or status != "failed":
             self.save()
 
@@ -140,14 +124,17 @@ class LogSettings(Callback):
     def __init__(self, settings: Callable[[], Mapping[str, Any]]) -> None:
         self.settings = settings
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log the settings on rank 0. A logger that refuses them still gets the curves."""
         if not (trainer.loggers and trainer.is_global_zero):
             return
         plain = self.settings()
+        # loggers may refuse the names in a mapping, such as names of columns
         logged = {
             name: value
-            for name, value in leaves(plain, is_whole=_is_whole)
+            for name, value in leaves(
+                plain, is_whole=lambda _, group: not all(map(PLAIN_NAME.fullmatch, group))
+            )
             if name.partition(".")[0] not in NOT_LOGGED
             and not any(map(CREDENTIALS.search, name.split(".")))
         }
@@ -160,112 +147,9 @@ class LogSettings(Callback):
                 note(f"{type(logger).__name__}: does not take the settings of the run: {text}")
 
 
-def _is_whole(name: str, settings: Mapping[str, Any]) -> bool:
-    # loggers may refuse the names in a mapping, such as names of columns
-    return not all(map(PLAIN_NAME.fullmatch, settings))
-
-
-# to read a loss, the host waits for the device, and an AUC takes 3 ms
-SECONDS_BETWEEN_READINGS = 0.5
-
-
-class TerminalProgress(BatchCallback):
-    """A progress bar for terminals, on standard error.
-
-    Args:
-        clock: The clock that measures the steps; None if the run does not train.
-    """
-
-    def __init__(self, clock: StepClock | None = None) -> None:
-        self._clock = clock
-        self._next_reading = 0.0
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[numbers]}", markup=False),
-            console=Console(stderr=True),
-            expand=True,
-        )
-        self._training: TaskID | None = None
-        self._validation: TaskID | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the bar; after a resume it starts at the completed steps."""
-        if trainer.is_global_zero:
-            self._training = self._bar.add_task(
-                "epoch 1", total=steps_planned(trainer), completed=trainer.global_step, numbers=""
-            )
-            self._bar.start()
-
-    def on_step(self, trainer: Trainer, done: int) -> None:
-        """Advance the bar by a step, and show the numbers at most twice a second."""
-        if self._training is None:
-            return
-        self._bar.update(
-            self._training,
-            completed=trainer.global_step,
-            total=steps_planned(trainer),
-            description=f"epoch {trainer.current_epoch + 1}",
-        )
-        if (now := time.monotonic()) >= self._next_reading:
-            self._next_reading = now + SECONDS_BETWEEN_READINGS
-            self._show_numbers(trainer)
-
-    @override
-    def on_batch(self, trainer: Trainer, done: int) -> None:
-        if self._validation is not None:
-            self._bar.advance(self._validation)
-
-    def _show_numbers(self, trainer: Trainer) -> None:
-        if self._training is not None:
-            rate = self._clock.recent_rate() if self._clock else 0.0
-            texts = [f"{name} {value:.4f}" for name, value in _loss_and_running(trainer).items()]
-            self._bar.update(self._training, numbers=" ".join([*texts, f"{rate:,.0f} samples/s"]))
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "validation", trainer.num_val_batches)
-
-    def _begin(self, trainer: Trainer, name: str, batches: int | float | list[int | float]) -> None:
-        if trainer.is_global_zero:
-            total = sum(batches) if isinstance(batches, list) else batches
-            known = int(total) if math.isfinite(total) else None
-            self._validation = self._bar.add_task(name, total=known, numbers="")
-            self._bar.start()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace the second bar by a line with the metrics of the validation; outside training,
-        stop the bar.
-        """
-        if self._validation is not None and trainer.state.fn == TrainerFn.FITTING:
-            self._bar.remove_task(self._validation)
-            self._bar.console.print(validated(trainer), highlight=False)
-        elif self._validation is not None:
-            self._bar.stop()
-
-    @override
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "test", trainer.num_test_batches)
-
-    on_test_end = on_validation_end
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._show_numbers(trainer)
-        self._bar.stop()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Stop the bar, so that the error is printed below it."""
-        self._bar.stop()
-
-
 class ProgressLines(BatchCallback):
-    """Prints lines on standard error, if it is not a terminal: step, seconds of the last n steps,
-    loss, learning rate.
+    """Prints lines on standard error: step, seconds of the last n steps, loss and running metrics,
+    learning rate.
 
     Args:
         every: The number of steps between two lines.
@@ -285,16 +169,15 @@ class ProgressLines(BatchCallback):
     def on_step(self, trainer: Trainer, done: int) -> None:
         if trainer.global_step % self.every == 0 and trainer.is_global_zero:
             now = time.perf_counter()
-            loss, *running = (
-                f"{title.lower()} {value:.4f}"
-                for title, value in _loss_and_running(trainer).items()
-            )
+            module = trainer.lightning_module
+            running = module.running() if isinstance(module, TaskModule) else {}
+            titles = {measure.name: measure.title for measure in measures_of(module)}
             parts = [
                 _step(trainer),
                 f"{now - self._since:.2f} s for {trainer.global_step - self._first} steps",
-                loss,
+                f"loss {float(trainer.callback_metrics['train_loss']):.4f}",
                 f"lr {trainer.optimizers[0].param_groups[0]['lr']:.6g}",
-                *running,
+                *(f"{titles[name].lower()} {value:.4f}" for name, value in running.items()),
             ]
             print(", ".join(parts), file=sys.stderr, flush=True)
             self._since = now
@@ -305,7 +188,13 @@ class ProgressLines(BatchCallback):
         the time of the validation.
         """
         if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero:
-            print(validated(trainer), file=sys.stderr, flush=True)
+            metrics = [
+                f"{measure.title} {float(trainer.callback_metrics[measure.of_validation]):.4f}"
+                for measure in measures_of(pl_module)
+                if measure.shown and measure.of_validation in trainer.callback_metrics
+            ]
+            text = f"{_step(trainer)}, validation: {', '.join(metrics)}"
+            print(text, file=sys.stderr, flush=True)
             self.on_train_start(trainer, pl_module)
 
 
@@ -337,48 +226,14 @@ class NoteEarlyStop(Callback):
                 note(f"stopped early at {self.reason}")
 
 
-def _loss_and_running(trainer: Trainer) -> dict[str, float]:
-    """Return the loss since the last write of the loggers and the running metrics, by title."""
-    module = trainer.lightning_module
-    running = module.running() if isinstance(module, TaskModule) else {}
-    titles = {measure.name: measure.title for measure in measures_of(module)}
-    return {"loss": float(trainer.callback_metrics["train_loss"])} | {
-        titles[name]: value for name, value in running.items()
-    }
-
-
-def validated(trainer: Trainer) -> str:
-    """Return the metrics of a validation in one line of text."""
-    measured = trainer.callback_metrics
-    metrics = [
-        f"{measure.title} {float(measured[measure.of_validation]):.4f}"
-        for measure in measures_of(trainer.lightning_module)
-        if measure.shown and measure.of_validation in measured
-    ]
-    return f"{_step(trainer)}, validation: {', '.join(metrics)}"
-
-
 def _step(trainer: Trainer) -> str:
     total = steps_planned(trainer)
     return f"step {trainer.global_step}" + (f"/{total}" if total else "")
 
 
 def steps_planned(trainer: Trainer) -> int | None:
-    """Return the step at which training ends if nothing stops it earlier; None if no limit is set.
-
-    Lightning assumes that all epochs are as long as this one, but files may be added between two
-    epochs.
+    """Return the step at which training ends if nothing stops it earlier; None if no limit is
+    set. Lightning assumes that all epochs are as long as this one.
     """
     total = trainer.estimated_stepping_batches
-    if not math.isfinite(total):
-        return None
-    data = datamodule_of(trainer)
-    epochs = trainer.max_epochs
-    if isinstance(data, KeepsPosition) and epochs is not None and epochs >= 0:
-        each = trainer.num_training_batches
-        batches = trainer.accumulate_grad_batches
-        left = math.ceil(max(each - data.position.batches, 0) / batches)
-        left += math.ceil(each / batches) * (epochs - data.position.epoch - 1)
-        total = trainer.global_step + left
-        total = min(total, trainer.max_steps) if trainer.max_steps >= 0 else total
-    return int(total)
+    return int(total) if math.isfinite(total) else None

@@ -1,4 +1,5 @@
-"""The LightningDataModule: it opens the rows of a run, and keeps the position of training in them.
+"""The LightningDataModule: it opens the rows of a run, and keeps the position of training in them;
+and the callback that writes the scores of the rows of a prediction.
 
 Lightning counts batches but skips no data on resume, and it fetches batches before they are
 trained. So this module keeps the position itself, as (epoch, batches trained in the epoch). A
@@ -12,22 +13,25 @@ Lightning asks for new loaders at the next epoch.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from typing_extensions import override
 
-from recapp.console import note, short_path
+from recapp.console import note, progress, short_path
 from recapp.dataset.click_rows import (
     ClickRows,
     open_rows,
-    place_of_bag,
-    place_of_id,
+    place_of,
     rows_of,
     rows_read,
 )
@@ -38,31 +42,36 @@ from recapp.dataset.data_file import (
     file_facts,
     resumed_files,
 )
-from recapp.dataset.data_settings import DataSettings, ScoringSettings
-from recapp.dataset.derived_columns import SETTINGS
+from recapp.dataset.data_settings import SCORE, SETTINGS, DataSettings, ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.dataset.scoring import (
+    Measured,
     PredictionInput,
     RankInput,
+    ScoreFile,
+    check_output,
     open_input,
 )
 from recapp.dataset.sequential_rows import (
     example_rows,
     frequent_values,
-    note_remarks,
     plain_rows,
+    remarks,
+    table_rows,
 )
 from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
+from recapp.processes.rank_environment import locked
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.plain_parts import values_in
 from recapp.stored.stored_model import read_meta
 from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.tables.ids import LongBag, OutsideTable
 from recapp.tables.statistics import TableStatistics
-from recapp.trainer.data_protocols import Position
+from recapp.trainer.data_protocols import Position, datamodule_of
+from recapp.trainer.module import TaskModule
 
 T = TypeVar("T")
 EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
@@ -163,11 +172,8 @@ class ClickData(LightningDataModule):
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
 
+    @override
     def prepare_data(self) -> None:
-        """Generate the data, if the settings ask for it; Lightning calls it on one rank per host.
-
-        A prediction does not need generated data.
-        """
         predicting = self.trainer is not None and self.trainer.predicting
         if self._prepare is not None and not predicting:
             self._prepare()
@@ -193,7 +199,8 @@ class ClickData(LightningDataModule):
                     "scoring=ScoringSettings(input=...)"
                 )
             self._open_input(self._scoring)
-            note_remarks(self.prediction_input.source, self.schema, noted=noted)
+            for remark in remarks(self.prediction_input.source, self.schema) if noted else ():
+                note(remark)
             return
         if self._opened is None:
             opened = open_rows(self.settings, self.schema, self.seed, trains=stage == "fit")
@@ -204,32 +211,32 @@ class ClickData(LightningDataModule):
             self._opened = replace(opened, schema=self.schema)
         if self._facts is None and stage == "fit":
             self._facts = file_facts(self._opened.train.files)
-            note_remarks(self._opened.train, self.schema, noted=noted)
             if noted:
+                for remark in remarks(self._opened.train, self.schema):
+                    note(remark)
                 source = self._opened.val if self._opened.val.rows else self._opened.train
                 rows = min(EXAMPLE_ROWS, source.rows)
                 self._example = plain_rows(example_rows(source, self.schema, rows)) if rows else []
         if self._take_table_rows is not None and stage == "fit":
-            self.table_rows = self._on_rank_0(partial(self._rows.table_rows, self._max_table_rows))
+            self.table_rows = self._on_rank_0(
+                partial(table_rows, self._rows.train, self.schema, self._max_table_rows)
+            )
             self._take_table_rows(self.table_rows)
 
     def _open_input(self, scoring: ScoringSettings) -> None:
-        transform = self.settings.dense_transform
-        self._prediction_input = open_input(scoring, self.schema, transform)
+        self._prediction_input = open_input(scoring, self.schema, self.settings.dense_transform)
 
     def _check_fitted(self) -> None:
         if self.schema.fits:
             raise ConfigError(f"{SETTINGS} belong to a trained model: name it, ckpt_path=...")
 
     def _on_rank_0(self, make: Callable[[], T]) -> T:
-        """Return on every rank what `make` returns on rank 0."""
         if self.trainer is None:
             return make()
         return from_rank_0(make, self.trainer.global_rank, self.trainer.strategy.broadcast)
 
     @property
     def _rows(self) -> ClickRows:
-        """Return the rows of Lightning's epoch."""
         return self._rows_of(self.trainer.current_epoch if self.trainer is not None else 0)
 
     def _rows_of(self, epoch: int) -> ClickRows:
@@ -239,7 +246,6 @@ class ClickData(LightningDataModule):
 
     @property
     def _rank(self) -> tuple[int, int]:
-        """Return the number of this rank, and the number of ranks."""
         assert self.trainer is not None
         return self.trainer.global_rank, self.trainer.world_size
 
@@ -313,10 +319,8 @@ class ClickData(LightningDataModule):
         source = {split: self.prediction_input.source}
         return rows_read(source, self.schema.unlabelled(), {split: self._scoring.input})
 
+    @override
     def train_dataloader(self) -> EpochLoader:
-        """Return the loader of this rank's part of every global batch; it starts at the
-        position.
-        """
         stream = self._rows.training_stream(*self._rank)
         trainer = self.trainer
         assert trainer is not None
@@ -412,8 +416,8 @@ class ClickData(LightningDataModule):
         assert self._prediction_input is not None
         return self._prediction_input
 
+    @override
     def predict_dataloader(self) -> RankInput:
-        """Return the batches that this rank scores, in the order of the input."""
         self._check_fitted()
         return RankInput(self.prediction_input, *self._rank)
 
@@ -431,11 +435,12 @@ class ClickData(LightningDataModule):
                 else "train"
             )
             source = self.prediction_input.source if split == "input" else self._rows.of(split)
-            place = (
-                place_of_bag(source, self.schema, exception.feature, exception.length)
+            asked = (
+                {"length": exception.length}
                 if isinstance(exception, LongBag)
-                else place_of_id(source, self.schema, exception.feature, exception.number)
+                else {"number": exception.number}
             )
+            place = place_of(source, self.schema, exception.feature, **asked)
             if place:
                 apart = split != "val" or self.settings.val_path is not None
                 rows = ROWS_OF[split] if apart else "validation rows"
@@ -470,9 +475,6 @@ class ClickData(LightningDataModule):
             self._resume_files(state_dict.get("files"), batches)
 
     def _resume_files(self, stored: object, batches: int) -> None:
-        """Compare the training files with the files of a checkpoint. If files were added after
-        them, read the resumed epoch from the checkpoint's files alone.
-        """
         assert self.trainer is not None and self._opened is not None and self._facts is not None
         count, remark = resumed_files(
             stored,
@@ -491,3 +493,140 @@ class ClickData(LightningDataModule):
             self._resumed_epoch = self.position.epoch
             # the next epoch reads all files, so Lightning must ask for new loaders
             self.trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+
+
+class ScoreWriter(Callback):
+    """Writes the scores of `Trainer.predict` to one Parquet file, in the order of the input, whole
+    or not at all.
+
+        rank 0        checks the output, and locks the directory of the parts
+        every rank    appends its scores to a part of its own
+        rank 0        joins the parts when all ranks are done
+
+    It writes the scores that `predict_step` of any LightningModule returns: one score for each row,
+    or one for each row and column if the task has several outputs. The rows come from a `ClickData`
+    with `scoring`. Lightning's `BasePredictionWriter` asks the loader for indices of samples, which
+    a stream does not have, and prints a warning.
+
+    After prediction, every rank knows `joined`, the summary of all scores, and `seconds`, the time
+    of the prediction.
+
+    Args:
+        output: The file.
+        overwrite: Whether to replace an existing file of this name.
+        progress: Whether rank 0 shows the number of rows that all ranks have scored: a bar on a
+            terminal, elsewhere lines.
+    """
+
+    def __init__(
+        self,
+        output: str | Path,
+        *,
+        overwrite: bool = False,
+        progress: bool = False,
+    ) -> None:
+        self.output = Path(output).absolute()
+        self.overwrite = overwrite
+        self.joined: Measured | None = None
+        self.seconds = 0.0
+        self._since = 0.0
+        self._file: ScoreFile | None = None
+        self._open = ExitStack()  # the parts, their lock, and the bar
+        self._progress = progress
+        self._advance: Callable[[int], None] | None = None
+        self._done = 0
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the part of each rank, start the clock, and show 0 rows.
+
+        Raises:
+            ConfigError: The output may not be written, or the rows do not come from a `ClickData`.
+            DataError: The directory of the parts cannot be written.
+        """
+        data = datamodule_of(trainer)
+        if not isinstance(data, ClickData):
+            raise ConfigError(
+                "ScoreWriter: the rows must come from a ClickData with scoring=ScoringSettings(...)"
+            )
+        input = data.prediction_input
+        outputs = pl_module.task.outputs if isinstance(pl_module, TaskModule) else ()
+        columns = tuple(output.column for output in outputs) or (SCORE,)
+        scores = self._file = ScoreFile(self.output, input, columns)
+
+        def prepare() -> None:
+            inputs = [file.path for file in input.source.files]
+            check_output(self.output, inputs, overwrite=self.overwrite)
+            self._open.callback(_remove_empty, scores.folder)
+            with scores.writing():
+                self._open.enter_context(locked(scores.folder, "output"))
+                scores.delete_parts()
+                self._open.callback(scores.delete_parts)
+
+        from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
+        self._open.callback(scores.abandon)  # before the deletion: open files take room
+        scores.open_part(trainer.global_rank)
+        self._since = time.perf_counter()
+        if self._progress and trainer.is_global_zero and input.rows:
+            self._done = 0
+            self._advance = self._open.enter_context(progress("rows scored", input.rows))
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Append the scores of a batch to this rank's part.
+
+        Raises:
+            ConfigError: The module did not return a score for each row and column.
+            DataError: The part cannot be written.
+        """
+        if self._advance is not None:  # every rank has scored as many batches
+            rows = cast(RankInput, trainer.predict_dataloaders).rows_after(batch_idx + 1)
+            self._advance(rows - self._done)
+            self._done = rows
+        assert self._file is not None
+        columns = self._file.columns
+        named = outputs if isinstance(outputs, Mapping) else {columns[0]: outputs}
+        scores = [named.get(column) for column in columns]
+        if not all(isinstance(one, Tensor) and one.shape == (batch.rows,) for one in scores):
+            of = "" if len(columns) == 1 else f" in a mapping with {', '.join(columns)}"
+            raise ConfigError(
+                f"{type(pl_module).__name__}.predict_step must return a score for each of the "
+                f"{batch.rows} rows, a tensor of shape [{batch.rows}]{of}"
+            )
+        if batch.rows:
+            arrays = {column: named[column].detach().float().cpu().numpy() for column in columns}
+            self._file.write(batch.kept, arrays)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join the parts of all ranks.
+
+        Raises:
+            DataError: The output cannot be written.
+        """
+        assert self._file is not None
+        self._file.close_part()
+        trainer.strategy.barrier()  # all parts are written
+        join = partial(self._file.join, trainer.world_size)
+        self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
+        self.seconds = time.perf_counter() - self._since
+
+    @override
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._open.close()
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._open.close()
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

@@ -28,20 +28,20 @@ def make_known() -> None:
     registry: Any = vars(sys.modules["lightning.pytorch.strategies"])["StrategyRegistry"]
     if NAME in registry:
         return
-    registry.register(NAME, _strategy, description="tables are sharded, the rest is DDP")
+    # by name: an import would make every test reach the strategy, as they all import recapp
+    registry.register(
+        NAME,
+        lambda **settings: import_module("recapp.trainer.strategy").EmbeddingShardingStrategy(
+            **settings
+        ),
+        description="tables are sharded, the rest is DDP",
+    )
     for path in _READERS:
         module = sys.modules[path]
         vars(module)["pl_load"] = _reader(vars(module)["pl_load"])
 
 
-def _strategy(**settings: Any) -> Any:
-    # by name: an import would make every test reach the strategy, as they all import recapp
-    return import_module("recapp.trainer.strategy").EmbeddingShardingStrategy(**settings)
-
-
 def _reader(lightnings: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a reader of checkpoints of recapp and, by Lightning's own reader, of all others."""
-
     def read(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         stored = import_module("recapp.trainer.sharded_checkpoint")
         checkpoint = stored.read_for_lightning(path_or_url, map_location)

@@ -33,8 +33,6 @@ from recapp.transport.communicator import SideStream
 
 @dataclass(frozen=True)
 class _Unread:
-    """The place holder of a batch that could not be read."""
-
     error: Exception
 
 
@@ -104,7 +102,14 @@ class LookAhead:
         ahead = deque[tuple[Any, Any]]()
         more = True
         while True:
-            while more and (not ahead or (len(ahead) <= self.depth and not self._failure_ahead())):
+            # all ranks know a failure ahead; the rank that fails can read no further
+            while more and (
+                not ahead
+                or (
+                    len(ahead) <= self.depth
+                    and not any(shared.failure_ahead() for shared in self._fed)
+                )
+            ):
                 count = len(ahead)
                 ahead.extend(islice(started, 1))
                 more = len(ahead) > count
@@ -150,14 +155,6 @@ class LookAhead:
             if shared.look_ahead(ids) > self.depth + 2:
                 shared.forget_ahead()
                 self._fed.remove(shared)
-
-    def _failure_ahead(self) -> bool:
-        """Return whether a batch whose exchange has begun will fail on some rank.
-
-        All ranks know the failure, and no rank reads beyond the failing batch, because the rank
-        that fails cannot read further.
-        """
-        return any(shared.failure_ahead() for shared in self._fed)
 
 
 def sparse_of(batch: Any) -> KeyedJaggedTensor | None:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -35,44 +35,16 @@ from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.lightnings_parts import ends_step
 
 
-@runtime_checkable
-class ExtraLosses(Protocol):
-    """A model with losses beside that of the task, such as a loss of each of its branches."""
-
-    def extra_losses(
-        self, outputs: Any, batch: Batch, loss: Callable[[Tensor | Mapping[str, Tensor]], Tensor]
-    ) -> dict[str, Tensor]:
-        """Return further losses by name, each a scalar. Training adds them to the task's loss and
-        logs each as `train_<name>`; evaluation leaves them out.
-
-        Args:
-            outputs: The result of the model's forward.
-            batch: The batch.
-            loss: The task's loss of other outputs on the same batch.
-        """
-
-
-@runtime_checkable
-class OwnTaskLoss(Protocol):
-    """A model that trains with the task's loss of other outputs than those that it is measured by,
-    such as those of each of its members.
-    """
-
-    def task_loss(
-        self, outputs: Any, batch: Batch, loss: Callable[[Tensor | Mapping[str, Tensor]], Tensor]
-    ) -> Tensor:
-        """Return the loss of training in the place of the task's loss, a scalar. Logs and
-        evaluation keep the task's loss of the model's outputs.
-
-        Args:
-            outputs: The result of the model's forward.
-            batch: The batch.
-            loss: The task's loss of other outputs on the same batch.
-        """
-
-
 class TaskModule(LightningModule):
     """A model that is trained for a task.
+
+    A model may have two methods more. Both get the result of its forward, the batch, and the task's
+    loss of other outputs on this batch, as a function.
+
+        extra_losses    further losses by name, each a scalar, such as one of each branch; training
+                        adds them to the task's loss and logs each as `train_<name>`
+        task_loss       the loss of training in the place of the task's loss, such as that of each
+                        member's outputs; logs and evaluation keep the task's loss
 
     Args:
         task: The task of the training: loss, metrics, outputs.
@@ -124,9 +96,6 @@ class TaskModule(LightningModule):
             # Lightning would build it on the GPU, whose generator draws other start values.
             with torch.device("cpu"):
                 self.model = self._make_model()
-        # asked here, because an answer takes 15 us
-        self._has_task_loss = isinstance(self.model, OwnTaskLoss)
-        self._has_extra_losses = isinstance(self.model, ExtraLosses)
 
     def forward(self, batch: Batch) -> Tensor | dict[str, Tensor]:
         """Return the outputs of the model by name, each [B]; only the tensor if the task has one
@@ -159,10 +128,10 @@ class TaskModule(LightningModule):
         mean = self._mean_loss(loss.detach(), begins)
         self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
         self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
-        if self._has_task_loss:
+        if hasattr(model, "task_loss"):
             loss = model.task_loss(returned, batch, self._loss_of(batch))
         for name, extra in (
-            self._extra_losses(returned, batch).items() if self._has_extra_losses else ()
+            self._extra_losses(returned, batch).items() if hasattr(model, "extra_losses") else ()
         ):
             self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
@@ -198,7 +167,6 @@ class TaskModule(LightningModule):
             torch.cuda.manual_seed(seed)
 
     def _loss_of(self, batch: Batch) -> Callable[[Tensor | Mapping[str, Tensor]], Tensor]:
-        """Return the task's loss on a batch, as a function of what a model returned."""
         model = type(self.model).__name__
         return lambda returned: self.task.loss(self.task.named(returned, batch.rows, model), batch)
 
@@ -237,8 +205,8 @@ class TaskModule(LightningModule):
         self._loss_steps = self._loss_steps + 1
         return self._loss_sum / self._loss_steps
 
+    @override
     def on_train_start(self) -> None:
-        """Restart the average of the loss, without the losses of an earlier fit."""
         self._loss_steps = 0
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -253,10 +221,8 @@ class TaskModule(LightningModule):
             tables = getattr(optimizer, "table_gradients", ())
             self.log("grad_norm", gradient_norm(parameters, tables), batch_size=1)
 
+    @override
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log the running metrics at every step at which loggers write: every `log_every_n_steps`,
-        and at a stop.
-        """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not ends_step(self.trainer, batch_idx + 1):
             return
@@ -348,16 +314,11 @@ class TaskModule(LightningModule):
                     )
         return metrics
 
-    @override
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    test_step = validation_step
+    on_test_epoch_start = on_validation_epoch_start
 
     @override
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
     def on_test_epoch_end(self) -> None:
-        """Log `test_<metric>` over all ranks, with the same numbers on each rank."""
         self.details = {name: detail.record() for name, detail in self._details.items()}
         for name, value in self._measured("test").items():
             self.log(f"test_{name}", value)

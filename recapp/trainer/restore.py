@@ -8,13 +8,8 @@ and an error is one line that names the part of the checkpoint and what to do.
 Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with
 its initial rates. It would silently ignore new values in the settings.
 
-    settings of the checkpoint -> a fresh callback's state   {patience: 2, wait_count: 0}
-    settings of this run       -> a fresh callback's state   {patience: 5, wait_count: 0}
-    checkpoint                    {patience: 2, wait_count: 1} -> {patience: 5, wait_count: 1}
-
-Some callbacks keep settings in their state, and Lightning would restore them over the new ones. No
-callback says which entries of its state are settings. But these are the entries that differ between
-two fresh callbacks.
+Some callbacks keep settings in their state, and Lightning would restore them over the new ones. So
+a callback whose settings have changed begins anew, with a note.
 
 The checksum of a checkpoint tells damage, so a state is not judged before it is restored.
 """
@@ -30,7 +25,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from recapp.console import note, short_path
 from recapp.errors import CheckpointError, ConfigError, RecappError
@@ -53,8 +48,6 @@ SETTING_OF = {
     "lr_schedulers": "optimizer.schedule",
 }
 """The group of settings that each part of Lightning's restoration must fit."""
-KNOWN_SCHEDULES = ("torch.optim.", "recapp.", "lightning.")
-"""The homes of schedules that begin with all that they keep; others may begin with less."""
 
 
 def restore_in_one_line(trainer: Trainer) -> None:
@@ -73,8 +66,6 @@ def _restore(trainer: Trainer, restore: Callable[[], None], part: str) -> None:
         checkpoint = trainer._checkpoint_connector._loaded_checkpoint
         if checkpoint and part == "optimizers":
             _complete_groups(trainer, checkpoint["optimizer_states"])
-        if checkpoint and part == "lr_schedulers":
-            _check_schedules(trainer, checkpoint["lr_schedulers"])
         restore()
     except WRONG_STATE as error:
         if isinstance(error, RecappError):
@@ -110,21 +101,6 @@ def _complete_groups(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None
                 if isinstance(value, list | tuple) != isinstance(stored, list | tuple):
                     raise ValueError(f"{key}={stored} is of another class of optimizer")
             group.update({**new, **group})
-
-
-def _check_schedules(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None:
-    """Check that there is a state for each schedule, or none if they begin anew, and that it is of
-    its class: a schedule takes every state, and goes on by the settings in it.
-    """
-    configs = trainer.lr_scheduler_configs
-    if states and len(states) != len(configs):
-        raise ValueError(f"there are {len(states)} states and {len(configs)} schedules")
-    for config, state in zip(configs, states, strict=False):
-        kind = type(config.scheduler)
-        known = kind.__module__.startswith(KNOWN_SCHEDULES)
-        for key in config.scheduler.state_dict() if known else ():
-            if key not in state and not key.startswith("_"):  # some are of one version of torch
-                raise ValueError(f"{kind.__name__} has no {key}")
 
 
 class ChangedOptimizer(Callback):
@@ -215,8 +191,6 @@ class ChangedOptimizer(Callback):
         for group in optimizer.param_groups:
             group.pop("initial_lr", None)
         arguments = dict(self.before["schedule"])
-        if isinstance(schedule, ReduceLROnPlateau):
-            arguments["mode"] = now["mode"]  # which its metric says
         of_before = self.make_schedule(arguments, optimizer, state.get(TOTAL))
         pairs = zip(groups, optimizer.param_groups, fresh.param_groups, strict=True)
         for group, first, other in pairs:
@@ -250,38 +224,15 @@ class ChangedOptimizer(Callback):
 
 def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
     """Return the hyper-parameters that changed settings of the dense optimiser give its param
-    groups; their names need not be those of the settings. Check with one parameter that the
-    optimiser can go on with the state of the checkpoint's: a setting may need more state.
-
-    Raises:
-        ConfigError: It cannot.
+    groups; their names need not be those of the settings.
     """
-    stored, new = (_of_one_parameter(settings) for settings in (before, now))
-    one = stored.param_groups[0]
-    other = new.param_groups[0]
-    changed = [key for key in other if key != "params" and one.get(key) != other[key]]
-    try:
-        stored.step()
-        new.load_state_dict({**new.state_dict(), "state": stored.state_dict()["state"]})
-        new.step()
-    except LookupError as error:
-        names = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
-        raise ConfigError(
-            f"{names}: the state of the checkpoint's optimizer lacks what this one needs "
-            f"({in_words(error)}): leave it as it was, or choose another class of optimizer, which "
-            "begins anew"
-        ) from error
-    except Exception:  # nothing is known: some optimisers step on GPUs alone
-        pass
-    return changed
-
-
-def _of_one_parameter(plain: Settings) -> Any:
-    """Return an optimiser of one parameter that has a gradient."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
-    arguments = {key: value for key, value in plain.items() if key != "_target_"}
-    return find_constructor(plain["_target_"], "optimizer.dense")([parameter], **arguments)
+    one, other = (
+        find_constructor(each["_target_"], "optimizer.dense")(
+            [torch.zeros(1)], **{k: v for k, v in each.items() if k != "_target_"}
+        ).param_groups[0]
+        for each in (before, now)
+    )
+    return [key for key in other if key != "params" and one.get(key) != other[key]]
 
 
 def _changed(before: Settings | None, now: Settings | None) -> list[str]:
@@ -317,38 +268,29 @@ def _take(
 
 
 class ChangedCallbacks(Callback):
-    """Writes changed settings of callbacks into their states in a checkpoint, before Lightning
-    restores these.
+    """Lets callbacks whose settings have changed begin anew: Lightning would restore the settings
+    that are in their states over the new ones.
 
     Args:
-        changed: For each callback with changed settings their dotted name, the callback that the
-            checkpoint's settings make, or None if it is of another class, and that of this run's.
+        changed: The dotted name of each such callback's settings, and a callback that they make.
     """
 
-    def __init__(self, changed: Sequence[tuple[str, Callback | None, Callback]]) -> None:
+    def __init__(self, changed: Sequence[tuple[str, Callback]]) -> None:
         self.changed = changed
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Edit the states. Note on rank 0 that a callback of another class, or one that watches
-        another metric, begins anew.
-
-        Raises:
-            ConfigError: A changed setting and the training so far have made one value.
-        """
+        """Drop the states, and note that on rank 0."""
         states = checkpoint["callbacks"]
-        for setting, before, now in self.changed:
-            key = now.state_key
-            of_before = key if before is None else before.state_key
+        for setting, now in self.changed:
             # the best checkpoints have a reader of their own (`recapp/trainer/keep_checkpoints.py`)
-            other = before is None or (of_before != key and not isinstance(now, ModelCheckpoint))
-            if other and states.pop(of_before, None) and trainer.is_global_zero:
+            if isinstance(now, ModelCheckpoint):
+                continue
+            known = any(key.startswith(type(now).__qualname__) for key in states)
+            states.pop(now.state_key, None)
+            if known and trainer.is_global_zero:
                 note(f"{setting} is another one than the checkpoint's; it begins anew")
-            elif before is not None and key in states and of_before == key:
-                states[key] = with_changes(
-                    states[key], before.state_dict(), now.state_dict(), setting
-                )
 
 
 def with_changes(stored: Any, before: Any, now: Any, setting: str, where: str = "") -> Any:

@@ -11,6 +11,7 @@ state of the tables' optimiser lies in shards.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -24,8 +25,6 @@ from recapp.dataset.schema import Schema
 from recapp.engine.dynamic_keys import (
     ALWAYS_LOADED,
     OF_ADMISSION,
-    SKETCH,
-    WAITING_COUNTS,
     without_waiting,
 )
 from recapp.engine.sharded_collection import sharded_tables, weight_names
@@ -39,7 +38,6 @@ from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.plain_parts import DERIVED_VALUES, check_state, plain_values
 from recapp.stored.store import is_checkpoint
 from recapp.stored.stored_model import load_table, read_manifest, read_meta
-from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
     datamodule_of,
@@ -49,27 +47,19 @@ if TYPE_CHECKING:  # scoring without ranks does without Lightning
     from lightning.pytorch import LightningModule, Trainer
 
 
+@dataclass
 class SavedRun:
     """The checkpoints of a run so far.
 
-    Attributes:
+    Args:
         run: The identity of the run, as rank 0 has it; after a resume all ranks have the same.
         newest: The checkpoint that was saved last; None before the first.
+        step: The step of `newest`.
     """
 
-    def __init__(self) -> None:
-        self.run = token_hex(8)
-        self.newest: Path | None = None
-        self._step = -1
-
-    def in_step(self, step: int) -> Path | None:
-        """Return the newest checkpoint if it is of this step."""
-        return self.newest if self._step == step else None
-
-    def wrote(self, path: Path, step: int) -> None:
-        """Note a checkpoint of a step."""
-        self.newest = path
-        self._step = step
+    run: str = field(default_factory=partial(token_hex, 8))
+    newest: Path | None = None
+    step: int = -1
 
 
 def manifest_of(
@@ -233,22 +223,14 @@ class StoredTables:
             # state that begins anew is corrected as that of first updates
             shared.update.count_from(manifest.begun | dict.fromkeys(changed, number))
         if self.speaks:
-            _note_changes(changed)
-            # the tensor of the other counter
-            tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
-            others = [
-                table.name
-                for shared in self.tables
-                for table in shared.state.layout.tables
-                if self.fitting
-                and table.dynamic is not None
-                and table.dynamic.seen > 1
-                and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
-            ]
-            if others:
+            for before, now in dict.fromkeys(changed.values()):
+                tables = [name for name in changed if changed[name] == (before, now)]
+                one = len(tables) == 1
                 console.note(
-                    f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "
-                    "often keys without a row were seen is counted anew"
+                    f"{_some(tables)} {'is' if one else 'are'} frozen from here on"
+                    if now == FROZEN.name
+                    else f"{_some(tables)} go{'es' if one else ''} on by {now}, the checkpoint has "
+                    f"{before}: weights stay, the optimizer's state begins anew"
                 )
 
     def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:
@@ -280,22 +262,7 @@ def _as_stored(block: Block, manifest: CheckpointManifest) -> Block:
     return block
 
 
-def _note_changes(changed: Mapping[str, tuple[str, str]]) -> None:
-    """Print a note for the tables whose row rule has changed."""
-    for rules in dict.fromkeys(changed.values()):
-        alike = [name for name in changed if changed[name] == rules]
-        one = len(alike) == 1
-        if rules[1] == FROZEN.name:
-            console.note(f"{_some(alike)} {'is' if one else 'are'} frozen from here on")
-            continue
-        console.note(
-            f"{_some(alike)} go{'es' if one else ''} on by {rules[1]}, the "
-            f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
-        )
-
-
 def _some(tables: Sequence[str]) -> str:
-    """Return a few names of tables, and the number of the others, as text."""
     named = ", ".join(tables[:3])
     more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
     return f"table{'s' if len(tables) > 1 else ''} {named}{more}"

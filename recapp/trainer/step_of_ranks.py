@@ -230,7 +230,6 @@ def _clip(
     clip_val: int | float = 0.0,
     gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
 ) -> None:
-    """Clip all gradients of an optimiser (`Precision.clip_gradients`)."""
     if clip_val <= 0:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -280,12 +279,6 @@ class OptimizerOfTable(NamedTuple):
     rule: RowRule
     numbers: Mapping[str, Any]
 
-    @property
-    def group(self) -> dict[str, Any]:
-        """Return the param group, with its current rate."""
-        groups: list[dict[str, Any]] = self.optimizer.param_groups
-        return groups[self.number]
-
 
 def rules_of_optimizers(module: LightningModule) -> Rules:
     """Return the row rules that the optimisers of a module give its unsharded tables; row-wise
@@ -306,7 +299,8 @@ def rules_of_optimizers(module: LightningModule) -> Rules:
         optimizers = _init_optimizers_and_lr_schedulers(module)[0] if weights else []
     except Exception:
         optimizers = []
-    of_tables = {} if _names_groups(optimizers) else _optimizers_of(optimizers, weights)
+    in_groups = any(isinstance(optimizer, HybridOptimizer) for optimizer in optimizers)
+    of_tables = {} if in_groups else _optimizers_of(optimizers, weights)
     rules = {table: of_table.rule for table, of_table in of_tables.items()}
     if len(rules) < len(set(weights.values())) or not rules:
         rules = {"*": rowwise_adagrad()} | rules
@@ -335,7 +329,7 @@ def take_tables(
         ConfigError: The optimisers contradict the named rules or one another, or have not all
             tables.
     """
-    in_groups = _names_groups(optimizers)
+    in_groups = any(isinstance(optimizer, HybridOptimizer) for optimizer in optimizers)
     tables = [t for shared in sharded_tables(module) for t in shared.updated.values()]
     trained = {t.weight: t.weight.table for t in tables if t.weight.requires_grad}
     of_tables = {} if in_groups else _optimizers_of(optimizers, trained)
@@ -363,20 +357,9 @@ def take_tables(
     return [_stepping(optimizer, sharded_tables(module), of_tables) for optimizer in optimizers]
 
 
-def _names_groups(optimizers: Sequence[Any]) -> bool:
-    """Return whether the optimisers have the tables by their param groups."""
-    return any(isinstance(optimizer, HybridOptimizer) for optimizer in optimizers)
-
-
 def _optimizers_of(
     optimizers: Sequence[Any], tables: Mapping[Any, str]
 ) -> dict[str, OptimizerOfTable]:
-    """Return what optimisers say of tables, by table.
-
-    Args:
-        optimizers: The optimisers.
-        tables: The table of each parameter.
-    """
     of_tables: dict[str, OptimizerOfTable] = {}
     for optimizer in optimizers:
         kind = type(optimizer)
@@ -396,11 +379,6 @@ def _optimizers_of(
 
 
 def _take_out(optimizer: Any, in_groups: bool) -> None:
-    """Remove the tables from the param groups of an optimiser, which has no state of them.
-
-    Raises:
-        ConfigError: A param group is of tables alone, and they are in a `HybridOptimizer` too.
-    """
     dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
     several = len(dense.param_groups) > 1  # one group may be that of a model without dense weights
     for group in optimizer.param_groups:
@@ -419,11 +397,6 @@ def _take_out(optimizer: Any, in_groups: bool) -> None:
 def _stepping(
     optimizer: Any, tables: Sequence[ShardedTables], of_tables: Mapping[str, OptimizerOfTable]
 ) -> Any:
-    """Return an optimiser whose step updates its tables; the same optimiser if it has none.
-
-    Raises:
-        ConfigError: Tables that are updated together are in several optimisers.
-    """
     trained = {table for table, of_table in of_tables.items() if of_table.optimizer is optimizer}
     if not trained:
         return optimizer
@@ -462,7 +435,7 @@ def _follow(followed: Sequence[tuple[dict[str, Any], Sequence[OptimizerOfTable]]
     """
     for group, of_tables in followed:
         for one in of_tables:
-            now = numbers_of_rule(type(one.optimizer), one.group)
+            now = numbers_of_rule(type(one.optimizer), one.optimizer.param_groups[one.number])
             changed = [name for name in now if now[name] != one.numbers[name]]
             if changed:
                 raise ConfigError(
@@ -470,7 +443,7 @@ def _follow(followed: Sequence[tuple[dict[str, Any], Sequence[OptimizerOfTable]]
                     f"{one.numbers[changed[0]]} to {now[changed[0]]}, and a row rule keeps it: "
                     "let schedules change rates alone (OneCycleLR(..., cycle_momentum=False))"
                 )
-        rates = {float(one.group["lr"]) for one in of_tables}
+        rates = {float(one.optimizer.param_groups[one.number]["lr"]) for one in of_tables}
         if len(rates) > 1:
             raise ConfigError(
                 f"tables {', '.join(group['tables'])} began with one rate in several param groups "

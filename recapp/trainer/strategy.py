@@ -37,6 +37,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.constants import default_pg_timeout
+from typing_extensions import override
 
 from recapp import console
 from recapp.engine import sharded_collection
@@ -70,17 +71,13 @@ from recapp.stored.manifest import RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.plain_parts import check_state, state_must_fit
 from recapp.stored.stored_model import load_together
 from recapp.tables.collections import embedding_lookups, embedding_tables, read_from_data
-from recapp.trainer.average_weights import WeightAverage
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of
 from recapp.trainer.lightnings_parts import (
-    FORK,
-    TABLES_LEFT,
-    ForkedRanks,
     RankEnvironment,
+    WeightAverage,
     check_trainer,
-    count_tables,
-    limit_waits,
     reach_tables,
+    wait_for_no_flag,
 )
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restore import restore_in_one_line
@@ -114,7 +111,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
 
     The strategy uses ranks that were started from outside (`recapp.train`, torchrun, srun). If
     there are none, Lightning starts `devices` ranks, as for `ddp`: it runs a script once for each
-    rank, and forks the ranks of a notebook.
+    rank. A notebook starts ranks by `recapp.run_ranks`.
 
     Args:
         planner: The source of the plan: None for the planner, an `EmbeddingShardingPlanner` with
@@ -149,7 +146,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             whose rows are trained or loaded from a checkpoint.
         stored: Returns plain values that the manifest of every checkpoint keeps (the settings of
             the run).
-        ddp: Arguments of DistributedDataParallel, and Lightning's `start_method` of ranks.
+        ddp: Arguments of DistributedDataParallel.
 
     Raises:
         ConfigError: `planner` is not a source of plans.
@@ -184,8 +181,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
             )
         info = rank_info()
         self.exchange_timeout = timeout or default_pg_timeout
-        if info is None and hasattr(sys, "ps1"):  # a notebook: no other process can run its cells
-            ddp.setdefault("start_method", FORK)
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,
             timeout=self.exchange_timeout,
@@ -217,16 +212,20 @@ class EmbeddingShardingStrategy(StepOfRanks):
         self._tables: list[ShardedTables] | None = None
         self.saved = SavedRun()
 
+    @override
     def _configure_launcher(self) -> None:
-        """Let Lightning start the ranks, if there are several and they have not been started."""
         assert self.cluster_environment is not None
         if self.num_processes == 1:
             return
         if self.cluster_environment.creates_processes_externally:
             if rank_info() is None and self.cluster_environment.local_rank():
                 die_with_parent()  # the script's first process is rank 0 and has started this one
-        elif self._start_method == FORK:
-            self._launcher = ForkedRanks(self, FORK)
+        elif hasattr(sys, "ps1"):
+            raise ConfigError(
+                f"devices={self.num_processes}: no other process can run the cells of a notebook: "
+                "train in a function, and start its ranks by recapp.run_ranks(function, ranks="
+                f"{self.num_processes})"
+            )
         else:
             super()._configure_launcher()
 
@@ -283,10 +282,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         """
         assert self.lightning_module is not None
         check_trainer(self.lightning_module.trainer)  # before a callback copies the module
-        limit_waits(
-            self.lightning_module.trainer,
-            partial(dist.new_group, backend="gloo", timeout=self.exchange_timeout),
-        )
+        wait_for_no_flag(self.lightning_module.trainer)
         try:
             super().setup_environment()
         except dist.DistError as e:
@@ -315,7 +311,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
             and self.lightning_module is not None
         )
         self.accelerator.setup(trainer)
-        count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)
         fitting = trainer.state.fn == TrainerFn.FITTING
@@ -441,18 +436,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
         Return a loader with a `state_dict` unchanged, because it would count batches that were read
         but not trained. Return the loader of an evaluation unchanged too: without a backward there
         is too little work to hide an exchange.
-
-        Raises:
-            ConfigError: Forked ranks have trained the module and ended with its tables, and no
-                checkpoint was loaded since.
         """
         assert self.lightning_module is not None
-        if getattr(self.lightning_module, TABLES_LEFT, False):
-            name = type(self.lightning_module).__name__
-            raise ConfigError(
-                f"{name} was trained in forked ranks, which have taken its tables with them: give "
-                f"ckpt_path=, or take {name}.load_from_checkpoint(path)"
-            )
         if (
             not self.look_ahead
             or not self.lightning_module.trainer.training
@@ -497,6 +482,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         assert self.lightning_module is not None and self.plan is not None
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
+        step = module.trainer.global_step
         stored = {**self.stored(), RUN: self.saved.run, SAVED_AS: path.name}
         parameters = dict(module.named_parameters()) | self.weight_average.tensors()
         write_checkpoint(
@@ -512,9 +498,9 @@ class EmbeddingShardingStrategy(StepOfRanks):
             manifest=stored | manifest_of(module.trainer, module, self.plan),
             parameters=parameters,
             states=dense_states(module),
-            saved=self.saved.in_step(module.trainer.global_step),
+            saved=self.saved.newest if self.saved.step == step else None,
         )
-        self.saved.wrote(path, module.trainer.global_step)
+        self.saved = SavedRun(self.saved.run, path, step)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the dense part, without tables: they are saved as rectangles. Where
@@ -534,7 +520,6 @@ class EmbeddingShardingStrategy(StepOfRanks):
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         data = datamodule_of(self.lightning_module.trainer)
         tables = StoredTables(self.sharded_tables(), fitting, self.is_global_zero)
-        setattr(self.lightning_module, TABLES_LEFT, False)
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
 
         def to_fill(manifest: CheckpointManifest) -> Iterable[Block]:

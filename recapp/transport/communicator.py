@@ -59,11 +59,12 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.errors import RankError
+from recapp.errors import RankError, RecappError
 from recapp.processes.faults import SILENT, timeout_message
 from recapp.sparse.bags import on_host
 
 Arrived = TypeVar("Arrived")
+T = TypeVar("T")
 
 
 class Sent(NamedTuple, Generic[Arrived]):
@@ -440,6 +441,28 @@ def raise_together(mine: Exception | None, error_W: Sequence[str | None], failed
     for rank, text in enumerate(error_W):
         if text is not None:
             raise RankError(f"rank {rank} {failed}: {text}")
+
+
+def together(comm: Comm, step: Callable[[], T], failed: str) -> T:
+    """Run a step on each rank and return its result; either all ranks return, or all raise.
+
+    Args:
+        comm: The ranks.
+        step: The step; it must not communicate with other ranks.
+        failed: The predicate of the message about another rank, as for `raise_together`.
+
+    Raises:
+        Exception: The step has failed on this rank.
+        RankError: The step has failed on another rank.
+    """
+    failure: Exception | None = None
+    try:
+        result = step()
+    except Exception as error:
+        failure = error
+    kind = "" if isinstance(failure, RecappError) else f"{type(failure).__name__}: "
+    raise_together(failure, comm.all_gather(failure and f"{kind}{failure}"), failed)
+    return result
 
 
 def average_over_ranks(tensors: Sequence[Tensor]) -> None:

@@ -381,7 +381,7 @@ def run_ranks(
             "run_ranks: this process has used a GPU, and CUDA does not work in its forks; "
             "restart the process (the notebook's kernel) and start ranks before it uses a GPU"
         )
-    with meeting_point(0) as port:
+    with meeting_point() as port:
         environments = environments_of_ranks(ranks, port, uuid.uuid4().hex[:8])
         return call_in_forks(
             [partial(_in_group, each, function, args) for each in environments], timeout

@@ -5,7 +5,7 @@ import json
 from recapp.benchmarks import session
 from recapp.benchmarks.workloads import MODELS, WORKLOADS, NamedModel, Workload
 from recapp.processes.launch import LaunchSettings
-from recapp.run.commands import COMMANDS
+from recapp.run.recipe import COMMANDS
 from recapp.settings.records import to_plain
 
 ROWS = (50, 7, 300)

@@ -15,7 +15,7 @@ from recapp import bench
 from recapp.benchmarks.workloads import MODELS
 from recapp.console import print_table
 from recapp.dataset.data_settings import DataSettings, Generate
-from recapp.run.commands import VERBS
+from recapp.run.recipe import VERBS
 from recapp.settings.records import record
 from recapp.tables.table_settings import ListedTables
 

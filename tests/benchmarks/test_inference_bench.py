@@ -13,7 +13,7 @@ from recapp.benchmarks import session
 from recapp.benchmarks.timing import Measured
 from recapp.errors import ConfigError
 from recapp.inference_bench import cpp_program, latency, stored_models
-from recapp.run.commands import BenchInference
+from recapp.run.recipe import BenchInference
 from recapp.settings.records import to_plain
 
 

@@ -21,7 +21,7 @@ from recapp.errors import PlanError
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import PlanningProblem, Topology
-from recapp.run.plan_of_run import plan_of_run
+from recapp.run.plan_of_run import build_plan, problem_of_run
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
@@ -102,7 +102,7 @@ def composed(*overrides):
 def named(option, world, tables=CRITEO, *more):
     """What `+plan=option` makes."""
     settings = composed(f"+plan={option}", *more)
-    return plan_of_run(settings, PlanningProblem(tables, Topology(world)))
+    return build_plan(settings, problem_of_run(settings, PlanningProblem(tables, Topology(world))))
 
 
 def lookups_by_rank(plan, tables=CRITEO):

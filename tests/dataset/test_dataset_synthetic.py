@@ -12,13 +12,12 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
-from recapp.dataset.data_settings import DataSettings, Generate
+from recapp.dataset.data_settings import Generate
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream, normal, uniform
-from recapp.dataset.synthetic import CRITEO_SIZES, Score, read_truth, write_clicks
+from recapp.dataset.synthetic import CRITEO_SIZES, write_clicks
 from recapp.errors import ConfigError, DataError
-from recapp.run.run_rows import score_of_click_model
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 ROWS = 30_000
@@ -26,6 +25,10 @@ ROWS = 30_000
 
 def write_criteo(path, *, sizes=CRITEO_SIZES, progress=None, **drawn):
     return write_clicks(path, Generate(**drawn), sizes, progress)
+
+
+def read_truth(path):
+    return json.loads((path / "_truth.json").read_text())
 
 
 def write_sample(path, **drawn):
@@ -144,46 +147,6 @@ def test_the_truth_is_that_of_the_rows_written(criteo, table):
     assert truth["validation"]["positives"] == pytest.approx(labels[-validated:].mean())
     assert 0.76 < truth["auc"] < 0.86
     assert 0.6 < truth["normalized_entropy"] < 0.9
-
-
-def test_the_click_models_score_is_known_of_the_rows_that_validate_only(criteo, tmp_path):
-    auc = read_truth(criteo)["validation"]["auc"]
-    rows = read_truth(criteo)["validation"]["rows"]
-
-    def known_auc(val_rows=rows, limit=None, **dataset):
-        settings = {"path": str(criteo), "generate": Generate(), **dataset}
-        return score_of_click_model(DataSettings(**settings), limit, val_rows, "auc")
-
-    assert known_auc() == known_auc(limit=1.0) == auc
-    others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]
-    others += [{"generate": None}, {"val_path": "elsewhere"}]
-    others += [{"path": str(write_criteo(tmp_path / "one", rows=2)), "val_rows": 1}]  # of one class
-    assert [known_auc(**other) for other in others] == [None] * len(others)
-
-
-def test_a_score_is_the_exact_auc_log_loss_and_entropy():
-    rows = np.arange(4_000)
-    logits = normal((1,), rows) * 2
-    labels = (uniform((2,), rows) < 1 / (1 + np.exp(-logits))).astype(np.int64)
-    score = Score()
-    for part in np.array_split(rows, 3):
-        score.update(logits[part], labels[part])
-    chances = 1 / (1 + np.exp(-logits))
-    loss = -np.where(labels == 1, np.log(chances), np.log(1 - chances)).mean()
-    share = labels.mean()
-    pairs = (logits[labels == 1][:, None] > logits[labels == 0][None, :]).mean()
-    found = score.compute()
-    assert found["auc"] == pytest.approx(pairs, abs=1e-4)
-    assert found["log_loss"] == pytest.approx(loss)
-    assert found["normalized_entropy"] == pytest.approx(
-        loss / -(share * np.log(share) + (1 - share) * np.log(1 - share))
-    )
-
-
-def test_a_score_without_both_labels_is_unknown():
-    score = Score()
-    score.update(np.zeros(3), np.ones(3, dtype=np.int64))
-    assert score.compute()["auc"] is None
 
 
 @pytest.mark.parametrize("separability", [0.0, 4.0])
@@ -329,11 +292,6 @@ def test_the_manifest_says_what_was_made(criteo):
 def test_impossible_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"dataset.table_rows=\[5, 1\]"):
         write_criteo(tmp_path / "data", rows=9, sizes=(5, 1))
-
-
-def test_data_that_was_not_generated_has_no_truth(tmp_path):
-    with pytest.raises(DataError, match=r"no readable _truth\.json"):
-        read_truth(tmp_path)
 
 
 def test_tables_of_any_number_and_the_smallest_size_can_be_made(tmp_path):

@@ -14,9 +14,8 @@ from jobs import recipe
 
 from recapp.dataset.click_rows import open_rows
 from recapp.dataset.collate import Collate, RawRows
-from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.data_settings import LOG_EDGES, DataSettings, columns_of, derived_from
 from recapp.dataset.decode import decode_ids, ids_of_text
-from recapp.dataset.derived_columns import LOG_EDGES, columns_of, derived_from
 from recapp.dataset.rows import bucket_ids, crossed, log_edges, places, way_gone
 from recapp.dataset.schema import Schema, TextIds, check_sizes, schema_of
 from recapp.dataset.sequential_rows import (
@@ -25,6 +24,7 @@ from recapp.dataset.sequential_rows import (
     fitted,
     frequent_values,
     quantile_edges,
+    table_rows,
 )
 from recapp.dataset.source import open_source
 from recapp.errors import CheckpointError, ConfigError, DataError
@@ -204,7 +204,7 @@ def test_only_training_rows_are_fitted(logs):
     assert known["x.vocabulary"] == [7, 9]
     assert known["a_bucket.buckets"] == [3]
     assert known["y.vocabulary"][0] == MISSING
-    sizes = rows.fitted().table_rows(1000)
+    sizes = table_rows(rows.train, rows.fitted().schema, 1000)
     assert sizes == [3, 3, 2, 3, 2] and len(sizes) == len(of.features)
     assert Fraction(1, 4) == rows.settings.share_that_validates
 

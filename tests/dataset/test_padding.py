@@ -12,6 +12,7 @@ from recapp.dataset.click_rows import first_outside, open_rows
 from recapp.dataset.collate import RawRows
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import schema_of
+from recapp.dataset.sequential_rows import table_rows
 from recapp.dataset.source import open_files
 from recapp.dataset.stream import make_loader
 from recapp.errors import CheckpointError, ConfigError, DataError
@@ -87,7 +88,7 @@ def test_a_filled_list_and_a_text_train_and_score_as_the_ragged_list(tmp_path, n
     scored = RawRows(rows.schema, "none").batch(pq.read_table(path))
     assert bags(scored) == LISTS
     assert bags(scored, "user") == [[0], [1], [2], [0], [4], [5]]
-    assert rows.table_rows(None)[1] == 32  # five ids
+    assert table_rows(rows.train, rows.schema, None)[1] == 32  # five ids
 
 
 def test_requests_are_read_as_training_was():

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recapp.dataset.collate import RawRows
-from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.data_settings import DataSettings, Derivation
 from recapp.dataset.decode import BadValue, decode_times, decode_vectors
-from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.rows import circle, date_ids, turns_of_numbers
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import example_rows, fitted, plain_rows, table_of, table_rows

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from recapp.cli import compose as settings_of
-from recapp.run.commands import read_settings
+from recapp.run.recipe import read_settings
 from recapp.tables.collections import EmbeddingCollection
 from recapp.tables.config import EmbeddingConfig
 

@@ -16,7 +16,7 @@ from serving.small_models import arrow, running
 import recapp
 from recapp.dataset.sequential_rows import example_rows
 from recapp.metrics import click_metrics
-from recapp.run.commands import recipe_of
+from recapp.run.recipe import recipe_of
 from recapp.run.run_rows import validation_batches, validation_source
 
 pytestmark = pytest.mark.full

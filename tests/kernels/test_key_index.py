@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from recapp.kernels.key_index import SortedIndex
 from recapp.kernels.numba_key_index import HashIndex
+from recapp.kernels.reference import SortedIndex
 from recapp.tables.dynamic import RUNS, first_position
 
 CPU = torch.device("cpu")

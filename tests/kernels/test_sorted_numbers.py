@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.kernels import key_index, numba_key_index
+from recapp.kernels import numba_key_index, reference
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NEAR = st.integers(-40, 40)
@@ -35,11 +35,11 @@ def test_both_find_what_is_there_and_nothing_else(strips, others, rng):
         torch.tensor(wanted, dtype=torch.int64),
         torch.tensor(strip, dtype=torch.int16),
     )
-    assert key_index.find_sorted(*arguments).tolist() == expected
+    assert reference.find_sorted(*arguments).tolist() == expected
     assert numba_key_index.find_sorted(*arguments).tolist() == expected
 
 
-@pytest.mark.parametrize("find", [key_index.find_sorted, numba_key_index.find_sorted])
+@pytest.mark.parametrize("find", [reference.find_sorted, numba_key_index.find_sorted])
 def test_one_strip_needs_no_numbers_of_strips(find):
     number_R = torch.arange(0, 10_000, 3)
     wanted = torch.arange(-5, 10_010)

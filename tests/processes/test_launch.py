@@ -216,20 +216,6 @@ def test_a_rank_that_is_stopped_holds_nothing_up_where_another_fails(start):
     assert time.monotonic() - began < 20
 
 
-def test_a_taken_port_is_named_and_a_free_one_is_used(start):
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        error, job = start("fine", port=port)
-        assert type(error) is LaunchError and str(error).startswith(
-            f"launch.port={port}: Address already in use"
-        )
-        assert not (job / "pid0").exists()
-    error, job = start("fine", port=port)
-    assert error is None and (job / "metrics.json").exists()
-
-
 PARENT = """
 import sys
 from pathlib import Path

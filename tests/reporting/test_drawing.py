@@ -2,7 +2,6 @@
 whole.
 """
 
-import re
 from itertools import pairwise
 
 import pytest
@@ -10,7 +9,6 @@ from reporting.sweeps import make_run, make_sweep
 
 from recapp.console import size
 from recapp.reporting import drawing, run_figures
-from recapp.reporting.drawing import COLUMN, sheet
 from recapp.reporting.runs import read_runs
 from recapp.reporting.variants import Objective, Variant, learned_variants_of
 
@@ -29,19 +27,6 @@ from recapp.reporting.variants import Objective, Variant, learned_variants_of
 )
 def test_bytes_have_one_unit_and_never_parts_of_a_byte(n, text):
     assert size(n) == text
-
-
-@pytest.mark.parametrize("most", [0.4, 1, 3, 800, 41_774_780, 9.5e10])
-def test_an_axis_of_bytes_has_one_unit_and_whole_bytes(most):
-    with sheet(COLUMN, 2) as s:
-        s.axes[0].set_xlim(0, most)
-        drawing.byte_axis(s.axes[0].xaxis)
-        s.figure.draw_without_rendering()
-        texts = [label.get_text() for label in s.axes[0].get_xticklabels()]
-        ticks = s.axes[0].get_xticks()
-    shown = [text for text, tick in zip(texts, ticks, strict=True) if 0 < tick <= most]
-    assert len({re.sub(r"[\d.,]+ ", "", text) for text in shown}) <= 1
-    assert not any(re.search(r"\bmB\b|\d\.\d+ B", text) for text in texts), texts
 
 
 def axes_of(draw, monkeypatch):

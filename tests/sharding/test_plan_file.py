@@ -19,7 +19,7 @@ from recapp.errors import ConfigError, PlanError
 from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanRule
 from recapp.planner.problem import RESERVE_BYTES, PlanningProblem, Topology
-from recapp.run.plan_of_run import plan_of_run
+from recapp.run.plan_of_run import build_plan, problem_of_run
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
@@ -424,7 +424,7 @@ def logs(tmp_path):
 
 def planned(data, tables, topology, *plan):
     settings = settings_for(data, *plan)
-    return plan_of_run(settings, PlanningProblem(tables, topology))
+    return build_plan(settings, problem_of_run(settings, PlanningProblem(tables, topology)))
 
 
 def test_the_settings_name_a_file_and_nothing_beside_it(logs):

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from recapp.cli.command import recipe_under
+from recapp.dataset.data_settings import Derivation
 from recapp.dataset.decode import Float32Array, Int64Array
-from recapp.dataset.derived_columns import Derivation
 from recapp.dataset.sequential_rows import decoded_chunks
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of

@@ -31,7 +31,6 @@ from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import collections_in
 from recapp.tasks.task import Task
-from recapp.trainer.module import ExtraLosses
 
 from .lab import Lab
 
@@ -124,7 +123,7 @@ class DensePart:
             parameter.grad = None
         found = self.model(self.batch)
         loss = self._loss_of(found)
-        if isinstance(self.model, ExtraLosses):
+        if hasattr(self.model, "extra_losses"):
             for extra in self.model.extra_losses(found, self.batch, self._loss_of).values():
                 loss = loss + extra
         loss.backward()  # type: ignore[no-untyped-call]

@@ -86,8 +86,9 @@ class Run:
         self.last = KeepLast(folder)
 
     def save_checkpoint(self, path, weights_only=False):
-        write(path, self.global_step, self.strategy.saved.in_step(self.global_step))
-        self.strategy.saved.wrote(Path(path), self.global_step)
+        saved = self.strategy.saved
+        write(path, self.global_step, saved.newest if saved.step == self.global_step else None)
+        self.strategy.saved = SavedRun(saved.run, Path(path), self.global_step)
 
     def validated(self, step, score):
         """Have the callbacks act on the validation of a step with that score."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits, whole_tensors
 
+from recapp.dataset.data_settings import Derivation, DerivedColumn
 from recapp.dataset.decode import decode_ids
-from recapp.dataset.derived_columns import Derivation, DerivedColumn
 from recapp.dataset.schema import criteo_schema
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError, DataError, RecappError

@@ -18,7 +18,6 @@ from recapp.reporting.summary import (
     KEPT,
     interval,
     intervals,
-    note_no_interval,
     read_details,
     report_end,
     slices_of,
@@ -493,7 +492,7 @@ def test_a_number_of_details_that_is_not_finite_is_null_and_has_no_interval(tmp_
     assert "NaN" not in (tmp_path / "details.json").read_text()
     details = read_details(tmp_path)
     assert details["bootstrap"]["metrics"] == {"auc": [0.5, None], "mae": [0.1, 0.2]}
-    note_no_interval(details)
+    assert set(intervals(details, "val")) == {"val_mae_low", "val_mae_high"}
     assert capsys.readouterr().err.startswith("auc: no interval, as it cannot be computed on some")
 
 

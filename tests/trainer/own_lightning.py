@@ -1,7 +1,7 @@
 """A LightningModule of somebody's own, with pooled bags and sequences, as a script has it:
 
 python own_lightning.py DIR script      Lightning runs this file for a second rank
-python own_lightning.py DIR notebook    as a notebook, which forks its ranks
+python own_lightning.py DIR notebook    as a notebook, where a function is run on ranks
 """
 
 import json
@@ -20,6 +20,7 @@ from recapp import (
     EmbeddingShardingStrategy,
     HybridOptimizer,
     KeyedJaggedTensor,
+    run_ranks,
 )
 
 META = torch.device("meta")
@@ -92,24 +93,8 @@ def fitted(folder, devices=1, kind=Clicks, callbacks=(), validated=False, **stra
     return trainer
 
 
-def validate(trainer):
-    """Validate what was trained: without its checkpoint that must end in a rank's error."""
-    module = Watched()
-    module.tables_left_in_ranks = trainer.lightning_module.tables_left_in_ranks
-    try:
-        trainer.validate(module, loader())
-    except Exception as error:
-        print(error, file=sys.stderr)
-    trainer.validate(module, loader(), ckpt_path="best")
-
-
-def main(folder, how):
-    if how == "notebook":
-        torch.set_num_threads(4)
-        torch.relu(torch.randn(4_000_000)).sum()  # threads that no fork has
+def main(folder):
     trainer = fitted(folder, devices=2)
-    if how == "notebook":
-        validate(trainer)
     if trainer.global_rank == 0:
         again = Clicks.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
         logits = again(BATCHES[3][0]).tolist()
@@ -119,4 +104,12 @@ def main(folder, how):
 if __name__ == "__main__":
     if sys.argv[2] == "notebook":
         sys.ps1 = ">>> "
-    main(*sys.argv[1:])
+        torch.set_num_threads(4)
+        torch.relu(torch.randn(4_000_000)).sum()  # threads that no fork has
+        try:
+            fitted(sys.argv[1], devices=2)
+        except Exception as error:
+            print(error, file=sys.stderr)
+        run_ranks(main, sys.argv[1])
+    else:
+        main(sys.argv[1])

@@ -14,14 +14,13 @@ from recapp.cli.compose import to_plain as without_references
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.synthetic import write_clicks
 from recapp.run import training
-from recapp.run.commands import read_settings
 from recapp.run.model import build_model
+from recapp.run.recipe import read_settings
 from recapp.run.training import build_strategy
 from recapp.settings.records import to_plain
 from recapp.stored.stored_model import read_manifest
 from recapp.trainer import callbacks as own
-from recapp.trainer.ending import EndTogether
-from recapp.trainer.keep_checkpoints import KeepLast
+from recapp.trainer.keep_checkpoints import EndTogether, KeepLast
 
 STOP = 4
 MORE = 3

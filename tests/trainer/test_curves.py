@@ -11,7 +11,6 @@ from tiers import one_of
 from trainer.runs import compose, fit
 
 from recapp.tasks.task import ClickTask
-from recapp.trainer.curves import CSVCurves
 from recapp.trainer.module import TaskModule
 
 EPOCH = 18  # batches
@@ -49,10 +48,6 @@ def rows_of(folder):
 
 def curve(rows, name):
     return [(int(row["step"]), row[name]) for row in rows if row.get(name)]
-
-
-def test_the_directory_of_the_curves_is_that_of_their_file(tmp_path):
-    assert CSVCurves(str(tmp_path)).log_dir == str(tmp_path / "csv")
 
 
 @pytest.fixture(scope="module")

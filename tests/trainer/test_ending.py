@@ -18,8 +18,7 @@ from recapp.errors import CheckpointError, TrainingError
 from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.sparse.keyed_jagged_tensor import LABEL
 from recapp.stored.stored_model import load_table, read_manifest, read_meta
-from recapp.trainer.ending import LossWatch
-from recapp.trainer.keep_checkpoints import _forget_begun
+from recapp.trainer.keep_checkpoints import LossWatch, _forget_begun
 
 LAST = "checkpoints/last.ckpt"
 TESTS = Path(__file__).parents[1]

@@ -95,11 +95,6 @@ def test_tables_that_a_lightning_module_freezes_before_sharding_stay(tmp_path):
     manifest = read_manifest(tmp_path / "end.ckpt")
     assert manifest.rules == {"items": "frozen", "seen": "rowwise_adagrad"}
     assert ("items", "sum") not in manifest.tensors
-    (summary,) = [c for c in trainer.callbacks if type(c).__name__.endswith("ModelSummary")]
-    counts = []
-    summary.summarize = lambda _, *numbers, **__: counts.extend(numbers)
-    summary.on_fit_start(trainer, module)
-    assert counts[0] - counts[1] == 400 * 8
 
 
 @pytest.mark.full

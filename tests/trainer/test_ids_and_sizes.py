@@ -252,10 +252,10 @@ def test_a_mistake_that_counting_finds_is_raised_by_every_rank(base, jobs):
         (
             "train.parquet",
             ("statistics=assumed",),
-            "=3000 rows, no ids were counted: stat",
+            "to have 3,000 rows, no ids were counted: stat",
             [3000] * 2,
         ),
-        ("nowhere", (), "=3000 rows, no ids were counted: dataset.path=", [3000, 3000]),
+        ("nowhere", (), "to have 3,000 rows, no ids were counted: dataset.path=", [3000, 3000]),
     ],
 )
 def test_a_plan_on_paper_says_what_sizes_it_assumed(base, capsys, path, more, says, rows):

@@ -15,7 +15,7 @@ from runs import compose, fit
 from trainer.test_snapshots import CatchUp
 
 from recapp.console import short_path
-from recapp.dataset.click_rows import first_outside, place_of_bag, place_of_id
+from recapp.dataset.click_rows import first_outside, place_of
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
@@ -29,7 +29,7 @@ from recapp.tables.config import EmbeddingBagConfig, TableLookup
 from recapp.tables.ids import LongBag
 from recapp.train import note_how_to_go_on
 from recapp.trainer.datamodule import ClickData
-from recapp.trainer.ending import EndTogether
+from recapp.trainer.keep_checkpoints import EndTogether
 
 EPOCH = 18
 """The steps of an epoch of the logs."""
@@ -185,9 +185,11 @@ def test_rows_of_ids_are_found_in_files_row_groups_and_bags(tmp_path, kind):
         )
     schema = Schema(label="label", dense=(), sparse=("C",))
     source = open_source(str(tmp_path), schema)
-    assert place_of_id(source, schema, "C", 33) == f"row 33 of {tmp_path}/a.parquet"
-    assert place_of_id(source.slice(40, 80), schema, "C", 33) == f"row 6 of {tmp_path}/b.parquet"
-    assert place_of_id(source, schema, "C", 99) == ""
+    assert place_of(source, schema, "C", number=33) == f"row 33 of {tmp_path}/a.parquet"
+    assert (
+        place_of(source.slice(40, 80), schema, "C", number=33) == f"row 6 of {tmp_path}/b.parquet"
+    )
+    assert place_of(source, schema, "C", number=99) == ""
     assert first_outside(source, schema, {"C": range(90)}) is None
     greatest = 89 if pa.types.is_list(kind) else 39
     assert first_outside(source, schema, {"C": range(greatest)}) == ("C", greatest)
@@ -202,9 +204,9 @@ def test_the_first_bag_of_a_length_is_found_where_lists_are_padded(tmp_path):
         pq.write_table(pa.table({"label": labels, "C": lists}), tmp_path / f"{name}.parquet")
     schema = Schema(label="label", dense=(), sparse=("C",), padding=0)
     source = open_source(str(tmp_path), schema)
-    assert place_of_bag(source, schema, "C", 3) == f"row 2 of {tmp_path}/b.parquet"
-    assert place_of_bag(source, schema, "C", 2) == f"row 1 of {tmp_path}/a.parquet"
-    assert place_of_bag(source, schema, "C", 4) == ""
+    assert place_of(source, schema, "C", length=3) == f"row 2 of {tmp_path}/b.parquet"
+    assert place_of(source, schema, "C", length=2) == f"row 1 of {tmp_path}/a.parquet"
+    assert place_of(source, schema, "C", length=4) == ""
 
     settings = DataSettings(path=str(tmp_path), sparse=("C",), padding=0, val_share=0.5)
     data = ClickData(settings, schema)

@@ -151,25 +151,6 @@ def steps(size=10):
     return lr_scheduler.StepLR(SGD([torch.zeros(1)], 0.1), size)
 
 
-def cosine():
-    return lr_scheduler.CosineAnnealingLR(SGD([torch.zeros(1)], 0.1), 100)
-
-
-@pytest.mark.parametrize(
-    ("stored", "now", "says"),
-    [
-        ([steps()], [cosine()], "CosineAnnealingLR has no T_max"),
-        ([steps()], [steps(), steps(5)], "there are 1 states and 2 schedules"),
-        ([steps(), steps(5)], [steps()], "there are 2 states and 1 schedules"),
-        ([steps()], [], "there are 1 states and 0 schedules"),
-    ],
-)
-def test_schedules_take_states_of_their_own_classes_alone(stored, now, says):
-    states = [schedule.state_dict() for schedule in stored]
-    with pytest.raises(CheckpointError, match=f"set optimizer.schedule as it was .*{says}"):
-        restore_of("lr_schedulers", {"lr_schedulers": states}, now)()
-
-
 def test_a_schedule_goes_on_or_begins_anew():
     last, now = steps(), steps()
     last.optimizer.step()

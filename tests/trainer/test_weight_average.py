@@ -19,7 +19,7 @@ from recapp.kernels.row_memory import RowMemory
 from recapp.planner.rank_memory import average_bytes, bytes_per_rank
 from recapp.stored.stored_model import load_table, read_manifest, read_meta
 from recapp.tables.config import EmbeddingConfig
-from recapp.trainer.average_weights import OF_AVERAGE, AverageWeights, WeightAverage
+from recapp.trainer.lightnings_parts import OF_AVERAGE, AverageWeights, WeightAverage
 from recapp.trainer.trainer_settings import AverageSettings
 from recapp.transport.communicator import Comm
 

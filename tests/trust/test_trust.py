@@ -23,7 +23,7 @@ from recapp.cli.command import stored_recipe
 from recapp.cli.stored_recipe import check_generated, recipe_of_stored
 from recapp.errors import CheckpointError, ConfigError
 from recapp.planner.hardware import read_hardware
-from recapp.run.commands import recipe_of
+from recapp.run.recipe import recipe_of
 from recapp.settings.option_files import conf_dir, named_targets
 from recapp.settings.records import to_plain
 from recapp.sharding.layout import Block

@@ -54,7 +54,7 @@ from recapp.optim.named_rules import make_rule
 from recapp.optim.rules import RowRule
 from recapp.processes.launch import gpu_count
 from recapp.processes.rank_environment import external_rank, rank_info
-from recapp.settings.small_files import read_json
+from recapp.settings.option_files import read_json
 from recapp.settings.values import Natural, Positive, Within
 from recapp.tables.config import EmbeddingBagConfig
 

@@ -61,7 +61,7 @@ struct Output {
   std::vector<double> example;  // the outputs of the example
 };
 
-// A column that is computed from others (recapp/dataset/derived_columns.py).
+// A column that is computed from others (recapp/dataset/data_settings.py).
 struct Derived {
   DerivedKind kind = DerivedKind::buckets;
   std::vector<std::size_t> reads;  // features with ids of cross and vocabulary, else dense ones

@@ -72,7 +72,7 @@ from recapp.stored.plain_parts import (
     written_values,
 )
 from recapp.stored.store import MANIFEST, files_at, write_file
-from recapp.stored.stored_model import Artefact, Checkpoint, every_file
+from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import keys_of
@@ -119,7 +119,7 @@ def export_model(
             f"output={output}: lies in the directory of the checkpoint, and would be deleted with "
             "it: choose a directory beside the checkpoint"
         )
-    with Checkpoint.at(path, selector=every_file) as snapshot:
+    with Checkpoint.at(path, selector=lambda manifest: manifest.files) as snapshot:
         if recipe is None:
             recipe = recipe_of_stored(snapshot.manifest, trust)
         recipe = with_columns_of(recipe, snapshot)

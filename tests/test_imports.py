@@ -181,7 +181,8 @@ def test_a_report_is_drawn_without_torch(loaded, stored, tmp_path):
     ("verb", "used"),
     [
         ("step", "antlr4 hydra omegaconf yaml"),
-        ("data", "antlr4 hydra numpy omegaconf pyarrow torch yaml"),
+        # who generates data measures their scores by torchmetrics
+        ("data", "antlr4 hydra matplotlib numpy omegaconf pyarrow torch torchmetrics yaml"),
     ],
 )
 def test_a_measurement_is_checked_without_lightning(loaded, verb, used):

@@ -33,7 +33,6 @@ from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import read_json
 
 MANIFEST = "_generated.json"
-TRUTH = "_truth.json"
 VERSION = 1  # the generator's version, increased when the same settings give other bytes
 # The last 1/7 of the rows, the validation rows of the default split, also gets separate scores.
 VALIDATION_SHARE = 7
@@ -385,7 +384,7 @@ def write_clicks(
     try:
         unfinished.chmod(0o755)
         truth = _write_files(unfinished, ClickModel(ids, generate), generate.rows, progress)
-        (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
+        (unfinished / "_truth.json").write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
         try:
             os.replace(unfinished, path)  # replaces an empty directory, never another
@@ -408,23 +407,6 @@ def check_directory(path: str | Path, generate: Generate, sizes: Sequence[int] |
         ConfigError: The settings are impossible.
     """
     _is_complete(Path(path), _planned(generate, sizes)[1])
-
-
-def read_truth(path: str | Path) -> dict[str, Any]:
-    """Return the scores of the click model itself on a generated set.
-
-    Returns:
-        auc, log_loss, normalized_entropy, positives, rows; `validation` holds the same entries for
-        the last 1/7 of the rows.
-
-    Raises:
-        DataError: The directory has no readable scores.
-    """
-    try:
-        truth: dict[str, Any] = read_json(Path(path) / TRUTH)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no readable {TRUTH}; only generated data has one") from error
-    return truth
 
 
 def _planned(

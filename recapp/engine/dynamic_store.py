@@ -88,22 +88,16 @@ class DynamicStore(FloatRows):
         size = super().nbytes
         return size._replace(rows=size.rows + self.slots.nbytes + self.admission.nbytes)
 
+    @override
     def piece_keys(self, row_U: Tensor) -> Tensor:
-        """Return the number of each slot's run among the runs of all strips of the group."""
         key_I = torch.tensor([s.key for s in self.strips], device=row_U.device)
         strip_U = self.index.strips.rows[row_U, 0].long()
         return key_I[strip_U] + runs_of(self.index.positions.rows[row_U, 0])
 
     # ---- rows come and go
 
+    @override
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
-        """Return the slots of rows. In training, keys without a row get a slot.
-
-        Args:
-            row_N: Positions, which may repeat.
-            strip_N: The strip of each position, numbered within the group.
-            trains: Whether the batch is trained.
-        """
         assert strip_N is not None
         trains = trains and self.trains
         row_N = row_N.long()
@@ -141,8 +135,8 @@ class DynamicStore(FloatRows):
             self._unadmitted.append(slot_U[~admitted_U])
         return slot_M
 
+    @override
     def trained(self, row_U: Tensor) -> Tensor | None:
-        """Return which slots hold rows, not unadmitted keys."""
         unadmitted = self._all_unadmitted()
         trained_U = super().trained(row_U)
         if not len(unadmitted):
@@ -318,7 +312,9 @@ class DynamicStore(FloatRows):
         self.settle(step)
         loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_runs}
         for number in loads:
-            self._forget(number)
+            slot_N = self.index.slots_of(number)
+            self.slots.remove(slot_N)
+            self.admission.forget(number, slot_N)
         if not len(self.index):
             self.slots.clear()
         self.slots.begin_load()
@@ -340,12 +336,6 @@ class DynamicStore(FloatRows):
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
             if counter := self.admission.counters[number]:
                 yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
-
-    def _forget(self, number: int) -> None:
-        """Forget all rows of a strip and all counts of its keys."""
-        slot_N = self.index.slots_of(number)
-        self.slots.remove(slot_N)
-        self.admission.forget(number, slot_N)
 
     def loaded(self) -> None:
         """Put the loaded rows into the index.

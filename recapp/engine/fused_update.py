@@ -330,7 +330,6 @@ class FusedUpdate:
             yield from scratch.tensors()
 
     def _check_trained(self) -> None:
-        """Raise a ConfigError where the tables have no rule."""
         if not self.rules:
             names = ", ".join(t.name for t in self.state.layout.tables[:3])
             raise ConfigError(

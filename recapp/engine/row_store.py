@@ -499,7 +499,6 @@ class FloatRows(RowStore):
         return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in memories) + average)
 
     def _grow(self, rows: int) -> None:
-        """Make room for a number of rows."""
         for memory in (self._weights, *self._state):
             memory.grow(rows)
         if self._average is not None:
@@ -552,13 +551,11 @@ class FloatRows(RowStore):
     def example(self) -> Tensor:
         return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
 
+    @override
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
     ) -> None:
-        """Sum rows along a sparse matrix (`RowStore.pool`). The rows catch up first, unless
-        their average is read.
-        """
-        if self._average is None or self._average.shown is None:
+        if self._average is None or self._average.shown is None:  # rows that are read catch up
             self._catch_up(links.index_N)
         self.backend.pool(
             self.weights.view(-1),
@@ -571,10 +568,10 @@ class FloatRows(RowStore):
             in_lines,
         )
 
+    @override
     def update(
         self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
-        """Train touched rows (`RowStore.update`). The rows catch up first."""
         assert self.rule is not None, "the fused update refuses tables without a rule"
         dtype = self.group.dtype
         self._catch_up(row_U)
@@ -619,10 +616,9 @@ class FloatStore(FloatRows):
                 state.fill_(start)
         if seeds is not None:
             for p in self.group.pieces:
-                self._fill(p, seeds)
+                self._write_start_values(p, seeds)
 
-    def _fill(self, p: Piece, seeds: Mapping[str, int], epoch: int = 0) -> None:
-        """Write the start values of a piece."""
+    def _write_start_values(self, p: Piece, seeds: Mapping[str, int], epoch: int = 0) -> None:
         layout = self.group.layout
         strip = layout.strips[p.strip]
         here = self.weights[p.base : p.base + len(p.rows)]
@@ -639,15 +635,13 @@ class FloatStore(FloatRows):
         for p in self.group.pieces:
             if layout.tables[layout.strips[p.strip].table].name not in tables:
                 continue
-            self._fill(p, self._seeds, epoch)
+            self._write_start_values(p, self._seeds, epoch)
             self._begin_steps(slice(p.base, p.base + len(p.rows)))
             for state, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
                 state[p.base : p.base + len(p.rows)] = start
 
+    @override
     def begin_rows(self, table: str, row_K: Tensor) -> None:
-        """Write start values into rows of a table (`RowStore.begin_rows`), which first take the
-        steps that they have missed.
-        """
         assert self._seeds is not None, "rows that train have seeds"
         layout = self.group.layout
         for p in self.group.pieces:

@@ -787,11 +787,9 @@ class NumbaBackend(TorchBackend):
 
 
 def _slots(b: Bags) -> tuple[Any, ...]:
-    """Return the fields of `Slots`."""
     return array(b.rows_L), b.first_S, b.bag_S, b.bags_S1, array(b.lengths_N)
 
 
 def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> tuple[Any, ...]:
-    """Return the fields of `Target`."""
     at_M = array_or_empty(links.at_M, torch.int32)
     return array(target), at_M, scalar(dtype, scale)

@@ -331,7 +331,7 @@ class HashIndex:
         self._used_G = np.zeros(0, np.int32)
         self._split_slots = np.zeros(SEGMENT, np.int32)
         self._keys = 0
-        self._add(self._places)
+        self._add_segments(self._places)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -348,8 +348,7 @@ class HashIndex:
         self._used_G[:] = 0
         self._keys = 0
 
-    def _add(self, more: int) -> None:
-        """Add segments."""
+    def _add_segments(self, more: int) -> None:
         self._tags.grow((self._segments + more) * SEGMENT)
         self._slots.grow((self._segments + more) * SEGMENT)
         if len(self._used_G) < self._segments + more:
@@ -385,7 +384,7 @@ class HashIndex:
         self.strips.grow(int(fresh_M.max()) + 1)
         segments = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
         if segments > self._segments:
-            self._add(segments - self._segments)
+            self._add_segments(segments - self._segments)
         slot_M = torch.empty_like(position_M)
         first_U = np.empty(len(position_M), np.int64)
         done = 0
@@ -403,7 +402,7 @@ class HashIndex:
             )
             if done == len(position_M):
                 break
-            self._add(max(1, self._segments // 8))  # a segment got full before its turn
+            self._add_segments(max(1, self._segments // 8))  # a segment got full before its turn
         self._keys += used
         return slot_M, torch.from_numpy(first_U[:used])
 

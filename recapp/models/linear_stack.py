@@ -54,16 +54,9 @@ def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
 
 
 def may_run_layers(x_BK: Tensor) -> bool:
-    """Return whether `run_layers` can take an input now. It cannot while torch records, compiles,
-    changes dtypes or transforms functions (`torch.func`, derivatives in forward); on GPUs it would
-    delay gradients that are averaged over ranks.
-    """
-    return _is_torchs_own(x_BK) and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-
-
-def _is_torchs_own(x_BK: Tensor) -> bool:
-    """Return whether a tensor is torch's own on a CPU, while torch neither compiles nor transforms
-    functions (`torch.func`, derivatives in forward).
+    """Return whether `run_layers` can take an input now: a tensor of torch's own, on a CPU. It
+    cannot while torch records, compiles, changes dtypes or transforms functions (`torch.func`,
+    derivatives in forward); on GPUs it would delay gradients that are averaged over ranks.
     """
     return (
         not torch.compiler.is_compiling()
@@ -71,6 +64,8 @@ def _is_torchs_own(x_BK: Tensor) -> bool:
         and x_BK.device.type == "cpu"
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
+        and torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")
     )
 
 
@@ -177,8 +172,13 @@ class _Stack(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * len(needs)
         for place in reversed(range(layers)):
             if ctx.with_relu[place]:
-                # the first gradient belongs to the layers behind
-                grad = _masked(grad, results[place + 1], in_place=place < layers - 1)
+                if torch.is_grad_enabled() or are_several(grad):
+                    grad = torch.ops.aten.threshold_backward(grad, results[place + 1], 0)
+                else:  # in place, but the first gradient belongs to the layers behind
+                    room = grad if place < layers - 1 else torch.empty_like(grad)
+                    grad = torch.ops.aten.threshold_backward.grad_input(
+                        grad, results[place + 1], 0, grad_input=room
+                    )
             at = 2 + 2 * place
             if needs[at]:
                 grads[at] = _product(grad.t(), results[place], rows=len(grad)).contiguous()
@@ -201,13 +201,3 @@ def _results(
         result = _product(results[-1], weight.t(), bias)
         results.append(result.relu_() if relu else result)
     return results
-
-
-def _masked(grad: Tensor, result: Tensor, in_place: bool) -> Tensor:
-    """Return the gradient of a ReLU's input."""
-    if torch.is_grad_enabled() or are_several(grad):
-        return torch.ops.aten.threshold_backward(grad, result, 0)  # type: ignore[no-any-return]
-    room = grad if in_place else torch.empty_like(grad)
-    return torch.ops.aten.threshold_backward.grad_input(  # type: ignore[no-any-return]
-        grad, result, 0, grad_input=room
-    )

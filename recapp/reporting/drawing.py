@@ -55,8 +55,11 @@ SERIES_COLORS = (
 PHASE_COLORS = dict(
     zip(PHASES, ("#4477AA", "#66CCEE", "#CCBB44", "#BBBBBB", "#EE6677", "#AA3377"), strict=True)
 )
-MEMORY_COLORS = {"weights": "#004488", "state": "#DDAA33", "buffers": "#BB5566"}
-MEMORY_NAMES = {"weights": "weights", "state": "optimiser state", "buffers": "exchange buffers"}
+MEMORY_COLORS = {  # of `KINDS`, in their order
+    "weights": "#004488",
+    "optimiser state": "#DDAA33",
+    "exchange buffers": "#BB5566",
+}
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9,

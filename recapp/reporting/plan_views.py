@@ -350,10 +350,9 @@ def ranks_picture(report: PlanReport) -> Picture:
         memory, spent = s.axes
         kinds = {
             name: [getattr(rank, kind) for rank in ranks]
-            for kind, name in drawing.MEMORY_NAMES.items()
+            for kind, name in zip(KINDS, drawing.MEMORY_COLORS, strict=True)
         }
-        colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
-        total_bytes = drawing.stacked(memory, positions, kinds, colors)
+        total_bytes = drawing.stacked(memory, positions, kinds, drawing.MEMORY_COLORS)
         capacity = [rank.capacity for rank in ranks if rank.capacity is not None]
         if len(capacity) == len(ranks):
             memory.hlines(

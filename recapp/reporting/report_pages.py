@@ -52,6 +52,7 @@ from recapp.reporting.variants import (
     Variant,
     by_speed,
     learned_variants_of,
+    listed,
     metric_verdict,
     objective_of,
     speed_variants_of,
@@ -146,10 +147,7 @@ def verdicts(good: Sequence[Run]) -> list[str]:
 
 def _varied(runs: Sequence[Run]) -> str:
     texts = [f"{name} ({_values(values)})" for name, values in varied_settings(runs).items()]
-    if not texts:
-        return "Nothing was varied."
-    last = f" and {texts[-1]}" if len(texts) > 1 else texts[-1]
-    return f"Varied: {', '.join(texts[:-1])}{last}."
+    return f"Varied: {listed(texts)}." if texts else "Nothing was varied."
 
 
 def _values(values: Sequence[Any]) -> str:

@@ -27,7 +27,7 @@ from recapp.reporting.drawing import (
     sheet,
 )
 from recapp.reporting.phases import PHASES
-from recapp.reporting.run_record import RankMemory
+from recapp.reporting.run_record import KINDS, RankMemory
 from recapp.reporting.runs import SEED, Run, short_names, texts_of, varied_settings
 from recapp.reporting.variants import Interval, Objective, Variant, by_speed, rate_of, spread
 
@@ -78,8 +78,10 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Draw
         )
     if len(variants) == 1 and all(len(curve) < 2 for curve in readings):
         texts = [f"{value:.5f} after step {step}" for c in readings for step, value in c.items()]
-        need = "a curve needs two readings (trainer.val_check_interval)"
-        return f"{title}: {need}; there is {', '.join(texts)}"
+        return (
+            f"{title}: a curve needs two readings (trainer.val_check_interval); there is "
+            f"{', '.join(texts)}"
+        )
     from matplotlib.ticker import MaxNLocator
 
     colors = _colors(variants, objective)
@@ -259,15 +261,11 @@ def steps(variants: Sequence[Variant]) -> Drawn:
         return s.finish(
             "steps",
             "Speed",
-            _bars([v.name for v, _, _ in rows], labels),
+            "Bars: "
+            + "; ".join(f"{v.name} {text}" for (v, _, _), text in zip(rows, labels, strict=True)),
             "Means of a variant's runs, longer is better; waiting for data is part of a step. "
             "Between the ends of a whisker lies the middle half of the steps.",
         )
-
-
-def _bars(names: Sequence[str], labels: Sequence[str]) -> str:
-    pairs = zip(names, labels, strict=True)
-    return f"Bars: {'; '.join(f'{name} {label}' for name, label in pairs)}."
 
 
 def phases(variants: Sequence[Variant]) -> Drawn:
@@ -300,22 +298,23 @@ def memory(variants: Sequence[Variant]) -> Drawn:
     records = {name: record for name, (_, record) in _records(variants).items()}
     if not records:
         return f"{MEMORY}: {NO_RECORD}"
-    names = drawing.MEMORY_NAMES
-    colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in names.items()}
     rows = {
-        name: {title: getattr(record, kind) for kind, title in names.items()}
+        name: {
+            title: getattr(record, kind)
+            for kind, title in zip(KINDS, drawing.MEMORY_COLORS, strict=True)
+        }
         for name, record in records.items()
     }
     labels = [
         f"{size(record.tables)}, {record.peak[0]} at most {size(record.peak[1])}"
         for record in records.values()
     ]
-    with _stacks(rows, labels, colors, "bytes of the tables") as s:
+    with _stacks(rows, labels, drawing.MEMORY_COLORS, "bytes of the tables") as s:
         drawing.byte_axis(s.axes[0].xaxis)
         return s.finish(
             "memory",
             MEMORY,
-            _bars(list(rows), labels),
+            "Bars: " + "; ".join(map(" ".join, zip(rows, labels, strict=True))),
             "What the tables take on a rank, of a sweep on the fullest. Beside it, what the whole "
             "process (or its GPU) has had at most: libraries, dense part and batches included.",
         )

@@ -98,23 +98,11 @@ def slices_of(details: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, 
     """Yield each column of `metrics.by`, with its slices, the worst first."""
     for name, slices in details.items():
         if name.startswith(BY) and slices:
-            yield name.removeprefix(BY), worst_first(slices)
-
-
-def worst_first(slices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the slices in which the metric is known, the worst first, then the others."""
-    key = key_of(slices)
-
-    def order(one: Mapping[str, Any]) -> tuple[bool, float]:
-        value = one.get(key)
-        return value is None, (value or 0.0) * ORDERS[key]
-
-    return [dict(one) for one in sorted(slices, key=order)]
-
-
-def key_of(slices: Sequence[Mapping[str, Any]]) -> str:
-    """Return the metric that orders slices."""
-    return next(name for name in ORDERS if name in slices[0])
+            key = next(known for known in ORDERS if known in slices[0])
+            # those in which the metric is not known come last
+            orders = [(one.get(key) is None, (one.get(key) or 0.0) * ORDERS[key]) for one in slices]
+            pairs = sorted(zip(orders, slices, strict=True), key=lambda pair: pair[0])
+            yield name.removeprefix(BY), [dict(one) for _, one in pairs]
 
 
 def columns_of_slices(slices: Sequence[Mapping[str, Any]], column: str) -> list[Column]:
@@ -410,8 +398,14 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
         Column("last", "last file"),
     ]
     print_table(rows, columns, title=f"Data in {top}")
-    for name, text in _facts(read):
-        line = f"{name.lower()}: {text}"
+    sampled = [
+        f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
+        for name, split in splits.items()
+        if split.positives and split.positives_of < split.rows
+    ]
+    lines = [f"shares: counted on {', '.join(sampled)}"] if sampled else []
+    lines += [f"left out: {out}"] if (out := left_out_of(read)) else []
+    for line in lines:
         for part in wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False):
             print(readable(part))
 
@@ -420,18 +414,6 @@ def files_of(split: SplitRead) -> str:
     """Return the files of a split in words: `3 files, a.parquet to c.parquet`."""
     first, last = (Path(getattr(split, end)).name for end in ("first", "last"))
     return f"{split.files:,} files, {first} to {last}" if split.files > 1 else first
-
-
-def _facts(read: RowsRead) -> Iterator[tuple[str, str]]:
-    sampled = [
-        f"the first {split.positives_of:,} of {split.rows:,} rows to {USES.get(name, name)}"
-        for name, split in read.splits.items()
-        if split.positives and split.positives_of < split.rows
-    ]
-    if sampled:
-        yield "Shares", f"counted on {', '.join(sampled)}"
-    if out := left_out_of(read):
-        yield "Left out", out
 
 
 def left_out_of(read: RowsRead) -> str:

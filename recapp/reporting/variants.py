@@ -324,12 +324,14 @@ def by_speed(variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
 
 def spread(variant: Variant) -> Interval:
     """Return the milliseconds for a sample of the middle half of the steps of a variant's runs."""
-    every = [
-        ms_a_sample(run, ms)
-        for run in variant.runs
-        for ms in run.results.step_ms_quartiles or (run.results.step_ms,)
-    ]
-    return Interval(tuple(ms for ms in every if ms is not None))
+    return Interval(
+        tuple(
+            cost
+            for run in variant.runs
+            for ms in run.results.step_ms_quartiles or (run.results.step_ms,)
+            if (cost := ms_a_sample(run, ms)) is not None
+        )
+    )
 
 
 def rate_of(cost: float) -> str:

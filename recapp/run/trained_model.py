@@ -35,7 +35,6 @@ from recapp.stored.stored_model import (
     Artefact,
     Checkpoint,
     StoredModel,
-    files_in_use,
     load_together,
     open_stored,
 )
@@ -202,7 +201,7 @@ def open_trained(recipe: T) -> "tuple[T, TrainedCheckpoint | TrainedArtefact]":
     """
 
     def needed_files(manifest: Any) -> set[str]:
-        return {*files_in_use(manifest), *files_of_values(manifest, recipe)}
+        return {*manifest.in_use, *files_of_values(manifest, recipe)}
 
     assert recipe.ckpt_path is not None
     stored = open_stored(recipe.ckpt_path, selector=needed_files)

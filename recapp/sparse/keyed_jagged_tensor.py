@@ -48,6 +48,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.errors import DataError
 from recapp.sparse.bags import (
@@ -622,8 +623,8 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         """Return the bags of the only key as a jagged tensor."""
         return JaggedTensor.unchecked(self._values, self._weights, self._lengths)
 
+    @override
     def _each(self, change: Callable[[Tensor], Tensor]) -> "KeyedJaggedTensor":
-        """Return a keyed jagged tensor with `change` applied to each of its tensors."""
         weights, offsets = (
             None if t is None else change(t) for t in (self._weights, self._offsets)
         )
@@ -862,7 +863,6 @@ class Batch:
             part.record_stream(stream)
 
     def _parts(self) -> list[Tensor | KeyedJaggedTensor]:
-        """Return all parts; the ids are one part."""
         numbers = () if self.row_numbers_B is None else (self.row_numbers_B,)
         return [
             self.dense_BI,
@@ -873,7 +873,6 @@ class Batch:
         ]
 
     def _changed(self, change: Callable[[Any], Any]) -> Self:
-        """Return a batch with `change` applied to each part."""
         batch = copy(self)
         batch.dense_BI = change(self.dense_BI)
         batch.sparse = change(self.sparse)

@@ -340,14 +340,11 @@ class StoredSource(NamedTuple):
     blocks: list[Block]
 
 
-Sources = list[StoredSource]
-
-
 def sources_of(
     tensors: Mapping[tuple[str, str], Sequence[StoredBlock]],
     orders: Mapping[str, RowOrder],
     blocks: Iterable[Block],
-) -> Sources:
+) -> list[StoredSource]:
     """Return the stored rectangles that fill the blocks; open no file.
 
     The stored tables may have another tiling and another order of rows than the blocks. If the
@@ -378,7 +375,9 @@ def sources_of(
     return list(sources.values())
 
 
-def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO]) -> None:
+def fill_blocks(
+    folder: Path, sources: Sequence[StoredSource], opened: Callable[[str], BinaryIO]
+) -> None:
     """Fill blocks from stored rectangles; convert floats to the dtype of the block.
 
     Args:
@@ -400,11 +399,6 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
 def _stored_of(
     by_tensor: Mapping[tuple[str, str], Sequence[StoredBlock]], block: Block
 ) -> Sequence[StoredBlock]:
-    """Return the stored rectangles of the tensor that a block belongs to.
-
-    Raises:
-        CheckpointError: The table or tensor is not stored, or has another shape or kind of dtype.
-    """
     stored = by_tensor.get((block.table, block.tensor))
     if stored is None:
         tables = {table for table, _ in by_tensor}

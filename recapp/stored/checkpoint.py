@@ -89,7 +89,7 @@ from recapp.stored.store import (
     size_of,
     write_file,
 )
-from recapp.stored.stored_model import Checkpoint, every_file, read_manifest
+from recapp.stored.stored_model import Checkpoint, read_manifest
 from recapp.tables.table_settings import MOST_MEMBERS, member_name
 from recapp.transport.communicator import Comm, together
 
@@ -230,11 +230,6 @@ def prepare_save(
 
 
 def _check_name(path: Path) -> None:
-    """Check that a name is free or is the name of a checkpoint.
-
-    Raises:
-        CheckpointError: The name belongs to something else.
-    """
     if entry_of(path) and not is_checkpoint(path):
         raise CheckpointError(
             f"{path} exists and is no checkpoint: move it away or save under another name"
@@ -325,10 +320,8 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
 
 # ---- of a run
 
-CHECKPOINTS = "checkpoints"
-"""The directory of checkpoints in the directory of a run."""
-LAST = "last.ckpt"
-"""The link to the last checkpoint of a run."""
+CHECKPOINTS = "checkpoints"  # their directory in the directory of a run
+LAST = "last.ckpt"  # the link to the last checkpoint of a run
 BEST = "best_k_models"
 KEPT = "kept"
 PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
@@ -368,8 +361,7 @@ def with_absolute_paths(meta: Mapping[str, Any], checkpoint: str | Path) -> dict
 
 def folder_of(checkpoint: str | Path) -> Path:
     """Return the directory of a checkpoint, also of one to which a link elsewhere leads."""
-    path = Path(checkpoint).absolute()
-    return end_of_links(path).parent
+    return end_of_links(Path(checkpoint).absolute()).parent
 
 
 def find_named(path: str | Path, folder: Path, run: str) -> Path | None:
@@ -444,8 +436,7 @@ def remove_earlier(folder: Path, resumed: str | Path | None) -> list[str]:
 
 # ---- joined
 
-SAME = ("model", "tables", "task")
-"""The groups of settings that the models of a joined checkpoint share."""
+SAME = ("model", "tables", "task")  # settings that the models of a joined checkpoint share
 OF_MEMBERS = f"{OF_MODEL}members."
 VERSION = "pytorch-lightning_version"
 
@@ -496,7 +487,6 @@ class _Joined:
         self.members += names.members
 
     def plan(self) -> ShardingPlan:
-        """Return the plan of all tables."""
         tables = {
             name: table_plan for plan in self.plans for name, table_plan in plan.tables.items()
         }
@@ -526,7 +516,6 @@ class _Names:
             self.weights[f"{at}.{joined}.{rest}"] = joined
 
     def of(self, name: str) -> str:
-        """Return the name of a parameter: that of its member."""
         if not name.startswith(OF_MODEL):
             return name
         rest = name.removeprefix(OF_MODEL)
@@ -563,7 +552,7 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
         prepare_save(output, unfinished, {}, {})
         joined = _Joined(unfinished)
         for path in paths:
-            with Checkpoint.at(path, selector=every_file) as stored:
+            with Checkpoint.at(path, selector=lambda manifest: manifest.files) as stored:
                 joined.add(stored)
         first = joined.first
         if first is None or not 1 < joined.members <= MOST_MEMBERS:
@@ -576,12 +565,14 @@ def join_checkpoints(paths: Sequence[str | Path], output: str | Path, run: str =
             **({"example": first.info["example"]} if "example" in first.info else {}),
             **joined.entries,
             **({RUN: run, SAVED_AS: output.name} if run else {}),
-            "config": _config_of(first.config, joined.members),
+            "config": {**first.config, "ensemble": joined.members, "snapshots": 1},
             "step": joined.step,
             "plan": joined.plan().to_dict(),
             "metrics": {},
             JOINED: [str(path) for path in paths],
         }
+        if (first.config.get("plan") or {}).get("path"):  # it has one member alone
+            del info["config"]["plan"]
         finish_save(output, unfinished, joined.blocks, joined.meta, info)
     except Exception as error:
         with suppress(OSError):
@@ -609,27 +600,12 @@ def join_together(paths: Sequence[Path], output: Path) -> int:
     return written_together(comm, output, join)[0]
 
 
-def _config_of(config: Mapping[str, Any], members: int) -> dict[str, Any]:
-    """Return the settings of the ensemble: those of a model, but for a plan file, which knows
-    nothing of the other members' tables.
-    """
-    entries = {**config, "ensemble": members, "snapshots": 1}
-    if (entries.get("plan") or {}).get("path"):
-        del entries["plan"]
-    return entries
-
-
 def _check_same(
     manifest: CheckpointManifest,
     meta: Mapping[str, Any],
     first: CheckpointManifest,
     first_meta: Mapping[str, Any],
 ) -> None:
-    """Check that a checkpoint has the model, the columns and the derived values of the first.
-
-    Raises:
-        CheckpointError: It differs, or has a dynamic table.
-    """
     here = f"{manifest.folder} cannot be joined with {first.folder}"
     if manifest.dynamic:
         table = next(iter(manifest.dynamic))

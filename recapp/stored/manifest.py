@@ -47,14 +47,14 @@ from recapp.sharding.layout import WEIGHT
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.block_files import StoredBlock
 from recapp.stored.plain_parts import is_a, plain
-from recapp.stored.store import ARTEFACT, CHECKPOINT, FORMATS, Kind
+from recapp.stored.store import ARTEFACT, CHECKPOINT, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.dynamic import RUNS
 from recapp.tables.row_order import RowOrder
 
 MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'
-WRONG = (
+WRONG = (  # that reading a damaged entry may raise
     AttributeError,
     KeyError,
     TypeError,
@@ -63,7 +63,6 @@ WRONG = (
     RecursionError,
     MemoryError,
 )
-"""The exceptions that reading a damaged entry may raise."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Manifest")
@@ -250,7 +249,7 @@ def to_json(manifest: Manifest) -> str:
     try:
         lines = [
             f"{json.dumps(str(k))}: "
-            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind.has_nan)
+            + json.dumps(plain(v, f"manifest.{k}"), default=_number, allow_nan=kind is CHECKPOINT)
             for k, v in entries.items()
         ]
     except TypeError as error:
@@ -293,7 +292,7 @@ def from_json(of: type[M], raw: bytes, folder: Path) -> M:
         info: dict[str, Any] = json.loads(raw.decode())
         name = info.pop("format")
         version = info.pop("version")
-        if name != kind.format and name in FORMATS:
+        if name != kind.format and name in (CHECKPOINT.format, ARTEFACT.format):
             named = typed("ckpt_path", folder)
             raise kind.error(kind.mistaken.format(folder=folder, ckpt_path=named))
         if name != kind.format or type(version) is not int or version < 1:
@@ -315,11 +314,6 @@ def from_json(of: type[M], raw: bytes, folder: Path) -> M:
 
 
 def _file_entry(file: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the entry of a file, and return it.
-
-    Raises:
-        ValueError: The file lies outside of the directory, or its size or checksum is invalid.
-    """
     parts = Path(file).parts
     if not file.isprintable() or Path(file).is_absolute() or ".." in parts or not parts:
         raise ValueError(f"file {short(file)}")
@@ -341,8 +335,7 @@ def short(value: Any) -> str:
 
 META = "meta.pt"
 ROW_ORDERS = "row_orders"
-JOINED = "joined"
-"""The entry that names the checkpoints whose models are the members of a joined one."""
+JOINED = "joined"  # the entry that names the checkpoints whose models are members here
 RUN = "run"
 SAVED_AS = "saved_as"
 DYNAMIC_COUNTS = {"rows": RUNS, "waiting": RUNS}
@@ -521,11 +514,6 @@ class CheckpointManifest(Manifest):
 
 
 def _check_files(files: Files, blocks: tuple[StoredBlock, ...]) -> None:
-    """Check that all blocks lie inside of their files.
-
-    Raises:
-        ValueError: A block lies outside, or the name of a file contains another directory.
-    """
     bytes_of_blocks = dict.fromkeys(files, 0)
     for s in blocks:
         bytes_of_blocks[s.file] += s.end - s.begin

@@ -59,7 +59,7 @@ from recapp.stored.store import (
 LEVELS = 64  # of containers inside of one another
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
 _STORAGES = {name for name in vars(torch) if name.endswith("Storage")}
-_ASKED_FOR = {
+_ASKED_FOR = {  # by a pickle of plain values and dense tensors
     "collections OrderedDict",
     "torch._utils _rebuild_tensor_v2",
     "torch Size",
@@ -71,7 +71,6 @@ _ASKED_FOR = {
     "__builtin__ complex",
     *(f"torch {name}" for name in (*_DTYPES, *_STORAGES)),
 }
-"""The names that a pickle of plain values and dense tensors uses."""
 
 
 def write_meta(folder: Path, file: str, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +228,7 @@ def _container(value: Any, where: str) -> Any:
     raise CheckpointError(f"{where} is a {kind}: a checkpoint keeps plain types and tensors only")
 
 
-STATE = {
+STATE = {  # of Lightning
     "state_dict": dict,
     "loops": dict,
     "callbacks": dict,
@@ -239,10 +238,9 @@ STATE = {
     "global_step": int,
     "pytorch-lightning_version": str,
 }
-"""The types of Lightning's state."""
 OF_MODEL = "model."  # the prefix of dense parameters' names in Lightning's state
 NEEDED = ("state_dict", "pytorch-lightning_version")
-WRONG_STATE = (
+WRONG_STATE = (  # of a reader that gets another state than it wrote
     RuntimeError,
     ValueError,
     LookupError,
@@ -251,7 +249,6 @@ WRONG_STATE = (
     ArithmeticError,
     OSError,
 )
-"""The exceptions of a reader that gets another state than it wrote."""
 VERSION = re.compile(r"\d+\.\d+(\.\w+)*(\+[\w.]+)?")
 
 
@@ -337,8 +334,7 @@ def dense_state(meta: Mapping[str, Any], of_model: str = OF_MODEL) -> dict[str, 
 
 # ---- fitted values
 
-DERIVED_VALUES = "derived_values"
-"""The entry of the plain part of a checkpoint."""
+DERIVED_VALUES = "derived_values"  # the entry of the plain part of a checkpoint
 DERIVED_FILE = "derived.bin"
 ITEM_BYTES = 8  # float32 values are written as float64, so that every array begins at a multiple
 Values = npt.NDArray[np.generic]
@@ -349,8 +345,7 @@ def dense_bytes(state: Mapping[str, Tensor]) -> bytes:
     import safetensors.torch
 
     tensors = {name: values.detach().cpu().contiguous().clone() for name, values in state.items()}
-    raw: bytes = safetensors.torch.save(tensors)
-    return raw
+    return safetensors.torch.save(tensors)
 
 
 def dense_values(raw: bytes) -> dict[str, Tensor]:
@@ -409,11 +404,6 @@ def values_in(
 def _of_columns(
     values: Mapping[str, Values], columns: Sequence[DerivedColumn]
 ) -> Mapping[str, Values]:
-    """Return the stored values of each column, by key.
-
-    Raises:
-        ValueError: A column has none, or values that no fit gives.
-    """
     for column in columns:
         if column.key not in values:
             raise ValueError(f"there are no values of {column.in_words()}")
@@ -526,11 +516,6 @@ def unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_name(output: Path, overwrite: bool) -> None:
-    """Check that a name is free, or is the name of an artefact that may be replaced.
-
-    Raises:
-        ConfigError: The name is taken.
-    """
     if entry_of(output) is None:
         return
     if not is_artefact(output):

@@ -15,12 +15,10 @@ A store of objects, which has neither renames nor links, is `tests/stored/object
 Below are the two kinds of stored models, and what the room does with the operations.
 """
 
-import errno
 import fcntl
 import io
 import os
 import re
-import resource
 import shutil
 import stat
 import zlib
@@ -242,16 +240,8 @@ class _Folder:
         return None
 
     def descriptor(self, file: str) -> int:
-        flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe does not wait for a writer
-        try:
-            return os.open(file, flags, dir_fd=self._handle)
-        except OSError as error:
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if error.errno != errno.EMFILE or soft == hard:
-                raise
-        # a checkpoint has a file for each rank that saved it
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return os.open(file, flags, dir_fd=self._handle)
+        # a pipe does not wait for a writer
+        return os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
 
 
 def _entry(path: Path) -> Entry | None:
@@ -314,7 +304,6 @@ class Kind:
         fix: The advice for a damaged model.
         newer: The advice for a model of a later version.
         mistaken: The advice for a path to a model of the other kind.
-        has_nan: Whether numbers in its manifest may be NaN.
         resumes: Whether training can resume from it.
     """
 
@@ -329,7 +318,6 @@ class Kind:
     fix: str
     newer: str
     mistaken: str
-    has_nan: bool
     resumes: bool
 
 
@@ -348,7 +336,6 @@ CHECKPOINT = Kind(
         "{folder} is an artefact that recapp.export has written, and no checkpoint: name the "
         "checkpoint that it was made of"
     ),
-    has_nan=True,
     resumes=True,
 )
 ARTEFACT = Kind(
@@ -366,15 +353,12 @@ ARTEFACT = Kind(
         "{folder} is a checkpoint: `python -m recapp.export {ckpt_path} output=DIR` makes "
         "an artefact of it"
     ),
-    has_nan=False,
     resumes=False,
 )
-FORMATS = (CHECKPOINT.format, ARTEFACT.format)
 
 
 MOST_LINKS = 40  # that Linux follows
-STORES: dict[Path, Files] = {}
-"""The stores of paths that are not of this machine's disks, by the directory above them."""
+STORES: dict[Path, Files] = {}  # of paths beside this machine's disks, by the directory above
 _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
@@ -449,8 +433,8 @@ def new_version(path: Path, number: int) -> Path:
         path: The name of the link.
         number: The training step, a part of the new name.
     """
-    again = ("", *(f"-{i}" for i in range(1, 1000)))
-    names = (beside(path, f"{number:06d}{suffix}") for suffix in again)
+    suffixes = ("", *(f"-{i}" for i in range(1, 1000)))
+    names = (beside(path, f"{number:06d}{suffix}") for suffix in suffixes)
     return next(name for name in names if entry_of(name) is None)
 
 

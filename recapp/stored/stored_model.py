@@ -43,10 +43,7 @@ from recapp.stored.plain_parts import (
     values_in,
 )
 from recapp.stored.store import (
-    ARTEFACT,
-    CHECKPOINT,
     MANIFEST,
-    Kind,
     Pinned,
     crc32_of,
     entry_of,
@@ -63,18 +60,7 @@ if TYPE_CHECKING:  # checks of a path do not import pyarrow
 T = TypeVar("T")
 M = TypeVar("M", bound=Manifest)
 ATTEMPTS = 100  # to open a model while writers replace it again and again
-Wanted = Callable[[Any], Iterable[str]]
-"""A function from a manifest to the names of the files that a reader opens."""
-
-
-def every_file(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
-    """Select all files of a stored model."""
-    return manifest.files
-
-
-def files_in_use(manifest: CheckpointManifest | ArtefactManifest) -> Iterable[str]:
-    """Select the files that stay open while the model is used."""
-    return manifest.in_use
+Wanted = Callable[[Any], Iterable[str]]  # from a manifest to the files that a reader opens
 
 
 class Snapshot(Generic[M]):
@@ -90,7 +76,6 @@ class Snapshot(Generic[M]):
         RecappError: The model is incomplete, or a file cannot be read.
     """
 
-    kind: ClassVar[Kind]
     manifest_type: ClassVar[type[Manifest]]
 
     def __init__(self, path: Path, pinned: Pinned, manifest: M, names: Iterable[str]) -> None:
@@ -109,9 +94,11 @@ class Snapshot(Generic[M]):
                         if size is None
                         else f"has {size:,} of {entry['bytes']:,} bytes"
                     )
-                    raise self.kind.error(f"{self.kind.name} {path} is incomplete: {file} {has}")
+                    raise self.manifest.kind.error(
+                        f"{self.manifest.kind.name} {path} is incomplete: {file} {has}"
+                    )
             self._files = {
-                file: self._stack.enter_context(pinned.open(file, self.kind))
+                file: self._stack.enter_context(pinned.open(file, self.manifest.kind))
                 for file in sorted({*names})
             }
             undo.pop_all()
@@ -124,7 +111,10 @@ class Snapshot(Generic[M]):
 
     @classmethod
     def at(
-        cls, path: str | Path, comm: Comm | None = None, selector: Wanted = files_in_use
+        cls,
+        path: str | Path,
+        comm: Comm | None = None,
+        selector: Wanted = lambda manifest: manifest.in_use,
     ) -> Self:
         """Open the version of a stored model of this kind to which its name leads now.
 
@@ -149,16 +139,12 @@ class Snapshot(Generic[M]):
                     continue
                 if isinstance(error, RecappError):
                     raise
-                raise cls.kind.error(why_none(path, cls.kind)) from error
+                raise cls.manifest_type.kind.error(
+                    why_none(path, cls.manifest_type.kind)
+                ) from error
 
     @classmethod
     def _open_now(cls, path: Path, selector: Wanted) -> Self:
-        """Open the directory to which a name leads now.
-
-        Raises:
-            FileNotFoundError: The directory has no manifest, so it is not a stored model.
-            RecappError: The model is incomplete, damaged or of a later version.
-        """
         folder = files_at(path).current(path)
         try:
             pinned = Pinned(folder)
@@ -166,7 +152,7 @@ class Snapshot(Generic[M]):
             raise FileNotFoundError(path) from error
         with ExitStack() as undo:
             undo.callback(pinned.close)
-            raw = pinned.read(MANIFEST, cls.kind)
+            raw = pinned.read(MANIFEST, cls.manifest_type.kind)
             manifest: Any = from_json(cls.manifest_type, raw, folder)
             files = {*selector(manifest)}
             undo.pop_all()
@@ -188,8 +174,9 @@ class Snapshot(Generic[M]):
             if mine:
                 mine.__exit__()
             raise_together(failure, [text for _, text in seen], f"could not read {path}")
-        raise cls.kind.error(
-            f"the ranks do not see one {cls.kind.name} at {path}: is it on one file system?"
+        raise cls.manifest_type.kind.error(
+            f"the ranks do not see one {cls.manifest_type.kind.name} at {path}: is it on one file "
+            "system?"
         )
 
     @classmethod
@@ -218,9 +205,9 @@ class Snapshot(Generic[M]):
             if table is not None:
                 raw_rows.batch(table)
         except (DataError, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise self.kind.error(
-                f"{self.kind.name} {self.manifest.folder}: its example is no row of its data: "
-                f"{error}; {self.kind.fix}"
+            raise self.manifest.kind.error(
+                f"{self.manifest.kind.name} {self.manifest.folder}: its example is no row of its "
+                f"data: {error}; {self.manifest.kind.fix}"
             ) from error
         return table
 
@@ -240,9 +227,9 @@ class Snapshot(Generic[M]):
         if entry is None:
             raise self.manifest.damaged(f"{file} is not listed")
         if crc32_of(self.opened(file)) != entry.get("crc32"):
-            raise self.kind.error(
+            raise self.manifest.kind.error(
                 f"{self.manifest.folder / file} is damaged: its bytes are not those that were "
-                f"{self.kind.written}; {self.kind.fix}"
+                f"{self.manifest.kind.written}; {self.manifest.kind.fix}"
             )
         return int(entry["bytes"])
 
@@ -259,7 +246,6 @@ class Snapshot(Generic[M]):
 class Checkpoint(Snapshot[CheckpointManifest]):
     """One version of a checkpoint, open for reading."""
 
-    kind = CHECKPOINT
     manifest_type = CheckpointManifest
 
     def fill(self, blocks: Iterable[Block]) -> None:
@@ -279,9 +265,11 @@ class Checkpoint(Snapshot[CheckpointManifest]):
 
     def facts(self) -> dict[str, Any]:
         """Return plain facts about the model, for people and servers."""
-        manifest = self.manifest
-        path = str(self.path.absolute())
-        return {"path": path, "step": manifest.step, "metrics": manifest.metrics}
+        return {
+            "path": str(self.path.absolute()),
+            "step": self.manifest.step,
+            "metrics": self.manifest.metrics,
+        }
 
     def meta(self) -> dict[str, Any]:
         """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
@@ -326,7 +314,6 @@ class Checkpoint(Snapshot[CheckpointManifest]):
 class Artefact(Snapshot[ArtefactManifest]):
     """One version of an artefact, open for reading."""
 
-    kind = ARTEFACT
     manifest_type = ArtefactManifest
 
     @property
@@ -393,7 +380,7 @@ StoredModel = Checkpoint | Artefact
 
 
 def open_stored(
-    path: str | Path, comm: Comm | None = None, selector: Wanted = files_in_use
+    path: str | Path, comm: Comm | None = None, selector: Wanted = lambda manifest: manifest.in_use
 ) -> StoredModel:
     """Open a checkpoint or an artefact; its open files stay readable when a writer replaces it.
 
@@ -622,5 +609,5 @@ def verify(path: str | Path) -> int:
     Raises:
         CheckpointError: A file or block is missing or damaged; the text names it.
     """
-    with Checkpoint.at(path, selector=every_file) as snapshot:
+    with Checkpoint.at(path, selector=lambda manifest: manifest.files) as snapshot:
         return snapshot.verify()

@@ -147,11 +147,11 @@ def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
         ConfigError: `trust` is not a list of packages.
         CheckpointError: A target is not allowed; the text names the fix.
     """
-    listed = isinstance(trust, list | tuple)
-    if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
+    if not isinstance(trust, list | tuple) or not all(
+        isinstance(p, str) and _is_dotted(p) for p in trust
+    ):
         raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
-    plain: dict[str, Any] = _judged(settings, "", trust)
-    return plain
+    return cast(dict[str, Any], _judged(settings, "", trust))
 
 
 def _inner(value: Any, where: str) -> Iterator[tuple[Any, str, Any]]:
@@ -193,7 +193,6 @@ def _marked(value: Any, where: str, depth: int) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return the number of values in nested settings; refuse settings nested too deeply."""
     if isinstance(value, Mapping | list | tuple):
         return 1 + sum(_count(part) for _, _, part in _inner(value, ""))
     return 1
@@ -237,11 +236,6 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
 
 
 def _check_own_class(target: str, where: str, trusted: str, bases: Sequence[str]) -> None:
-    """Check that a trusted package defines a class of this name, derived from a base of its place.
-
-    Raises:
-        CheckpointError: It does not, or the package cannot be imported.
-    """
     home, _, name = target.rpartition(".")
     refusal = f"{where}.{TARGET}={one_line(target)} stands in the checkpoint and is not run: "
     try:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
@@ -419,8 +420,8 @@ class EmbeddingBagCollection(UnshardedCollection):
         """Return the tables, in order, like TorchRec's method."""
         return self.tables()
 
+    @override
     def module_of(self, weight_RD: Tensor) -> nn.EmbeddingBag:
-        """Return torch's module of a table's rows."""
         rows, columns = weight_RD.shape
         return nn.EmbeddingBag(rows, columns, mode="sum", sparse=self.sparse, _weight=weight_RD)
 
@@ -556,8 +557,8 @@ class EmbeddingCollection(SequenceTables, UnshardedCollection):
         super().__init__(list(configs.values()), read, device, seed, False, sparse)
         self._need_indices = need_indices
 
+    @override
     def module_of(self, weight_RD: Tensor) -> nn.Embedding:
-        """Return torch's module of a table's rows."""
         rows, columns = weight_RD.shape
         return nn.Embedding(rows, columns, sparse=self.sparse, _weight=weight_RD)
 

@@ -359,7 +359,6 @@ class IdRules:
         return _drop(rows, keep_L), nothing_pending
 
     def _exported(self, ids: LookupRows) -> LookupRows:
-        """Apply the rules in a program that is being exported."""
         rows_L, keep_L = exported_rows(ids.rows_L, ids.lengths_FB.sum(1), self.lookups)
         rows = replace(ids, rows_L=rows_L)
         return rows if keep_L is None else _drop(rows, keep_L)

@@ -30,7 +30,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -178,44 +178,37 @@ class TableStatistics:
         Raises:
             ConfigError: An entry is missing, unknown or invalid.
         """
-        known = ("rows", "ids_per_sample", "bags_per_sample", "distinct", "load", "hot")
-        for key in entries:
-            if key not in known:
-                raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), known)}")
-        for key in known[:4]:
-            if key not in entries:
-                raise ConfigError(f"{where}: {key} is missing")
-
-        def points(value: Any) -> Points:
-            return tuple((float(x), float(y)) for x, y in value)
-
-        read: dict[str, Any] = {
-            "rows": int,
-            "ids_per_sample": float,
-            "bags_per_sample": float,
-            "distinct": points,
-            "load": lambda value: tuple(map(float, value)),
-            "hot": points,
-        }
         values = {}
         for key, value in entries.items():
+            if key not in _READ:
+                raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), _READ)}")
+            read, expected = _READ[key]
             try:
-                values[key] = read[key](value)
+                values[key] = read(value)
             except (TypeError, ValueError):
-                raise ConfigError(
-                    f"{where}: {key}={value}: must be {_EXPECTED.get(key, 'a number')}"
-                ) from None
+                raise ConfigError(f"{where}: {key}={value}: must be {expected}") from None
+        for key in ("rows", "ids_per_sample", "bags_per_sample", "distinct"):
+            if key not in values:
+                raise ConfigError(f"{where}: {key} is missing")
         try:
             return TableStatistics(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {str(error).removeprefix('id statistics: ')}") from None
 
 
-_EXPECTED = {
-    "distinct": "pairs [ids, distinct rows]",
-    "hot": "pairs [rows, share of the ids]",
-    "load": "a list of shares",
+def _points(value: Any) -> Points:
+    return tuple((float(x), float(y)) for x, y in value)
+
+
+_READ: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "rows": (int, "a number"),
+    "ids_per_sample": (float, "a number"),
+    "bags_per_sample": (float, "a number"),
+    "distinct": (_points, "pairs [ids, distinct rows]"),
+    "load": (lambda value: tuple(map(float, value)), "a list of shares"),
+    "hot": (_points, "pairs [rows, share of the ids]"),
 }
+"""The entries of plain statistics: how each is read, and what it must be."""
 
 
 # ---- assumed
@@ -479,7 +472,6 @@ def _user_cache() -> Path | None:
 
 
 def _forget_old(folder: Path) -> None:
-    """Delete all measurements but the newest."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     for path in files[:-KEPT]:
         path.unlink(missing_ok=True)

@@ -3,9 +3,6 @@ local disks do.
 """
 
 import ast
-import os
-import resource
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -22,11 +19,9 @@ from recapp.stored.checkpoint import link_checkpoint, remove_checkpoint
 from recapp.stored.manifest import ArtefactManifest, to_json
 from recapp.stored.plain_parts import unfinished
 from recapp.stored.store import (
-    CHECKPOINT,
     STORES,
     Files,
     LocalFiles,
-    Pinned,
     checkpoints_in,
     write_file,
 )
@@ -134,17 +129,3 @@ def test_a_run_is_saved_resumed_and_exported_in_another_store(elsewhere, tmp_pat
     assert other.example.equals(local.example)
     assert (other.predict(other.example) == local.predict(local.example)).all()
     assert not elsewhere.exists()
-
-
-def test_a_model_of_more_files_than_a_process_may_open_raises_its_limit(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for number in range(40):
-        (tmp_path / f"{number}.bin").write_bytes(b"x")
-    there = max(map(int, os.listdir("/proc/self/fd")))
-    with ExitStack() as opened, closing(Pinned(tmp_path)) as pinned:
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 10, limits[1]))
-        files = [
-            opened.enter_context(pinned.open(f"{number}.bin", CHECKPOINT)) for number in range(40)
-        ]
-        assert {file.read() for file in files} == {b"x"}

@@ -70,7 +70,7 @@ from recapp.stored.checkpoint import remove_checkpoint, with_absolute_paths, wri
 from recapp.stored.manifest import RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.plain_parts import check_state, state_must_fit
 from recapp.stored.stored_model import load_together
-from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.collections import embedding_lookups, embedding_tables, read_from_data
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of
 from recapp.trainer.lightnings_parts import (
     RankEnvironment,
@@ -402,14 +402,13 @@ class EmbeddingShardingStrategy(StepOfRanks):
         assert self.rule is not None
         tables = embedding_tables(module)
         data = _data_to_look_at(module, topology.world_size) if tables else None
-        lookups = embedding_lookups(module)
         self.problem = PlanningProblem(
             tables,
             topology,
             rule=with_frozen_of(self.rule, module),
-            statistics={} if data is None else data.statistics(tables, lookups),
+            statistics={} if data is None else data.statistics(*read_from_data(module)),
             dense=dense_of(module),
-            lookups=lookups,
+            lookups=embedding_lookups(module),
             average_every=self.weight_average.every,
         )
         return plan_from(self.planner, self.problem)
@@ -587,7 +586,9 @@ def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingP
     batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]
     if not batches:
         return plan
-    return decide_modes(embedding_tables(module), plan, batches, embedding_lookups(module))
+    tables, lookups = read_from_data(module)
+    part = decide_modes(tables, plan.part([t.name for t in tables]), batches, lookups)
+    return plan.with_modes({n: part.tables[n].mode for n in plan.undecided if n in part.tables})
 
 
 def _data_to_look_at(module: LightningModule, world: int) -> ProvidesStatistics | None:

@@ -411,7 +411,7 @@ def test_missing_columns_and_files_that_are_no_parquet_are_named(base, say, tmp_
     assert "a.parquet: no column for C7" in said
     (tmp_path / "b.parquet").write_text("I1,I2\n1,2\n")
     said = say(f"input={tmp_path}/b.parquet")
-    assert "b.parquet is text" in said and "not Parquet" in said
+    assert "b.parquet is not a whole Parquet file" in said
     wrong = rows.drop(["C7"]).append_column("C7", pa.array([{"a": 1}] * rows.num_rows))
     pq.write_table(wrong, tmp_path / "c.parquet")
     said = say(f"input={tmp_path}/c.parquet")

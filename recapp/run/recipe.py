@@ -239,9 +239,7 @@ class Train(Recipe):
         Raises:
             ConfigError: The data do not have the labels of the task.
         """
-        labels = self.schema.labels
-        real = self.built_task.check_labels(labels)
-        soft = self.built_task.soft_labels(labels)
+        real, soft = self.built_task.check_labels(self.schema.labels)
         return replace(self.schema, real_labels=real, soft_labels=soft)
 
 

@@ -272,9 +272,9 @@ class Task(ABC):
         parts = (batch.dense_BI, batch.sparse, batch.labels)
         return type(batch)(*parts, weights, batch.row_numbers_B)
 
-    def check_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """Check that the data have the labels of the outputs, and return the names of the labels
-        that may be any finite number.
+    def check_labels(self, labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Check that the data have the labels of the outputs. Return the names of the labels that
+        may be any finite number, and of those that may be any number from 0 to 1.
 
         Args:
             labels: The names of the labels of the data, `dataset.label`.
@@ -295,15 +295,10 @@ class Task(ABC):
                     f"{of_data}: {type(self).__name__} reads one label: name it, such as "
                     f"task.label={labels[0]}"
                 )
-        return self._labels_of(labels, [output for output in self.outputs if output.real])
-
-    def soft_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of the labels that may be any number from 0 to 1.
-
-        Args:
-            labels: The names of the labels of the data, `dataset.label`.
-        """
-        return self._labels_of(labels, [output for output in self.outputs if output.soft])
+        return (
+            self._labels_of(labels, [output for output in self.outputs if output.real]),
+            self._labels_of(labels, [output for output in self.outputs if output.soft]),
+        )
 
     @staticmethod
     def _labels_of(labels: Sequence[str], outputs: Sequence[Output]) -> tuple[str, ...]:

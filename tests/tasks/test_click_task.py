@@ -172,8 +172,8 @@ def test_a_task_is_made_without_torch():
 
 
 def test_the_label_is_the_only_one_or_the_one_that_is_named():
-    assert ClickTask().check_labels(["clicked"]) == ()
-    assert ClickTask(label="bought").check_labels(["clicked", "bought"]) == ()
+    assert ClickTask().check_labels(["clicked"]) == ((), ())
+    assert ClickTask(label="bought").check_labels(["clicked", "bought"]) == ((), ())
     with pytest.raises(ConfigError, match=r"dataset.label=\[clicked,bought\]: .*task.label=click"):
         ClickTask().check_labels(["clicked", "bought"])
     with pytest.raises(

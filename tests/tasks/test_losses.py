@@ -206,14 +206,16 @@ def test_a_rating_has_the_mean_squared_error_and_its_metrics():
     assert metrics["mae"].compute().item() == pytest.approx((0.5 + 0.5 * 2 + 2 * 0.5) / 3.5)
     assert torch.equal(task.scores(outputs)["score"], outputs["rating"])
     assert (task.measures.objective, task.measures.mode) == ("val_rmse", "min")
-    assert task.check_labels(["stars"]) == ("stars",)
+    assert task.check_labels(["stars"])[0] == ("stars",)
     assert RatingTask(["mae"]).measures.best == "rmse"
 
 
 def test_labels_between_0_and_1_are_read_only_if_they_are_wanted():
-    assert ClickTask(soft_labels=True).soft_labels(["clicked"]) == ("clicked",)
-    assert ClickTask(soft_labels=True, label="b").soft_labels(["a", "b"]) == ("b",)
-    assert ClickTask().soft_labels(["clicked"]) == RatingTask().soft_labels(["clicked"]) == ()
+    assert ClickTask(soft_labels=True).check_labels(["clicked"])[1] == ("clicked",)
+    assert ClickTask(soft_labels=True, label="b").check_labels(["a", "b"])[1] == ("b",)
+    assert (
+        ClickTask().check_labels(["clicked"])[1] == RatingTask().check_labels(["clicked"])[1] == ()
+    )
 
 
 def test_logits_of_pairs_may_be_computed_again_in_backward():

@@ -94,20 +94,9 @@ def test_before_the_first_step_it_is_said_what_will_happen(trained):
         "1",
     ]
     assert said["interaction"][1:5] == ["DotInteraction", "B", "x", "351"]
-    assert said["C1"][1:] == [
-        "120,001",
-        "16",
-        "row_wise",
-        "3.840",
-        "0:",
-        "rows",
-        "0-60000,",
-        "1:",
-        "rows",
-        "60001-120000",
-    ]
-    assert said["C6"][1:] == ["4", "16", "data_parallel", "0.000", "all", "ranks"]
-    assert said["C2"][3] == "table_wise" and said["C2"][-1] == "all"
+    assert said["C1"][1:] == ["120,001", "16", "row_wise", "3.840", "all"]
+    assert said["C6"][1:] == ["4", "16", "data_parallel", "0.000", "all"]
+    assert said["C2"][3] == "table_wise" and said["C2"][-1] in ("0", "1")
 
 
 def test_each_rank_is_listed_with_host_device_and_the_bytes_of_the_metrics(base, trained):

@@ -27,7 +27,7 @@ from recapp.run.run_rows import sized_on_paper, statistics_of
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
-from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.collections import embedding_lookups, embedding_tables, read_from_data
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.table_settings import of_all_members
 
@@ -45,7 +45,6 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
     recipe = sized_on_paper(recipe)
     model = build_model(recipe, on_paper=True)
     tables = embedding_tables(model)
-    lookups = embedding_lookups(model)
     measure = recipe.statistics != "assumed"
     rules_of(recipe.rules, [t.name for t in tables])  # refuses names that no table has
     return problem_of_run(
@@ -54,9 +53,9 @@ def problem_on_paper(recipe: OnPaper) -> PlanningProblem:
             tables,
             _topology_on_paper(recipe),
             rule=recipe.rules,
-            statistics=statistics_of(recipe, tables, lookups) if measure else {},
+            statistics=statistics_of(recipe, *read_from_data(model)) if measure else {},
             dense=dense_of(model),
-            lookups=lookups,
+            lookups=embedding_lookups(model),
         ),
     )
 

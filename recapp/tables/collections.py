@@ -173,6 +173,22 @@ def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
     return tables
 
 
+def read_from_data(module: nn.Module) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
+    """List the tables and lookups of a model that read the ids of the data: those of all
+    collections but the ones that the model calls with ids of its own.
+    """
+    own = {
+        t.name
+        for _, collection in collections_in(module)
+        if getattr(collection, "own_ids", False)
+        for t in collection.tables()
+    }
+    return (
+        [t for t in embedding_tables(module) if t.name not in own],
+        [x for x in embedding_lookups(module) if x.table.name not in own],
+    )
+
+
 class UnshardedCollection(nn.Module):
     """A collection of tables on one process.
 

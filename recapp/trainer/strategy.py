@@ -70,14 +70,15 @@ from recapp.stored.checkpoint import remove_checkpoint, with_absolute_paths, wri
 from recapp.stored.manifest import RUN, SAVED_AS, CheckpointManifest
 from recapp.stored.plain_parts import check_state, state_must_fit
 from recapp.stored.stored_model import load_together
-from recapp.tables.collections import embedding_lookups, embedding_tables
+from recapp.tables.collections import embedding_lookups, embedding_tables, read_from_data
 from recapp.trainer.data_protocols import KeepsPosition, ProvidesStatistics, datamodule_of
 from recapp.trainer.lightnings_parts import (
     RankEnvironment,
     WeightAverage,
     check_trainer,
+    count_tables,
+    limit_waits,
     reach_tables,
-    wait_for_no_flag,
 )
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restore import restore_in_one_line
@@ -282,7 +283,10 @@ class EmbeddingShardingStrategy(StepOfRanks):
         """
         assert self.lightning_module is not None
         check_trainer(self.lightning_module.trainer)  # before a callback copies the module
-        wait_for_no_flag(self.lightning_module.trainer)
+        limit_waits(
+            self.lightning_module.trainer,
+            partial(dist.new_group, backend="gloo", timeout=self.exchange_timeout),
+        )
         try:
             super().setup_environment()
         except dist.DistError as e:
@@ -311,6 +315,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             and self.lightning_module is not None
         )
         self.accelerator.setup(trainer)
+        count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)
         fitting = trainer.state.fn == TrainerFn.FITTING
@@ -397,14 +402,13 @@ class EmbeddingShardingStrategy(StepOfRanks):
         assert self.rule is not None
         tables = embedding_tables(module)
         data = _data_to_look_at(module, topology.world_size) if tables else None
-        lookups = embedding_lookups(module)
         self.problem = PlanningProblem(
             tables,
             topology,
             rule=with_frozen_of(self.rule, module),
-            statistics={} if data is None else data.statistics(tables, lookups),
+            statistics={} if data is None else data.statistics(*read_from_data(module)),
             dense=dense_of(module),
-            lookups=lookups,
+            lookups=embedding_lookups(module),
             average_every=self.weight_average.every,
         )
         return plan_from(self.planner, self.problem)
@@ -582,7 +586,9 @@ def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingP
     batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]
     if not batches:
         return plan
-    return decide_modes(embedding_tables(module), plan, batches, embedding_lookups(module))
+    tables, lookups = read_from_data(module)
+    part = decide_modes(tables, plan.part([t.name for t in tables]), batches, lookups)
+    return plan.with_modes({n: part.tables[n].mode for n in plan.undecided if n in part.tables})
 
 
 def _data_to_look_at(module: LightningModule, world: int) -> ProvidesStatistics | None:

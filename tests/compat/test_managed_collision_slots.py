@@ -34,6 +34,7 @@ from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.collections import read_from_data
 from recapp.tables.initial import start_values
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
@@ -362,6 +363,11 @@ def beside_others(comm, pipelined):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def test_ids_of_the_data_are_not_those_of_tables_with_slots():
+    tables, lookups = read_from_data(Both())
+    assert [t.name for t in tables] == [x.table.name for x in lookups] == ["ua", "ub"]
 
 
 @pytest.mark.parametrize("pipelined", [False, True], ids=["loop", "pipeline"])

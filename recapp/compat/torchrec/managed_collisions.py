@@ -468,7 +468,6 @@ class ManagedCollisionCollection(nn.Module):
             _check_fits(t, managed_collision_modules.get(t.name))
         self._managed_collision_modules = ModuleByName(dict(managed_collision_modules))
         self._embedding_configs = list(embedding_configs)
-        self.comm: Comm | None = None
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Return the tables of the constructor, in order."""
@@ -480,8 +479,8 @@ class ManagedCollisionCollection(nn.Module):
         return module
 
     def on_ranks(self, comm: Comm) -> "ManagedCollisionCollection":
-        """Return a copy that gives ids the same slots on all ranks. The copy counts the ids of all
-        ranks, and starts from the slots of rank 0. Every rank calls this.
+        """Return a copy on the device of the ranks that starts from the slots of rank 0. Every rank
+        calls this.
 
         Args:
             comm: The communicator of the ranks; its device holds the slots.
@@ -493,7 +492,6 @@ class ManagedCollisionCollection(nn.Module):
                 module.begin(comm.device)
         twin.to(comm.device)
         twin.load_state_dict(comm.broadcast(twin.state_dict()))
-        twin.comm = comm
         return twin
 
     def open_slots(self) -> dict[str, Tensor]:
@@ -505,13 +503,14 @@ class ManagedCollisionCollection(nn.Module):
         return {t.name: self._module(t.name).evict() for t in self._embedding_configs}
 
     def forward(
-        self, features: KeyedJaggedTensor, frozen: Collection[str] = ()
+        self, features: KeyedJaggedTensor, frozen: Collection[str] = (), comm: Comm | None = None
     ) -> KeyedJaggedTensor:
         """Replace the ids of the tables' features by slot ids, and count them in training mode.
 
         Args:
             features: Ids of at least the tables' features.
             frozen: The tables whose slots stay with their ids.
+            comm: The ranks whose ids count, which all call this; None counts the own ids alone.
 
         Returns:
             The bags of these features with slot ids as values, in the order of the tables.
@@ -539,7 +538,9 @@ class ManagedCollisionCollection(nn.Module):
         counts = [sum(per_key[key] for key in t.feature_names) for t in self._embedding_configs]
         ids_T = [ids.long() for ids in torch.split(bags.values(), counts)]
         slots = []
-        for t, ids, of_all in zip(self._embedding_configs, ids_T, self._of_all(ids_T), strict=True):
+        for t, ids, of_all in zip(
+            self._embedding_configs, ids_T, self._of_all(ids_T, comm), strict=True
+        ):
             module = self._module(t.name)
             if t.name not in frozen:
                 module.profile({t.name: _one_bag(of_all)})
@@ -555,13 +556,11 @@ class ManagedCollisionCollection(nn.Module):
             inverse_indices=features.inverse_indices_or_none(),
         )
 
-    def _of_all(self, ids_T: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self.comm is None or self.comm.world == 1 or not self.training:
+    def _of_all(self, ids_T: Sequence[Tensor], comm: Comm | None) -> Sequence[Tensor]:
+        if comm is None or comm.world == 1 or not self.training:
             return ids_T
-        ids_of_ranks = self.comm.all_gather([ids.cpu() for ids in ids_T])
-        return [
-            torch.cat(of_ranks).to(self.comm.device) for of_ranks in zip(*ids_of_ranks, strict=True)
-        ]
+        ids_of_ranks = comm.all_gather([ids.cpu() for ids in ids_T])
+        return [torch.cat(of_ranks).to(comm.device) for of_ranks in zip(*ids_of_ranks, strict=True)]
 
 
 def _one_bag(ids: Tensor) -> JaggedTensor:

@@ -446,8 +446,8 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
         self._returns_slots = return_remapped_features
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute. When the sharded twin replaces the collection, count the ids of all
-        ranks from now on.
+        """Set an attribute. When the sharded twin replaces the collection, all ranks go on with the
+        slots of rank 0.
         """
         if isinstance(value, ShardedCollection):
             self._managed_collision_collection = self._managed_collision_collection.on_ranks(
@@ -479,7 +479,8 @@ class BaseManagedCollisionEmbeddingCollection(CollectionWrapper):
                 )
         of_tables = getattr(self._embedding_module, self._embedding_module.tables_of)
         frozen = [t.name for t in self.tables() if not of_tables[t.name].weight.requires_grad]
-        slots = self._managed_collision_collection(features, frozen)
+        comm = self._embedding_module.shared.comm if sharded else None
+        slots = self._managed_collision_collection(features, frozen, comm)
         evicted = self._managed_collision_collection.evict()
         for t in self._managed_collision_collection.embedding_configs():
             gone = evicted[t.name]

@@ -82,8 +82,8 @@ from recapp.tasks.task import Task
 BUDGET_NE = 1e-4
 EXAMPLE_ROWS = 16
 EXPORTED = "exported"
+# The names of the changes of metrics in a report; the others are `<metric>_change`.
 CHANGES = {"normalized_entropy": "ne_change"}
-"""The names of the changes of metrics in a report; the others are `<metric>_change`."""
 OF_THE_MODEL = ("dataset", "tables", "model", "task")  # settings
 
 

@@ -26,10 +26,9 @@ MOST_STEPS = 40  # of a turn
 SETTLE_STEPS = 1  # first steps of a turn, not counted: the caches hold another contender's data
 WARM_STEPS = 3  # before the first round, because buffers grow and memory pages are new
 
+# The milliseconds of each step, by part: `step` always, and the parts that a contender times
+# separately, such as `forward` and `backward`.
 Times = dict[str, list[float]]
-"""The milliseconds of each step, by part: `step` always, and the parts that a contender times
-separately, such as `forward` and `backward`.
-"""
 
 
 class Contender(Protocol):

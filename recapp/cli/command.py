@@ -71,8 +71,8 @@ OLD_OPTUNA = (
     ": optuna 2 keeps no study (hydra.sweeper.storage) with SQLAlchemy 2: pip install "
     '"sqlalchemy<2" alembic'
 )
+# The function that runs one job. It gets the record of the command's settings.
 Task = Callable[[Any, Job], Any]
-"""The function that runs one job. It gets the record of the command's settings."""
 
 
 def run(

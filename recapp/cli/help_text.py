@@ -49,19 +49,19 @@ An error is one line and exit code 1; RECAPP_TRACEBACK=1 in the environment show
 as well.
 """
 ALL = "all"
+# The settings of groups that `--help` shows.
 FIRST_WEEK = (
     *("dataset.path", "dataset.val_path", "dataset.val_share", "dataset.label", "dataset.weight"),
     *("dataset.dense", "dataset.sparse", "dataset.batch_size", "tables.dim", "tables.max_rows"),
     *("optimizer.dense.lr", "optimizer.sparse.lr", "trainer.devices", "trainer.max_epochs"),
     *("trainer.max_steps", "trainer.val_check_interval"),
 )
-"""The settings of groups that `--help` shows."""
+# The groups whose options `--help` shows, beside those of `FIRST_WEEK`.
 FIRST_GROUPS = ("dataset", "model", "task", "plan", "callbacks", "logger", "experiment")
-"""The groups whose options `--help` shows, beside those of `FIRST_WEEK`."""
+# The settings and groups of both that commands show which take the others from a model.
 OF_STORED_MODEL = ("dataset.path", "dataset.val_path", "trainer.devices", "plan")
-"""The settings and groups of both that commands show which take the others from a model."""
+# Ends of the names of mappings that are listed without what is in them.
 WHOLE = (".hardware", ".plans", "settings_of", "histories", "sizes")
-"""Ends of the names of mappings that are listed without what is in them."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Recipe)
 # settings that only the command line may set, never a stored model
 OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
+# The commands that make no loggers. So the loggers of a stored model need no trust there.
 READING = ("eval", "predict", "export")
-"""The commands that make no loggers. So the loggers of a stored model need no trust there."""
+# The commands that measure none of the metrics of a stored model's group `metrics`.
 SCORING = ("predict", "export")
-"""The commands that measure none of the metrics of a stored model's group `metrics`."""
 
 
 def recipe_of_stored(manifest: "Manifest", trust: Sequence[str] = ()) -> Train:

@@ -94,6 +94,7 @@ def is_id(arrow_type: pa.DataType) -> bool:
     return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))
 
 
+# For unreadable types: the test of the type; the advice for ids, then another one for numbers.
 _ADVICE: tuple[tuple[Callable[[pa.DataType], bool], tuple[str, ...]], ...] = (
     (
         pt.is_temporal,
@@ -116,7 +117,6 @@ _ADVICE: tuple[tuple[Callable[[pa.DataType], bool], tuple[str, ...]], ...] = (
         ),
     ),
 )
-"""For unreadable types: the test of the type; the advice for ids, then another one for numbers."""
 
 
 def _instead(arrow_type: pa.DataType, use: str) -> str:
@@ -141,6 +141,8 @@ _NUMBERS: _Fits = (
     lambda value, _: is_number(value) or is_text(value) or pt.is_null(value),
     "numbers, or strings that spell numbers",
 )
+# By use, whether a column fits, by the type of its values and of the ids in them; and the same in
+# words.
 _USES: dict[str, _Fits] = {
     "sparse feature": (lambda _, inner: is_id(inner), "integers, text, or lists of those"),
     "time": (
@@ -154,9 +156,6 @@ _USES: dict[str, _Fits] = {
         "lists of numbers",
     ),
 }
-"""By use, whether a column fits, by the type of its values and of the ids in them; and the same in
-words.
-"""
 
 
 def check_types(

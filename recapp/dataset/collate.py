@@ -41,10 +41,10 @@ from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 
+# The most rows of a chunk for which columns of one type are decoded together: a call costs as much
+# as some hundred values (measured).
 ROWS_JOINED = 1024
-"""The most rows of a chunk for which columns of one type are decoded together: a call costs as much
-as some hundred values (measured).
-"""
+# Arrow types without parameters, whose columns can be joined.
 JOINED_TYPES = frozenset(
     t.id
     for t in (
@@ -54,9 +54,17 @@ JOINED_TYPES = frozenset(
         *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
     )
 )
-"""Arrow types without parameters, whose columns can be joined."""
 
 
+# The functions of dense columns.
+#
+# numpy's float32 logarithm depends on the instructions of the CPU, by up to two units in the last
+# place. Its float64 logarithm depends on them as well, but rounds to the same float32: this was
+# tested for every float32, with AVX-512 and with the C library. So machines agree, and other
+# programs can compute the same bits (`recapp/inference/cpp`).
+#
+# A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use
+# this rule.
 DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
     "log1p": lambda values: np.log1p(np.maximum(values, 0), dtype=np.float64).astype(np.float32),
     "log3": lambda values: np.log(np.maximum(values, -2) + np.float32(3), dtype=np.float64).astype(
@@ -64,16 +72,6 @@ DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
     ),
     "none": lambda values: values,
 }
-"""The functions of dense columns.
-
-numpy's float32 logarithm depends on the instructions of the CPU, by up to two units in the last
-place. Its float64 logarithm depends on them as well, but rounds to the same float32: this was
-tested for every float32, with AVX-512 and with the C library. So machines agree, and other programs
-can compute the same bits (`recapp/inference/cpp`).
-
-A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use this
-rule.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +382,8 @@ def join_batches(parts: list[Batch]) -> Batch:
 
 # ---- rows of a caller
 
+# Raw columns, under names that a schema knows; other columns are skipped.
 RawTable: TypeAlias = pa.Table
-"""Raw columns, under names that a schema knows; other columns are skipped."""
 
 SOURCE = "the rows"  # the name in errors in place of a file
 

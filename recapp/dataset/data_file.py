@@ -213,8 +213,8 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
 
 LISTED = 1000  # the most files with stored facts, so that a checkpoint stays small
 _DIGEST_BYTES = 8
+# Whether to refuse a resume inside of an epoch if the files differ from the checkpoint's.
 ResumeData = Literal["check", "ignore"]
-"""Whether to refuse a resume inside of an epoch if the files differ from the checkpoint's."""
 
 
 class FileFacts(NamedTuple):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+# The column of the scores.
 SCORE = "score"
-"""The column of the scores."""
 ROWS_PER_BATCH = 4096
 Pieces = Annotated[int, Within(1, 1024)]
 VectorWidth = Annotated[int, Within(1, 65_536)]
@@ -268,19 +268,19 @@ class ScoringSettings:
 # ---- the columns that are computed from others
 
 LOG = "log"
+# The number from which on down all share a bucket of the rule `log`.
 LEAST_WHOLE = -8
-"""The number from which on down all share a bucket of the rule `log`."""
+# The largest floor(ln(x)^2) of the rule `log`, that of 2^63; larger numbers share its bucket.
 LARGEST_LEVEL = 1906
-"""The largest floor(ln(x)^2) of the rule `log`, that of 2^63; larger numbers share its bucket."""
 LOG_EDGES = 2 - LEAST_WHOLE + LARGEST_LEVEL + 1
 MOST_CROSSED = 3
 DAY_SECONDS = 86_400
 WEEK_SECONDS = 7 * DAY_SECONDS
+# The settings that make derived columns, in words.
 SETTINGS = (
     "dataset.buckets, dataset.missing_flags, dataset.piecewise, dataset.periodic, dataset.times, "
     "dataset.crosses and dataset.min_frequency"
 )
-"""The settings that make derived columns, in words."""
 
 
 class Derivation(StrEnum):
@@ -308,8 +308,8 @@ class Derivation(StrEnum):
     COSINE = "cosine"
 
 
+# The suffixes and kinds of the numbers that say where in a period a value is.
 CIRCLE = (("sin", Derivation.SINE), ("cos", Derivation.COSINE))
-"""The suffixes and kinds of the numbers that say where in a period a value is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ _HEX_ONLY = (
     "an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
     "hexadecimal digits"
 )
+# The ticks of each unit of time in a second.
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""The ticks of each unit of time in a second."""
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
 _LABEL = ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not"

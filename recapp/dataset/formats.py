@@ -217,8 +217,8 @@ def reason(error: Exception) -> str:
 # ---- text with a delimiter between columns
 
 FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first lines
+# The compressions by the first bytes of a file.
 CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
-"""The compressions by the first bytes of a file."""
 _DELIMITERS = "\t,;|"
 # bytes of text in ASCII, UTF-8 or Latin-1
 _PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
@@ -336,8 +336,8 @@ def _is_number(text: str) -> bool:
     return True
 
 
+# The known formats. A file that none of them knows is read in the first format.
 FORMATS: tuple[Format, ...] = (Parquet(), DelimitedText())
-"""The known formats. A file that none of them knows is read in the first format."""
 FORMAT_NAMES = " or ".join(format.name for format in FORMATS)
 SUFFIXES = ", ".join(suffix for format in FORMATS for suffix in format.suffixes)
 

@@ -52,8 +52,8 @@ UInt64Array = npt.NDArray[np.uint64]
 Float64Array = npt.NDArray[np.float64]
 HALF_PI = math.pi / 2
 SINE_TERMS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(1, 16, 2))
+# Taylor's coefficients; up to a quarter turn the error of both sums is below 1e-11.
 COSINE_TERMS = tuple((-1) ** (n // 2) / math.factorial(n) for n in range(0, 17, 2))
-"""Taylor's coefficients; up to a quarter turn the error of both sums is below 1e-11."""
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (

@@ -60,16 +60,16 @@ NO_LABEL = (
     "rows without it can only be predicted"
 )
 TEXT_HASH = "xxh64"  # the name in checkpoints of the hash that makes ids of text
+# The entry of the rules for ids, in checkpoints, that lists the features with bags of ids.
 LISTS = "lists"
-"""The entry of the rules for ids, in checkpoints, that lists the features with bags of ids."""
+# The entry of the rules for ids, in checkpoints, with the ids that fill lists up to a length.
 PADDING = "padding"
-"""The entry of the rules for ids, in checkpoints, with the ids that fill lists up to a length."""
+# The entry of the rules for ids, in checkpoints, with the separators of ids in text.
 SEPARATOR = "separator"
-"""The entry of the rules for ids, in checkpoints, with the separators of ids in text."""
+# The entry of the rules for ids, in checkpoints, that lists the derived columns.
 DERIVED = "derived"
-"""The entry of the rules for ids, in checkpoints, that lists the derived columns."""
+# The fitted values of derived columns, by key.
 Values = Mapping[str, "npt.NDArray[np.generic]"]
-"""The fitted values of derived columns, by key."""
 
 
 @dataclass(frozen=True, slots=True)

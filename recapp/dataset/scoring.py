@@ -42,10 +42,9 @@ SETTING = "input"
 ROWS_PER_GROUP = 262_144  # the least in the output, except in the last: readers prefer large groups
 SUFFIXES = (".parquet", ".parq", ".pq")
 Scores = npt.NDArray[np.float32]
+# The number of all rows as `rows`; `mean_score`, `least_score` and `largest_score`, or the like for
+# each column of scores, None without rows. A score that is NaN makes the mean NaN.
 Measured = dict[str, float | None]
-"""The number of all rows as `rows`; `mean_score`, `least_score` and `largest_score`, or the like
-for each column of scores, None without rows. A score that is NaN makes the mean NaN.
-"""
 _OWN = re.compile(r"rank-\d+\.arrow|joined\.tmp")
 
 

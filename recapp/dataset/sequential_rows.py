@@ -53,6 +53,7 @@ _WHOLE = r"\A-?(0|[1-9][0-9]*)\.0+\z"
 _ABSENT = r"\A(nan|NaN|None|null|NULL|<NA>|\\N)\z"
 _LIST = r"\A(\[.*\]|\(.*,.*\)|\{.*,.*\})\z"
 _NUMBERS = r"\A[0-9]+([|;,][0-9]+)+\z"
+# What is odd about texts that a pattern matches.
 _ADVICE = {
     _WHOLE: "which is another id than the number: write whole numbers "
     '(pandas: astype("Int64") before to_csv)',
@@ -62,9 +63,8 @@ _ADVICE = {
     _NUMBERS: "which is one id: if it is a list, name the sign between its ids in "
     "dataset.separator",
 }
-"""What is odd about texts that a pattern matches."""
+# A row by column name: numbers, text, None, and lists of these.
 PlainRow = Mapping[str, Any]
-"""A row by column name: numbers, text, None, and lists of these."""
 
 
 def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:

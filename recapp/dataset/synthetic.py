@@ -48,6 +48,9 @@ _DRIFT_STEPS = 20  # moves of that popularity until the end of the log
 _BIAS_ROWS = 20_000  # rows on which the bias is fitted to the wanted share of clicks, to +-.003
 
 
+# Table sizes of the 26 columns in HugeCTR's DCN sample.
+#
+# It has the first 5 million rows of a day, without the ids that occur fewer than 6 times.
 CRITEO_SIZES = (
     203931,
     18598,
@@ -76,10 +79,6 @@ CRITEO_SIZES = (
     71,
     34,
 )
-"""Table sizes of the 26 columns in HugeCTR's DCN sample.
-
-It has the first 5 million rows of a day, without the ids that occur fewer than 6 times.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +166,7 @@ _NUMBER_CENTRES = (1.0, 1.5, 2.0, 1.5, 7.0, 3.5, 2.0, 2.0, 4.0, 0.5, 1.0, 2.5, 2
 _GIANT_ROWS = 50_000
 
 
+# The columns I1 to I13.
 NUMBERS = tuple(
     NumberColumn(
         name=f"I{number}",
@@ -181,7 +181,7 @@ NUMBERS = tuple(
         zip(_NUMBER_CENTRES, _NUMBER_GAPS, strict=True), start=1
     )
 )
-"""The columns I1 to I13."""
+# The columns of the three sample tables, each with ten ids per row.
 SAMPLE = tuple(
     IdColumn(name=name, rows=rows, bag=10, missing=0.0, block=0, effect=effect)
     for name, rows, effect in (
@@ -190,7 +190,6 @@ SAMPLE = tuple(
         ("small_table", 10_000, 1.6),
     )
 )
-"""The columns of the three sample tables, each with ten ids per row."""
 
 
 def _criteo_column(number: int, rows: int) -> IdColumn:

@@ -28,20 +28,19 @@ from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.dynamic import RUNS, SKETCH_LINES, DynamicRows, keys_of, positions_of, runs_of
 
+# The tensor of a dynamic table that holds the key of each row, [N, 1].
 KEYS = "keys"
-"""The tensor of a dynamic table that holds the key of each row, [N, 1]."""
 ROWS = "rows"
 WAITING = "waiting"
+# The tensors that prediction needs. Only training needs the others.
 ALWAYS_LOADED = ("weight", KEYS)
-"""The tensors that prediction needs. Only training needs the others."""
 WAITING_COUNTS = "waiting_counts"
 SKETCH = "sketch"
+# The tensors of admission and eviction. Where a checkpoint lacks them, they start empty.
 OF_ADMISSION = ("last_used", "uses", "waiting_keys", WAITING_COUNTS, SKETCH)
-"""The tensors of admission and eviction. Where a checkpoint lacks them, they start empty."""
+# By table: the number of `rows` and of `waiting` keys in each of the 64 runs. A waiting key is
+# counted until it was seen often enough for a row.
 RowsOfRuns = dict[str, dict[str, list[int]]]
-"""By table: the number of `rows` and of `waiting` keys in each of the 64 runs. A waiting key is
-counted until it was seen often enough for a row.
-"""
 
 
 class DynamicStrip(NamedTuple):

@@ -31,10 +31,9 @@ from recapp.tables.dynamic import first_position
 
 MANY_ROWS = 2**62  # kernels take this as the number of positions: more than any batch has
 
+# `RowStore.locate` of the group's store: takes rows and, where positions of keys identify rows, the
+# strip of each row.
 Locate = Callable[[Tensor, Tensor | None], Tensor]
-"""`RowStore.locate` of the group's store: takes rows and, where positions of keys identify rows,
-the strip of each row.
-"""
 
 
 def make_routes(layout: Layout, number: int, rank: int, device: torch.device) -> Routes:

@@ -22,13 +22,12 @@ from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block
 
+# The rows of a store: floats [R, width], or quantised records.
 Held = Tensor | QuantisedRows
-"""The rows of a store: floats [R, width], or quantised records."""
 
+# Returns the start values of keys without rows, from the number of a strip within its group and the
+# positions [N] of the keys.
 StartRows = Callable[[int, Tensor], Held]
-"""Returns the start values of keys without rows, from the number of a strip within its group and
-the positions [N] of the keys.
-"""
 
 
 class ReadOnlyStore(RowStore):

@@ -177,8 +177,8 @@ class FrozenRows:
             values_R[self.among(torch.arange(len(values_R), device=values_R.device))] = value
 
 
+# The type of the number of steps that a row has taken.
 STEPS = torch.int32
-"""The type of the number of steps that a row has taken."""
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,12 @@ if TYPE_CHECKING:
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
     from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
+# (begin, end) of the rows, (begin, end) of the columns, the values, and (multiplier, shift) where
+# rows are mixed.
 Strip = (
     tuple[tuple[int, int], tuple[int, int], Tensor]
     | tuple[tuple[int, int], tuple[int, int], Tensor, tuple[int, int]]
 )
-"""(begin, end) of the rows, (begin, end) of the columns, the values, and (multiplier, shift) where
-rows are mixed.
-"""
 
 _STRIPS = "strips"
 _SHAPE = "shape"

@@ -424,13 +424,12 @@ def _bag_lengths(lookup: TableLookup, lengths_B: Tensor, ids: int) -> Tensor:
 
 
 Message = TypeVar("Message")
+# The messages of a step.
 PHASES = ("counts", "ids", "vectors", "gradients")
-"""The messages of a step."""
+# A kernel for all lookups in one pass: (rows_L, edges, numbers_F3) -> positions in the dtype of the
+# rows. `numbers_F3` has the three numbers of each lookup's `RowOrder`; `rows` is 0 where the rows
+# of a lookup are not mixed.
 Kernel = Callable[[Tensor, Sequence[int], Tensor], Tensor]
-"""A kernel for all lookups in one pass: (rows_L, edges, numbers_F3) -> positions in the dtype of
-the rows. `numbers_F3` has the three numbers of each lookup's `RowOrder`; `rows` is 0 where the rows
-of a lookup are not mixed.
-"""
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ from recapp.tasks.task import Task
 
 COMPILED = "compiled/dense.pt2"
 X86 = "x86_64"
+# The CPU flags of x86-64-v3, in the names of Linux.
 FLAGS_OF_V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
-"""The CPU flags of x86-64-v3, in the names of Linux."""
+# What loading needs of the manifest's entry.
 ENTRY = {"file": str, "torch": str, "machine": str, "flags": list[str], "outputs": list[str]}
-"""What loading needs of the manifest's entry."""
+# The tolerance between a compiled output and the modules' output, relative to max(1, |output|).
 BOUND = 1e-5
-"""The tolerance between a compiled output and the modules' output, relative to max(1, |output|)."""
 
 
 class NotCompiled(Exception):

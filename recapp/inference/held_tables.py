@@ -344,8 +344,8 @@ def _map(artefact: Artefact, file: str) -> Tensor:
 
 # ---- stored rows
 
+# The values of `quantize` and `quantize_tables`; none keeps the data type of training.
 QUANTIZE = ("none", "fp16", "int8", "int4")
-"""The values of `quantize` and `quantize_tables`; none keeps the data type of training."""
 
 
 def row_bytes(data_type: DataType, dim: int) -> int:

@@ -31,10 +31,8 @@ from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.table_settings import of_all_members
 from recapp.tasks.task import Task
 
+# Returns rows [U, D] of a static table by their numbers, or of a dynamic table by sorted positions.
 RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
-"""Returns rows [U, D] of a static table by their numbers, or of a dynamic table by sorted
-positions.
-"""
 
 
 class _RecordingStore(ReadOnlyStore):

@@ -42,8 +42,8 @@ from recapp.tasks.task import ClickTask, Task, one_or_all
 from recapp.transport.communicator import Comm
 from recapp.transport.join_ranks import Pulses
 
+# Rows of a batch in `predict`; larger batches are not faster (measured).
 ROWS_AT_ONCE = 4096
-"""Rows of a batch in `predict`; larger batches are not faster (measured)."""
 
 
 class Scorer(nn.Module):

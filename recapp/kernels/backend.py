@@ -37,13 +37,13 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import RowRule
 
+# An object with the functions of `TorchBackend`.
 Backend = TorchBackend | Any
-"""An object with the functions of `TorchBackend`."""
 
+# The values of the setting: the names of the backends, and `auto`.
 BACKENDS = ("auto", "numba", "torch", "triton")
-"""The values of the setting: the names of the backends, and `auto`."""
+# The name of the setting, for errors.
 SETTING = "engine.backend"
-"""The name of the setting, for errors."""
 
 
 def backend(name: str, device: torch.device) -> Backend:

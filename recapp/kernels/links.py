@@ -139,8 +139,8 @@ def gather(source: Tensor, stride: int, width: int, index_N: Tensor, dtype: torc
     )
 
 
+# Integers on the host: counts, or offsets computed from counts.
 Counts = NDArray[np.int64]
-"""Integers on the host: counts, or offsets computed from counts."""
 
 
 class Staged(NamedTuple):

@@ -48,11 +48,11 @@ OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck":
 NO_PATH = str.maketrans(".", "p", "(), '")
 PATIENCE_S = 60.0
 POLL_S = 0.01
+# The name of the numba event that lasts while this process waits for another.
 WAITING = "recapp:waits for a kernel"
-"""The name of the numba event that lasts while this process waits for another."""
 
+# The open lock file of each directory; closing it would release all claims.
 _files: dict[str, int | None] = {}
-"""The open lock file of each directory; closing it would release all claims."""
 
 
 @lru_cache(None)

@@ -62,8 +62,8 @@ from recapp.kernels.simd import (
 )
 
 jit = compiled()
+# A function that takes the numbers of a closure and returns a function to inline into kernels.
 Make = Callable[..., Callable[..., None]]
-"""A function that takes the numbers of a closure and returns a function to inline into kernels."""
 
 
 def on_one_thread(make: Make) -> Any:

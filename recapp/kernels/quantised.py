@@ -36,11 +36,11 @@ from torch import Tensor
 
 from recapp.kernels.row_memory import RowMemory
 
+# The possible numbers of bits of a value.
 BITS = (8, 4)
-"""The possible numbers of bits of a value."""
 WORD_BYTES = 4
+# The type of a record's scale and bias, by the bits of its values.
 NUMBER_TYPES = {8: torch.float32, 4: torch.float16}
-"""The type of a record's scale and bias, by the bits of its values."""
 PART_ELEMENTS = 1 << 22  # converted at a time; each element needs some floats of scratch memory
 
 

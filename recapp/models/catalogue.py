@@ -31,6 +31,7 @@ PLAIN = KnownModel()
 WITH_WIDE = KnownModel((BAGS, WIDE))
 WITH_SEQUENCES = KnownModel((BAGS, SEQUENCES))
 OF_CLICKS = KnownModel(of_clicks=lambda arguments: True)
+# The models by their `_target_`.
 MODELS: Mapping[str, KnownModel] = {
     "recapp.models.published_dlrm.DLRM": PLAIN,
     "recapp.models.dcn.DCN": PLAIN,
@@ -59,4 +60,3 @@ MODELS: Mapping[str, KnownModel] = {
     "recapp.models.attention.DIN": WITH_SEQUENCES,
     "recapp.models.attention.BST": WITH_SEQUENCES,
 }
-"""The models by their `_target_`."""

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from recapp.sparse.keyed_jagged_tensor import Batch
 
+# The key of what each member returned, among the outputs of an ensemble.
 MEMBERS = "members"
-"""The key of what each member returned, among the outputs of an ensemble."""
 
 
 class Ensemble(nn.Module):

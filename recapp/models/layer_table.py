@@ -49,6 +49,7 @@ def _attention(arguments: Arguments, _: Any) -> int:
     return int(2 * rows * key_SE.shape[-2] * (key_SE.shape[-1] + value_SV.shape[-1]))
 
 
+# The operations of each counted function of torch, from its arguments and its result.
 COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
     "aten::mm": lambda arguments, _: _product(*arguments[:2]),
     "aten::bmm": lambda arguments, _: _product(*arguments[:2]),
@@ -68,13 +69,12 @@ COUNTED: Mapping[str, Callable[[Arguments, Any], int]] = {
     "aten::_scaled_dot_product_efficient_attention": _attention,
     "aten::_scaled_dot_product_cudnn_attention": _attention,
 }
-"""The operations of each counted function of torch, from its arguments and its result."""
 
 
+# The namespaces of torch's own functions: those that are not in `COUNTED` multiply no matrices.
 KNOWN = ("aten", "prim", "prims", "profiler")
-"""The namespaces of torch's own functions: those that are not in `COUNTED` multiply no matrices."""
+# Functions of torch that multiply matrices and are not counted.
 UNCOUNTED = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::convolution", "aten::_trilinear")
-"""Functions of torch that multiply matrices and are not counted."""
 
 
 class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

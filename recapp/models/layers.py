@@ -246,6 +246,7 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
     return layer
 
 
+# The activations of an `MLP` by name; each is made for a number of columns.
 ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     # ReLU works in place, because its backward needs only the result.
     "relu": lambda columns: nn.ReLU(inplace=True),
@@ -257,7 +258,6 @@ ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
     "gelu": lambda columns: nn.GELU(),
     "none": lambda columns: nn.Identity(),
 }
-"""The activations of an `MLP` by name; each is made for a number of columns."""
 
 
 class MLP(nn.Sequential):
@@ -572,13 +572,13 @@ def check_tower(
     check_truth("model.batch_norm", batch_norm)
 
 
+# The kinds of numbers: what holds for one, and the same in words.
 NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "count": (lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1"),
     "share": (lambda value: 0 <= value < 1, "at least 0 and less than 1, such as 0.1"),
     "factor": (lambda value: 0 < value < 1e30, "a number above 0, such as 1"),
     "amount": (lambda value: value >= 0, "a number of at least 0"),
 }
-"""The kinds of numbers: what holds for one, and the same in words."""
 
 
 def check_number(setting: str, value: Any, kind: str) -> None:
@@ -682,6 +682,7 @@ def check_logit_layers(setting: str, layers: Sequence[int]) -> None:
         )
 
 
+# The check of each setting that means the same in all models that have it, by its name.
 CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     "cross": partial(check_choice, choices=("full", "low_rank", "mixture")),
     "structure": partial(check_choice, choices=("parallel", "stacked")),
@@ -737,7 +738,6 @@ CHECKS: Mapping[str, Callable[[str, Any], object]] = {
     ),
     **dict.fromkeys(("batch_norm", "layer_norm", "normalise"), check_truth),
 }
-"""The check of each setting that means the same in all models that have it, by its name."""
 
 
 def check_settings(**settings: Any) -> None:

@@ -29,12 +29,13 @@ from recapp.settings.values import shown
 from recapp.tables.config import EmbeddingConfig, compute_type
 
 Picked = TypeVar("Picked")
+# One rule for all tables, or rules by table name or glob.
 Rules = RowRule | Mapping[str, RowRule]
-"""One rule for all tables, or rules by table name or glob."""
+# The name of the setting, for errors.
 SETTING = "optimizer.sparse.tables"
-"""The name of the setting, for errors."""
+# The name of the setting of tables that begin anew at each epoch, for errors.
 RESTARTS = "optimizer.restart_tables"
-"""The name of the setting of tables that begin anew at each epoch, for errors."""
+# The rules by name.
 RULES: Mapping[str, Callable[..., RowRule]] = {
     make.__name__: make
     for make in (
@@ -50,7 +51,6 @@ RULES: Mapping[str, Callable[..., RowRule]] = {
         rules.ftrl,
     )
 }
-"""The rules by name."""
 TARGET = "_target_"
 HOME = "recapp.optim.rules"
 

@@ -37,14 +37,12 @@ from typing import Any, Literal
 from recapp.errors import ConfigError
 
 Kind = Literal["row", "element"]
+# The argument `lr` of an expression: the learning rate, or a tuple of it and numbers that depend on
+# the step.
 Rate = float | tuple[float, ...]
-"""The argument `lr` of an expression: the learning rate, or a tuple of it and numbers that depend
-on the step.
-"""
+# An expression in the form that this module describes. Its arguments and results are torch blocks,
+# numba rows or Triton tiles.
 Expression = Callable[..., tuple[Any, ...]]
-"""An expression in the form that this module describes. Its arguments and results are torch blocks,
-numba rows or Triton tiles.
-"""
 
 
 @dataclass(frozen=True)
@@ -276,21 +274,19 @@ def _add_up(w, g, mean_square, lr, sqrt, total):
     return w, total + g
 
 
+# The rule of tables that are parameters: it keeps rows and adds up gradients for another optimiser.
 GRADIENT = RowRule("gradient", _add_up, 0.0, state=(("gradient", "element"),))
-"""The rule of tables that are parameters: it keeps rows and adds up gradients for another
-optimiser.
-"""
 
 
 def _keep(w, g, mean_square, lr, sqrt):
     return (w,)
 
 
+# The rule of frozen tables, which no step changes: it has no state and no learning rate.
 FROZEN = RowRule("frozen", _keep, 0.0)
-"""The rule of frozen tables, which no step changes: it has no state and no learning rate."""
 
+# The rules whose tables the fused update does not change, so they have no param group.
 WITHOUT_RATE = (GRADIENT, FROZEN)
-"""The rules whose tables the fused update does not change, so they have no param group."""
 
 
 def sgd(lr: float = 0.1, weight_decay: float = 0.0, l2_all_rows: float | None = None) -> RowRule:

@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from recapp.errors import ConfigError
 
+# The setting that holds a schedule, for errors.
 WHERE = "optimizer.schedule"
-"""The setting that holds a schedule, for errors."""
 
 
 def warmup_poly(

@@ -38,8 +38,8 @@ from recapp.optim.rules import (
 )
 from recapp.tables.collections import UnshardedCollection
 
+# Entries of a param group that change no result (dampening acts on momentum alone).
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
-"""Entries of a param group that change no result (dampening acts on momentum alone)."""
 
 
 def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> Rules | None:
@@ -247,8 +247,8 @@ def _rule_from(kind_of_rule: "_Kind", group: Mapping[str, Any]) -> RowRule:
 
 
 _Group = Mapping[str, Any]
+# A function that makes the rule, and the arguments that it reads.
 _Kind = tuple[Callable[[_Group], RowRule], tuple[str, ...]]
-"""A function that makes the rule, and the arguments that it reads."""
 
 _ALLOWED = (
     "use SGD(lr), Adagrad(lr, eps) or SparseAdam(lr, betas, eps) of torch.optim, "

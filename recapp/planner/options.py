@@ -50,10 +50,8 @@ from recapp.tables.statistics import TableStatistics, default_statistics
 MODES: tuple[Mode, ...] = ("unique", "pooled")
 
 
+# Constraints by table name or glob. A name wins over a glob, and the last glob over earlier ones.
 Constraints = Mapping[str, ParameterConstraints]
-"""Constraints by table name or glob. A name wins over a glob, and the last glob over earlier
-ones.
-"""
 
 
 def constraints_of(

@@ -39,8 +39,8 @@ PASSES = 8  # the most passes that remove each bundle and add it again
 KEPT = 4
 # options tried in all passes over a start, some 40 us each on 128 ranks; at least one pass runs
 WEIGHED = 12_000
+# The indices of the options to try, for each bundle.
 Options = Sequence[Sequence[int]]
-"""The indices of the options to try, for each bundle."""
 
 
 def capacity_of(topology: Topology) -> Floats:

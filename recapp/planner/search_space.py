@@ -43,8 +43,8 @@ from recapp.planner.cost import MESSAGES, Fixed, Floats
 from recapp.planner.options import COMPONENTS, KERNEL_PHASES, Option, PricedBlock
 from recapp.sharding.sharding_types import Ints
 
+# A width, mode and rule, which together need their own kernel calls; or `ROW_STATISTICS`.
 Kind = tuple[int, str, int]
-"""A width, mode and rule, which together need their own kernel calls; or `ROW_STATISTICS`."""
 # the kind of the message of row statistics, paid once if a table needs it
 ROW_STATISTICS: Kind = (0, "row statistics", 0)
 LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # weights of the host's link; the rest: the network's
@@ -87,8 +87,8 @@ class Placement:
     candidates: tuple[int, ...]
 
 
+# A placement for each bundle.
 Assignment = tuple[Placement, ...]
-"""A placement for each bundle."""
 
 
 def step_seconds(components: Floats) -> Floats:

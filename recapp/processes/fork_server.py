@@ -36,8 +36,9 @@ from recapp.processes.stopping import SIGNALS
 PRELOADED = "RECAPP_FORK_SERVER_MODULES"
 SOCKET_FOLDER = "RECAPP_FORK_SERVER_FOLDER"
 SERVER_MODULE = "recapp.processes.fork_server_process"
+# The modules of ranks that train, evaluate or predict.
 MODULES_OF_TRAINING = "recapp.cli.training_modules recapp.train recapp.eval recapp.predict"
-"""The modules of ranks that train, evaluate or predict."""
+# The server's own values of variables. No rank inherits these values.
 OWN_VARIABLES = {
     # else a library starts threads when it loads, or sizes a pool for one process
     "OMP_NUM_THREADS": "1",
@@ -46,17 +47,16 @@ OWN_VARIABLES = {
     # else counting GPUs makes a CUDA context, which a fork cannot use
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""The server's own values of variables. No rank inherits these values."""
+# Variables that libraries of a rank read when they load. A value of the user has priority.
 DEFAULTS = {
     # else sums depend on the load of the machine, and two runs of a seed differ
     "MKL_DYNAMIC": "FALSE",
     # else pyarrow's allocator reserves 1 GiB at once, and a memory limit counts unused memory too
     "MIMALLOC_ARENA_RESERVE": "65536",
 }
-"""Variables that libraries of a rank read when they load. A value of the user has priority."""
 
+# The environment of this process when it started the server. The server's libraries read it.
 _environment: dict[str, str] = {}
-"""The environment of this process when it started the server. The server's libraries read it."""
 
 
 def start_early(preload: str = MODULES_OF_TRAINING) -> None:

@@ -58,8 +58,8 @@ LOST_WORDS = (
     "launch.start_method=spawn needs no fork server"
 )
 LAST_LINES = 60  # of the output of a rank that died without an error file
+# The signal that has ended a rank, by the rank's exit code.
 STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
-"""The signal that has ended a rank, by the rank's exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,10 +111,9 @@ def check_model(recipe: Recipe) -> None:
     constructor_of(recipe.model, "model", [*collections, "dense_in_features"])
 
 
+# The largest allowed difference between an output of the example and the exported one, relative to
+# the larger of 1 and its size. Other machines add numbers in another order.
 TOLERANCE = 1e-4
-"""The largest allowed difference between an output of the example and the exported one, relative to
-the larger of 1 and its size. Other machines add numbers in another order.
-"""
 
 
 def meta_model(manifest: Manifest, recipe: Recipe) -> nn.Module:

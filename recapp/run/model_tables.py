@@ -34,12 +34,12 @@ from recapp.tables.table_settings import (
     usual_collection,
 )
 
+# The settings that make lookups that do not pool.
 UNPOOLED = (
     "tables.sequences=[column], or pooling: none of a listed table, combiner: none of a lookup"
 )
-"""The settings that make lookups that do not pool."""
+# The kinds of parameters that take an argument of their name; a model's `*args` does not.
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-"""The kinds of parameters that take an argument of their name; a model's `*args` does not."""
 
 
 def tables_of_model(

@@ -31,8 +31,8 @@ from recapp.tables.collections import embedding_lookups, embedding_tables, read_
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.table_settings import of_all_members
 
+# Bytes of one number in a message between ranks, by `engine.payload`.
 PAYLOAD_BYTES = {"full": NUMBER_BYTES, "bf16": 2, "fp16": 2}
-"""Bytes of one number in a message between ranks, by `engine.payload`."""
 
 
 def problem_on_paper(recipe: OnPaper) -> PlanningProblem:

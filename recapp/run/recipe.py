@@ -419,6 +419,7 @@ class Serve(Limits, Command):
     max_wait_ms: Annotated[float, Within(0, 10_000)] = 0
 
 
+# The settings of each command, by its name; those of a verb of `bench` by both names.
 COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "eval": Eval,
@@ -434,16 +435,15 @@ COMMANDS: dict[str, type[Command]] = {
     "report": Report,
     "serve": Serve,
 }
-"""The settings of each command, by its name; those of a verb of `bench` by both names."""
 
+# The commands that have the group `experiment`. Its options set values of other groups.
 EXPERIMENTS = ("train", "eval", "predict", "export")
-"""The commands that have the group `experiment`. Its options set values of other groups."""
 
+# The verbs of commands: a verb is the first word after the command.
 VERBS = {
     "plan": ("explain", "types", "export", "calibrate", "devices", "scale"),
     "bench": ("step", "train", "strategies", "data", "inference"),
 }
-"""The verbs of commands: a verb is the first word after the command."""
 
 
 def read_settings(plain: Mapping[str, Any], command: str) -> Any:

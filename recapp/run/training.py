@@ -190,8 +190,8 @@ def dense_optimizer(settings: Constructor, parameters: Iterable[nn.Parameter]) -
 
 # ---- the validation metrics that callbacks and schedules may monitor
 
+# The schedules that follow a metric.
 PLATEAUS = ("torch.optim.lr_scheduler.ReduceLROnPlateau", "recapp.optim.schedule.Plateau")
-"""The schedules that follow a metric."""
 
 
 def measured_by(recipe: Train) -> dict[str, str | None]:
@@ -273,13 +273,12 @@ def schedule_of(recipe: Train) -> Constructor | None:
 
 # ---- callbacks, loggers, Trainer
 
+# Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks, or by a
+# callback.
 SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar", "average")
-"""Settings of `trainer` that recapp replaces by values that follow from ranks and callbacks, or by
-a callback.
-"""
 
+# The argument of Lightning's EarlyStopping that says when it checks.
 AT_EPOCH_END = "check_on_train_epoch_end"
-"""The argument of Lightning's EarlyStopping that says when it checks."""
 
 
 @contextmanager
@@ -493,14 +492,12 @@ def build_trainer(
     return trainer
 
 
+# The dtype of messages for each value of `engine.payload`; None keeps the dtype of the computation.
 PAYLOADS: dict[str, torch.dtype | None] = {
     "full": None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""The dtype of messages for each value of `engine.payload`; None keeps the dtype of the
-computation.
-"""
 
 
 def build_strategy(

@@ -48,8 +48,8 @@ from recapp.serving.limits import Limits, OpenRequests, Refused, bad, busy, read
 from recapp.serving.open_inference import read_infer
 from recapp.serving.served_model import Batcher, ModelInService, Question, QueuedRequest, Served
 
+# The function that reads the body of each route, by the last part of the route's path.
 READERS = {"infer": read_infer, "infer_rows": read_rows}
-"""The function that reads the body of each route, by the last part of the route's path."""
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 ERROR_LETTERS = 1000  # cuts error texts: a request may hold a name of megabytes

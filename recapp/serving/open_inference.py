@@ -61,6 +61,7 @@ PRESENT = ".present"
 NO_IDS = ("BOOL", "FP16", "FP32", "FP64")
 NO_NUMBERS = ("BOOL",)
 LENGTH = struct.Struct("<I")
+# The Arrow type of each datatype of the protocol.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "BOOL": pa.bool_(),
     "UINT8": pa.uint8(),
@@ -76,7 +77,6 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "FP64": pa.float64(),
     "BYTES": pa.string(),
 }
-"""The Arrow type of each datatype of the protocol."""
 
 
 @dataclass(frozen=True, slots=True)

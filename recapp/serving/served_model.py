@@ -51,10 +51,9 @@ from recapp.serving.counts import Counts
 from recapp.serving.limits import Refused, bad, busy
 from recapp.sparse.keyed_jagged_tensor import Batch
 
+# The tolerance between the scores of the example and those stored with it, relative to max(1,
+# |score|).
 ROUNDING = 1e-5
-"""The tolerance between the scores of the example and those stored with it, relative to max(1,
-|score|).
-"""
 
 EXAMPLE_ROWS = 4  # rows that the page shows
 
@@ -281,8 +280,8 @@ class Question:
     write: Callable[[Mapping[str, Tensor]], Response]
 
 
+# Reads a request for a model; it holds the body, the headers and the protocol.
 Read = Callable[[Served], Question]
-"""Reads a request for a model; it holds the body, the headers and the protocol."""
 
 log = logging.getLogger(__name__)
 

@@ -7,27 +7,24 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+# Modules of plan files, in the order in which they are tried. Each has
+#
+# takes(values) whether plain values are in its format plan_from_values(values, tables, source,
+# lookups) the plan; `source` is the file, for errors written_plan(plan, tables, lookups, indent)
+# the text of a plan file shown_plan(plan, tables, lookups) the groups as plain values and as a text
+# AGAIN arguments of `python -m recapp.plan` that write such a file
 PLAN_FORMATS = {"hugectr": "recapp.compat.hugectr.plans"}
-"""Modules of plan files, in the order in which they are tried. Each has
 
-    takes(values)                                       whether plain values are in its format
-    plan_from_values(values, tables, source, lookups)   the plan; `source` is the file, for errors
-    written_plan(plan, tables, lookups, indent)         the text of a plan file
-    shown_plan(plan, tables, lookups)                   the groups as plain values and as a text
-    AGAIN                                               arguments of `python -m recapp.plan` that
-                                                        write such a file
-"""
-
+# The module whose `in_recapp_words` translates listed tables and lookups.
 TABLE_WORDS = "recapp.compat.hugectr.words"
-"""The module whose `in_recapp_words` translates listed tables and lookups."""
 
 
+# The modules that read TorchRec's settings of fused kernels, and that offer the update of sharded
+# tables as its optimiser object, by the names of function and class.
 FUSED = {
     "rules_of_fused_params": "recapp.compat.torchrec.keyed",
     "FusedOptimizer": "recapp.compat.torchrec.keyed",
 }
-"""The modules that read TorchRec's settings of fused kernels, and that offer the update of sharded
-tables as its optimiser object, by the names of function and class."""
 
 
 def plan_format(name: str) -> Any:

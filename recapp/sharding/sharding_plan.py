@@ -32,12 +32,11 @@ from recapp.sharding.sharding_types import (
 from recapp.tables.config import EmbeddingConfig, table_config
 from recapp.tables.row_order import ROW_ORDERS, RowOrder, RowOrderName, mixed_order
 
+# The mode in which a table asks for rows. `unique`: a vector per distinct row, pooled at home.
+# `pooled`: a vector per bag and owner, pooled at the owner. `replicated`: rows are read at home,
+# and the gradients of all ranks update every rank. `auto`: unique or pooled; the planner decides
+# before the plan is used (`recapp/planner/choose_modes.py`).
 Mode = Literal["unique", "pooled", "replicated", "auto"]
-"""The mode in which a table asks for rows. `unique`: a vector per distinct row, pooled at home.
-`pooled`: a vector per bag and owner, pooled at the owner. `replicated`: rows are read at home, and
-the gradients of all ranks update every rank. `auto`: unique or pooled; the planner decides before
-the plan is used (`recapp/planner/choose_modes.py`).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +188,8 @@ def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:
     return pairwise(cuts[bisect_left(cuts, part.start) : bisect_left(cuts, part.stop) + 1])
 
 
+# The fields of a table that are kept only if they are set; a function cannot be kept.
 _LEFT_OUT = ("dynamic", "weight_init_max", "weight_init_min", "init_fn")
-"""The fields of a table that are kept only if they are set; a function cannot be kept."""
 
 
 @dataclass(frozen=True)

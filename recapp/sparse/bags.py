@@ -346,11 +346,11 @@ def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, bags: int | No
     )
 
 
+# The bags of each key from each rank.
 Strides = list[list[int]]
-"""The bags of each key from each rank."""
 
+# Keys, and the bag that each sample takes, [keys, S].
 InverseIndices = tuple[list[str], Tensor]
-"""Keys, and the bag that each sample takes, [keys, S]."""
 
 
 class BagsOfKeys:

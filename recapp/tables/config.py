@@ -49,10 +49,8 @@ class PoolingType(StrEnum):
     NONE = "none"
 
 
+# The poolings that tables of an `EmbeddingBagCollection` may declare: those that need no hotness.
 BAG_POOLINGS = (PoolingType.SUM, PoolingType.MEAN)
-"""The poolings that tables of an `EmbeddingBagCollection` may declare: those that need no
-hotness.
-"""
 
 
 class DataType(StrEnum):
@@ -84,6 +82,7 @@ class DataType(StrEnum):
         return {"int8": 8, "int4": 4}.get(self.value)
 
 
+# Torch's names of its dtypes.
 _DTYPES = {
     "fp64": "float64",
     "fp32": "float32",
@@ -92,7 +91,6 @@ _DTYPES = {
     "int8": "quint8",
     "int4": "quint4x2",
 }
-"""Torch's names of its dtypes."""
 
 
 LARGEST_ID = 2**63 - 1
@@ -107,10 +105,11 @@ class IdRule(StrEnum):
     DROP = "drop"
 
 
+# The only value that recapp accepts for an argument of TorchRec, and the reason.
 Only = tuple[Any, str]
-"""The only value that recapp accepts for an argument of TorchRec, and the reason."""
 
 _GROWS = f'a table of any ids is num_embeddings="{DYNAMIC}" here, with its eviction in dynamic'
+# Arguments of TorchRec's configs that have no meaning here.
 _ONLY_THERE: dict[str, Only] = {
     "num_embeddings_post_pruning": (None, "tables are not pruned here, nor when they are exported"),
     "input_dim": (None, "nothing reads it, there or here"),
@@ -123,7 +122,6 @@ _ONLY_THERE: dict[str, Only] = {
     ),
     "stash_weights": (False, "rows stay in the memory of their device"),
 }
-"""Arguments of TorchRec's configs that have no meaning here."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from recapp.settings.values import Positive, Rows, Within
 if TYPE_CHECKING:
     from torch import Tensor
 
+# The number of rows of a dynamic table in settings.
 DYNAMIC = "dynamic"
-"""The number of rows of a dynamic table in settings."""
+# The number of runs: plans cut tables by runs, and rows are evicted within a run.
 RUNS = 64
-"""The number of runs: plans cut tables by runs, and rows are evicted within a run."""
 RUN_BITS = 6
 FIND_BYTES = 20  # a position, a strip, and 1 / .42 buckets (numba_key_index.py)
 USE_BYTES = 8  # the step of a row's last use and its number of uses
@@ -36,8 +36,8 @@ SKETCH_LINES = 4
 COUNT_BYTES = 4
 MOST_STEPS = 2**31 - 1  # counts and steps have 32 bits
 MOST_OF_ROWS = 2**48
+# Rows that the planner assumes for a table without any information.
 EXPECTED_ROWS = 100_000
-"""Rows that the planner assumes for a table without any information."""
 
 _MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd signed 64-bit numbers
 _INVERSES = (-0x6921E4E8C0EE6F77, 0x319642B2D24D8EC3)  # of the multipliers, modulo 2^64

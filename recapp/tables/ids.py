@@ -155,21 +155,19 @@ class LongBag(IdError):
         return type(self), self._arguments
 
 
+# A function that applies all rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) ->
+# (rows_L, first).
+#
+# `rows_L` has -1 for a dropped id; `first` is the index of the first id that is an error, or -1.
+# `RULE_NUMBERS` has the numbers of the rules. The function adds the number of changed ids of each
+# lookup to `changed_F`.
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
-"""A function that applies all rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) ->
-(rows_L, first).
 
-`rows_L` has -1 for a dropped id; `first` is the index of the first id that is an error, or -1.
-`RULE_NUMBERS` has the numbers of the rules. The function adds the number of changed ids of each
-lookup to `changed_F`.
-"""
-
+# A function that waits for the device's check of a batch's ids, counts changed ids, and raises
+# OutsideTable.
+#
+# Call it once for each batch.
 PendingCheck = Callable[[], object]
-"""A function that waits for the device's check of a batch's ids, counts changed ids, and raises
-OutsideTable.
-
-Call it once for each batch.
-"""
 
 RULE_NUMBERS: dict[str, int] = {
     rule: number

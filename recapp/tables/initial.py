@@ -23,8 +23,8 @@ from recapp.tables.row_order import RowOrder
 # shard.
 CHUNK_ELEMENTS = 1 << 20
 _MASK = 0xFFFFFFFF
+# A backend's `write_start_values`, which writes the same bits of fp32 many times as fast.
 Compiled = Callable[[Tensor, Tensor, Tensor, int, range, float], None]
-"""A backend's `write_start_values`, which writes the same bits of fp32 many times as fast."""
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: neighbouring columns differ in half of their bits
 
 

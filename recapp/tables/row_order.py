@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from torch import Tensor
 
+# `natural`: rows lie by number. `mixed`: neighbours are dealt over all strips.
 RowOrderName = Literal["natural", "mixed"]
-"""`natural`: rows lie by number. `mixed`: neighbours are dealt over all strips."""
 ROW_ORDERS: tuple[RowOrderName, ...] = get_args(RowOrderName)
 
 SEARCHED = 64  # candidate multipliers on either side of R / 1.618

@@ -200,6 +200,7 @@ def _points(value: Any) -> Points:
     return tuple((float(x), float(y)) for x, y in value)
 
 
+# The entries of plain statistics: how each is read, and what it must be.
 _READ: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rows": (int, "a number"),
     "ids_per_sample": (float, "a number"),
@@ -208,7 +209,6 @@ _READ: dict[str, tuple[Callable[[Any], Any], str]] = {
     "load": (lambda value: tuple(map(float, value)), "a list of shares"),
     "hot": (_points, "pairs [rows, share of the ids]"),
 }
-"""The entries of plain statistics: how each is read, and what it must be."""
 
 
 # ---- assumed

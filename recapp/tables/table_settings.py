@@ -41,8 +41,8 @@ from recapp.tables.config import (
 )
 from recapp.tables.dynamic import DYNAMIC, DynamicRows
 
+# The collection with one weight for each id.
 WIDE = "wide"
-"""The collection with one weight for each id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +241,8 @@ TableSettings = TablesOfDataset | ListedTables
 T = TypeVar("T")
 BAGS = "embedding_bag_collection"
 SEQUENCES = "embedding_collection"
+# The models of an ensemble at the most.
 MOST_MEMBERS = 64
-"""The models of an ensemble at the most."""
 
 
 @dataclass(frozen=True)
@@ -393,8 +393,8 @@ def _read_here(table: EmbeddingConfig, others: set[tuple[str, str]]) -> Embeddin
     return replace(table, feature_names=features)
 
 
+# The settings of a table that are no argument of its config, or not as they are.
 _NO_ARGUMENTS = ("feature_names", "collection", "max_key")
-"""The settings of a table that are no argument of its config, or not as they are."""
 
 
 class _Read(NamedTuple):

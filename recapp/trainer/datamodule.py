@@ -75,13 +75,13 @@ from recapp.trainer.module import TaskModule
 
 T = TypeVar("T")
 EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
+# Names of the rows of each split, for errors.
 ROWS_OF = {
     "train": "training rows",
     "val": "dataset.val_path",
     "test": "dataset.test_path",
     "input": "input",
 }
-"""Names of the rows of each split, for errors."""
 
 
 @dataclass

@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import Any
 
 NAME = "recapp"
+# The modules of Lightning that hold its reader of checkpoint files, as `pl_load`.
 _READERS = ("lightning.pytorch.core.saving", "lightning.fabric.plugins.io.torch_io")
-"""The modules of Lightning that hold its reader of checkpoint files, as `pl_load`."""
 
 
 def make_known() -> None:

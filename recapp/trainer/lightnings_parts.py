@@ -269,6 +269,7 @@ def ends_epoch(trainer: Trainer, done: int) -> bool:
     return bool(trainer.is_last_batch) or done >= trainer.num_training_batches
 
 
+# The hooks that Lightning calls for each batch.
 BATCH_HOOKS = (
     "on_train_batch_start",
     "on_before_backward",
@@ -278,7 +279,6 @@ BATCH_HOOKS = (
     "on_train_batch_end",
     *(f"on_{s}_batch_{end}" for s in ("validation", "test", "predict") for end in ("start", "end")),
 )
-"""The hooks that Lightning calls for each batch."""
 
 
 def skip_idle_hooks(callbacks: Iterable[Callback]) -> None:
@@ -465,10 +465,9 @@ class AverageWeights(BatchCallback):
         self.average.hide()
 
 
+# The entry of a checkpoint's plain part with the raw dense weights, where `state_dict` has their
+# average.
 OF_AVERAGE = "weight_average"
-"""The entry of a checkpoint's plain part with the raw dense weights, where `state_dict` has their
-average.
-"""
 
 
 class WeightAverage:

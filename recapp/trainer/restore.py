@@ -37,9 +37,10 @@ from recapp.stored.plain_parts import WRONG_STATE, in_words, state_must_fit
 
 Settings = Mapping[str, Any]
 MakeSchedule = Callable[[Settings, Optimizer, Any], LRScheduler]
+# The argument of a schedule that is the number of steps of the run.
 TOTAL = "total_steps"
-"""The argument of a schedule that is the number of steps of the run."""
 NEW_SCHEDULE = {"_target_", "monitor", "mode"}  # a change of one of them restarts the schedule
+# The group of settings that each part of Lightning's restoration must fit.
 SETTING_OF = {
     "datamodule": "dataset",
     "callbacks": "callbacks",
@@ -47,9 +48,8 @@ SETTING_OF = {
     "optimizers": "optimizer",
     "lr_schedulers": "optimizer.schedule",
 }
-"""The group of settings that each part of Lightning's restoration must fit."""
+# The modules of schedules that begin with all that they keep; others may begin with less.
 KNOWN_SCHEDULES = ("torch.optim.", "recapp.", "lightning.")
-"""The modules of schedules that begin with all that they keep; others may begin with less."""
 
 
 def restore_in_one_line(trainer: Trainer) -> None:

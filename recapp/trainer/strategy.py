@@ -94,14 +94,13 @@ from recapp.transport.communicator import mean_hidden
 from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import hook_of
 
+# The text of torch's error after some ranks have waited in vain for others.
 LATE = re.compile(r"timed? ?out", re.IGNORECASE)
-"""The text of torch's error after some ranks have waited in vain for others."""
+# The source of a plan beside None: a planner, whose arguments that are left open the run fills in;
+# a plan or the path of one, checked against the tables and ranks of the run; or a function.
 PlanSource = (
     EmbeddingShardingPlanner | ShardingPlan | str | Path | Callable[[PlanningProblem], ShardingPlan]
 )
-"""The source of a plan beside None: a planner, whose arguments that are left open the run fills in;
-a plan or the path of one, checked against the tables and ranks of the run; or a function.
-"""
 
 
 class EmbeddingShardingStrategy(StepOfRanks):

@@ -136,9 +136,9 @@ def mean_hidden(waits: Iterable[Waits]) -> dict[str, float]:
     return {phase: sum(values) / len(values) for phase, values in shares.items()}
 
 
+# The most time that counts between two looks. A longer gap shows that this process itself was
+# stopped or too busy, so it cannot blame others for that time.
 LONGEST_LOOK_SECONDS = 2.0
-"""The most time that counts between two looks. A longer gap shows that this process itself was
-stopped or too busy, so it cannot blame others for that time."""
 
 
 class SecondsSeen:
@@ -277,8 +277,8 @@ def _with_memory(thing: Any) -> Iterator[Any]:
         yield from _with_memory(vars(thing))
 
 
+# Begin and end of a part of a flat buffer, in elements.
 Span = tuple[int, int]
-"""Begin and end of a part of a flat buffer, in elements."""
 
 LOOK_S = 0.01  # longer than the switch interval of the GIL (5 ms)
 PATIENCE_S = 10.0

@@ -59,6 +59,14 @@ REFUSED = [
         f"{CHECKPOINT}.filename=last: must not begin with last.ckpt, which every run keeps",
     ),
     (
+        [f"{CHECKPOINT}.filename='{{step:zz}}'"],
+        f"{CHECKPOINT}.filename={{step:zz}}: is no pattern of a file name",
+    ),
+    (
+        [f"{CHECKPOINT}.filename='{{stp}}'"],
+        f"{CHECKPOINT}.filename={{stp}}: stp is not measured; did you mean step",
+    ),
+    (
         [
             "+callbacks.e={_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, "
             "dirpath: here}"

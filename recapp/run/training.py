@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from inspect import signature
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import torch
@@ -328,13 +329,8 @@ def build_callbacks(recipe: Train, folder: Path, *, logging: bool) -> list[Callb
         monitor = getattr(callbacks[-1], "monitor", None)
         mode = getattr(callbacks[-1], "mode", None)
         check_monitor(f"callbacks.{name}", monitor, mode, measured, all_known=known)
-        pattern = getattr(callbacks[-1], "filename", None) or ""
-        is_checkpoint = isinstance(callbacks[-1], ModelCheckpoint)
-        if is_checkpoint and re.match(r"last(\.ckpt|$)|.*/", pattern):
-            raise ConfigError(
-                f"callbacks.{name}.filename={pattern}: must not begin with last.ckpt, which every "
-                "run keeps, nor contain a slash: use a pattern such as step_{step:06d}"
-            )
+        if isinstance(callbacks[-1], ModelCheckpoint):
+            _check_filename(callbacks[-1], f"callbacks.{name}.filename", measured, known)
     return callbacks
 
 
@@ -374,6 +370,43 @@ def build_callback(settings: Constructor, setting: str, folder: Path) -> Any:
 
 def _is(kind: Any, base: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _check_filename(
+    callback: ModelCheckpoint, setting: str, measured: Iterable[str], known: bool
+) -> None:
+    """Check a pattern of checkpoint file names.
+
+    Raises:
+        ConfigError: The pattern cannot be filled in, gives the name `last.ckpt`, or contains a
+            slash.
+    """
+    numbers = {"epoch": 0, "step": 0, **dict.fromkeys(measured, 0.5)}
+    pattern = callback.filename or ""
+    try:
+        asked = {
+            re.split(r"[.\[]", name)[0]
+            for _, name, _, _ in Formatter().parse(pattern)
+            if name is not None
+        }
+        name = Path(
+            callback.format_checkpoint_name(
+                {key: torch.tensor(value) for key, value in numbers.items()}
+            )
+        ).name
+    except (ValueError, LookupError, AttributeError, TypeError) as e:
+        raise ConfigError(
+            f"{setting}={pattern}: is no pattern of a file name ({e}): use step_{{step:06d}}"
+        ) from e
+    if unknown := sorted(asked - numbers.keys()) if known else []:
+        raise ConfigError(
+            f"{setting}={pattern}: {unknown[0]} is not measured; {suggest(unknown[0], numbers)}"
+        )
+    if name.startswith("last.ckpt") or "/" in pattern:
+        raise ConfigError(
+            f"{setting}={pattern}: must not begin with last.ckpt, which every run keeps, nor "
+            "contain a slash: use a pattern such as step_{step:06d}"
+        )
 
 
 def has_bar(callbacks: Iterable[Callback]) -> bool:

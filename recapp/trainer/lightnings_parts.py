@@ -1,9 +1,12 @@
 """Lightning's own parts, adapted to sharded tables, whoever has made the trainer and the module.
 
     check_trainer        refuses a precision and callbacks that cannot train tables
-    wait_for_no_flag     no wait for other ranks before every step
+    limit_waits          no wait for other ranks before every step, and none without a limit
     reach_tables         a module's own methods reach its tables, which are no parameters of it:
                          self.freeze(), self.unfreeze(), self.toggle_optimizer(optimizer)
+    count_tables         Lightning's table of a module's parameters has the rows of all ranks, like
+                         the parameters of the unsharded module: shards are no parameters, and
+                         Lightning would print 0. A dynamic table counts its expected rows
 
     RankEnvironment      ranks that were started from outside
 
@@ -29,9 +32,12 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.utilities.distributed import _distributed_is_initialized, _InfiniteBarrier
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelSummary as SummaryCallback
+from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from recapp.console import note
@@ -68,8 +74,14 @@ def check_trainer(trainer: Trainer) -> None:
         refuse_class(type(callback), "Trainer(callbacks=...)")
 
 
-def wait_for_no_flag(trainer: Trainer) -> None:
-    """Remove Lightning's broadcast before every step."""
+def limit_waits(trainer: Trainer, make_group: Callable[[], Any]) -> None:
+    """Remove Lightning's broadcast before every step, and end its wait for the rank that prepares
+    data after a time.
+
+    Args:
+        trainer: The trainer, before it prepares data.
+        make_group: Makes a process group, with the timeout of all waits.
+    """
     # A stop flag goes to all ranks before every step, which would wait for them; the header of the
     # counts message carries it (`EndTogether`). The handler of SIGTERM would start another
     # broadcast at any point at which it interrupts this rank.
@@ -79,6 +91,34 @@ def wait_for_no_flag(trainer: Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    connector = trainer._data_connector
+    prepare = type(connector).prepare_data
+
+    def prepare_data() -> None:
+        names = vars(data_connector)
+        names[_InfiniteBarrier.__name__] = partial(_Barrier, make_group)
+        try:
+            prepare(connector)
+        finally:
+            names[_InfiniteBarrier.__name__] = _InfiniteBarrier
+
+    connector.prepare_data = prepare_data  # type: ignore[method-assign]
+
+
+class _Barrier(_InfiniteBarrier):
+    """Lightning's barrier around `prepare_data`, with a limit; its own is 10,000 days."""
+
+    def __init__(self, make_group: Callable[[], Any]) -> None:
+        super().__init__()
+        self.make_group = make_group
+
+    @override
+    def __enter__(self) -> "_Barrier":
+        if _distributed_is_initialized():
+            group = self.make_group()
+            self.group = group
+            self.barrier = group.monitored_barrier
+        return self
 
 
 def reach_tables(module: LightningModule) -> None:
@@ -126,6 +166,35 @@ METHODS: dict[str, Callable[..., Any]] = {
     "toggle_optimizer": _toggle,
     "untoggle_optimizer": _untoggle,
 }
+
+
+def count_tables(callbacks: Iterable[Any]) -> None:
+    """Make Lightning's summary callbacks of a trainer count the sharded tables."""
+    for callback in callbacks:
+        if isinstance(callback, SummaryCallback):
+            summarize = partial(type(callback).on_fit_start, callback)
+            callback.on_fit_start = partial(  # type: ignore[method-assign]
+                _with_tables, summarize
+            )
+
+
+def _with_tables(summarize: Callable[..., None], trainer: Trainer, pl_module: Any) -> None:
+    """Call Lightning's summary while each sharded table is a parameter of its whole shape, without
+    memory. A table that collections share is one parameter.
+    """
+    collections = sharded_collections(pl_module)
+    parameters: dict[tuple[int, str], nn.Parameter] = {}
+    for part in collections:
+        for table in part.tables():
+            rows = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
+            parameter = nn.Parameter(rows, not part.shared.is_frozen(table.name))
+            key = (id(part.shared), table.name)
+            part._parameters[table.name] = parameters.setdefault(key, parameter)
+    try:
+        summarize(trainer, pl_module)
+    finally:
+        for part in collections:
+            part._parameters.clear()
 
 
 class RankEnvironment(ClusterEnvironment):

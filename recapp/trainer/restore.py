@@ -48,6 +48,8 @@ SETTING_OF = {
     "lr_schedulers": "optimizer.schedule",
 }
 """The group of settings that each part of Lightning's restoration must fit."""
+KNOWN_SCHEDULES = ("torch.optim.", "recapp.", "lightning.")
+"""The modules of schedules that begin with all that they keep; others may begin with less."""
 
 
 def restore_in_one_line(trainer: Trainer) -> None:
@@ -66,6 +68,8 @@ def _restore(trainer: Trainer, restore: Callable[[], None], part: str) -> None:
         checkpoint = trainer._checkpoint_connector._loaded_checkpoint
         if checkpoint and part == "optimizers":
             _complete_groups(trainer, checkpoint["optimizer_states"])
+        if checkpoint and part == "lr_schedulers":
+            _check_schedules(trainer, checkpoint["lr_schedulers"])
         restore()
     except WRONG_STATE as error:
         if isinstance(error, RecappError):
@@ -101,6 +105,21 @@ def _complete_groups(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None
                 if isinstance(value, list | tuple) != isinstance(stored, list | tuple):
                     raise ValueError(f"{key}={stored} is of another class of optimizer")
             group.update({**new, **group})
+
+
+def _check_schedules(trainer: Trainer, states: Sequence[dict[str, Any]]) -> None:
+    """Check that there is a state for each schedule, or none if they begin anew, and that it is of
+    its class: a schedule takes every state, and goes on by the settings in it.
+    """
+    configs = trainer.lr_scheduler_configs
+    if states and len(states) != len(configs):
+        raise ValueError(f"there are {len(states)} states and {len(configs)} schedules")
+    for config, state in zip(configs, states, strict=False):
+        kind = type(config.scheduler)
+        known = kind.__module__.startswith(KNOWN_SCHEDULES)
+        for key in config.scheduler.state_dict() if known else ():
+            if key not in state and not key.startswith("_"):  # some are of one version of torch
+                raise ValueError(f"{kind.__name__} has no {key}")
 
 
 class ChangedOptimizer(Callback):
@@ -224,15 +243,37 @@ class ChangedOptimizer(Callback):
 
 def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
     """Return the hyper-parameters that changed settings of the dense optimiser give its param
-    groups; their names need not be those of the settings.
+    groups; their names need not be those of the settings. Check with one parameter that the
+    optimiser can go on with the state of the checkpoint's: a setting may need more state.
+
+    Raises:
+        ConfigError: It cannot.
     """
-    one, other = (
-        find_constructor(each["_target_"], "optimizer.dense")(
-            [torch.zeros(1)], **{k: v for k, v in each.items() if k != "_target_"}
-        ).param_groups[0]
-        for each in (before, now)
-    )
+    stored, new = (_of_one_parameter(settings) for settings in (before, now))
+    one = stored.param_groups[0]
+    other = new.param_groups[0]
+    try:
+        stored.step()
+        new.load_state_dict({**new.state_dict(), "state": stored.state_dict()["state"]})
+        new.step()
+    except LookupError as error:
+        names = ", ".join(f"optimizer.dense.{key}" for key in _changed(before, now))
+        raise ConfigError(
+            f"{names}: the state of the checkpoint's optimizer lacks what this one needs "
+            f"({in_words(error)}): leave it as it was, or choose another class of optimizer, which "
+            "begins anew"
+        ) from error
+    except Exception:  # nothing is known: some optimisers step on GPUs alone
+        pass
     return [key for key in other if key != "params" and one.get(key) != other[key]]
+
+
+def _of_one_parameter(plain: Settings) -> Any:
+    """Return an optimiser of one parameter that has a gradient."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    arguments = {key: value for key, value in plain.items() if key != "_target_"}
+    return find_constructor(plain["_target_"], "optimizer.dense")([parameter], **arguments)
 
 
 def _changed(before: Settings | None, now: Settings | None) -> list[str]:

@@ -25,6 +25,8 @@ from recapp.dataset.schema import Schema
 from recapp.engine.dynamic_keys import (
     ALWAYS_LOADED,
     OF_ADMISSION,
+    SKETCH,
+    WAITING_COUNTS,
     without_waiting,
 )
 from recapp.engine.sharded_collection import sharded_tables, weight_names
@@ -38,6 +40,7 @@ from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.plain_parts import DERIVED_VALUES, check_state, plain_values
 from recapp.stored.store import is_checkpoint
 from recapp.stored.stored_model import load_table, read_manifest, read_meta
+from recapp.tables.dynamic import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
     datamodule_of,
@@ -231,6 +234,22 @@ class StoredTables:
                     if now == FROZEN.name
                     else f"{_some(tables)} go{'es' if one else ''} on by {now}, the checkpoint has "
                     f"{before}: weights stay, the optimizer's state begins anew"
+                )
+            # the tensor of the other counter
+            tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}
+            others = [
+                table.name
+                for shared in self.tables
+                for table in shared.state.layout.tables
+                if self.fitting
+                and table.dynamic is not None
+                and table.dynamic.seen > 1
+                and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
+            ]
+            if others:
+                console.note(
+                    f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "
+                    "often keys without a row were seen is counted anew"
                 )
 
     def _changed_rules(self, manifest: CheckpointManifest) -> dict[str, tuple[str, str]]:

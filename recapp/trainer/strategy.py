@@ -76,8 +76,9 @@ from recapp.trainer.lightnings_parts import (
     RankEnvironment,
     WeightAverage,
     check_trainer,
+    count_tables,
+    limit_waits,
     reach_tables,
-    wait_for_no_flag,
 )
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restore import restore_in_one_line
@@ -282,7 +283,10 @@ class EmbeddingShardingStrategy(StepOfRanks):
         """
         assert self.lightning_module is not None
         check_trainer(self.lightning_module.trainer)  # before a callback copies the module
-        wait_for_no_flag(self.lightning_module.trainer)
+        limit_waits(
+            self.lightning_module.trainer,
+            partial(dist.new_group, backend="gloo", timeout=self.exchange_timeout),
+        )
         try:
             super().setup_environment()
         except dist.DistError as e:
@@ -311,6 +315,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             and self.lightning_module is not None
         )
         self.accelerator.setup(trainer)
+        count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)
         fitting = trainer.state.fn == TrainerFn.FITTING

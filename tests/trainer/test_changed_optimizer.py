@@ -145,3 +145,8 @@ def test_a_setting_that_is_mixed_with_the_training_so_far_is_refused(logs, tmp_p
     )
     with pytest.raises(ConfigError, match=r"optimizer\.schedule: its state\.T_i=6 follows from a"):
         fit_twice(logs, tmp_path, first, then)
+
+
+def test_an_optimiser_that_lacks_state_for_a_changed_setting_is_refused(logs, tmp_path):
+    with pytest.raises(ConfigError, match=r"optimizer\.dense\.amsgrad: the state of the checkp"):
+        fit_twice(logs, tmp_path, RATES, (*RATES, "+optimizer.dense.amsgrad=true"))

@@ -62,3 +62,15 @@ def test_rows_and_keys_are_logged_by_table_and_printed_at_the_end(logs, tmp_path
     assert float(last["rows/C1"]) == sum(shared.rows_of_runs()["C1"]["rows"])
     assert float(last["new_keys/C1"]) == changes.new > changes.admitted > 0
     assert float(last["evicted/C1"]) == changes.evicted
+
+
+@pytest.mark.full
+def test_another_way_to_count_keys_is_said(logs, tmp_path, capsys):
+    often = (*GROWS, "tables.dynamic.seen=3")
+    trained(logs, tmp_path / "exact", often, steps=2)
+    last = tmp_path / "exact" / "checkpoints" / "last.ckpt"
+    trained(logs, tmp_path / "again", often, steps=3, ckpt_path=last)
+    assert "counted anew" not in capsys.readouterr().err
+    sketch = "tables.dynamic.counter=sketch"
+    trained(logs, tmp_path / "sketch", often, sketch, steps=3, ckpt_path=last)
+    assert "the checkpoint counted keys by another dynamic.counter" in capsys.readouterr().err

@@ -395,3 +395,17 @@ def test_a_script_and_a_notebook_start_their_own_ranks(how, tmp_path):
     said = json.loads((tmp_path / "said.json").read_text())
     assert said == pytest.approx(model(IDS).tolist(), abs=1e-6)
     assert model.info["step"] == 10  # of 20 batches on two ranks
+
+
+def test_lightnings_table_counts_sharded_tables(tmp_path):
+    trainer = fitted(tmp_path)
+    (summary,) = [c for c in trainer.callbacks if type(c).__name__.endswith("ModelSummary")]
+    counts = []
+    summary.summarize = lambda data, *numbers, **_: counts.extend([dict(data), *numbers[:2]])
+    state = list(trainer.lightning_module.state_dict())
+    summary.on_fit_start(trainer, trainer.lightning_module)
+    columns, total, trainable = counts
+    layers = dict(zip(columns["Name"], columns["Params"], strict=True))
+    assert (layers["bags"], layers["sequences"]) == ("3.2 K", "1.2 K")
+    assert total == trainable == 400 * 8 + 300 * 4 + 12 * 3 + 3 + 3 + 1
+    assert list(trainer.lightning_module.state_dict()) == state

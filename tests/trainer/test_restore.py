@@ -166,3 +166,22 @@ def test_an_optimizer_does_not_take_the_hyper_parameters_of_another_class():
     checkpoint = {"optimizer_states": [stored.state_dict()]}
     with pytest.raises(CheckpointError, match=r"eps=1e-08 is of another class of optimizer"):
         restore_of("optimizers", checkpoint, optimizers=[now])()
+
+
+def cosine():
+    return lr_scheduler.CosineAnnealingLR(SGD([torch.zeros(1)], 0.1), 100)
+
+
+@pytest.mark.parametrize(
+    ("stored", "now", "says"),
+    [
+        ([steps()], [cosine()], "CosineAnnealingLR has no T_max"),
+        ([steps()], [steps(), steps(5)], "there are 1 states and 2 schedules"),
+        ([steps(), steps(5)], [steps()], "there are 2 states and 1 schedules"),
+        ([steps()], [], "there are 1 states and 0 schedules"),
+    ],
+)
+def test_schedules_take_states_of_their_own_classes_alone(stored, now, says):
+    states = [schedule.state_dict() for schedule in stored]
+    with pytest.raises(CheckpointError, match=f"set optimizer.schedule as it was .*{says}"):
+        restore_of("lr_schedulers", {"lr_schedulers": states}, now)()

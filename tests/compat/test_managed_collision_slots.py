@@ -400,6 +400,14 @@ def test_slots_of_an_unsharded_model_stay_when_it_is_sharded():
         assert torch.equal(sharded.eval()(batch_of(1, 0))[1].values(), slots.values())
 
 
+def test_slots_that_are_loaded_before_sharding_stay():
+    module = module_of(4)
+    slots = slots_of(module, [10, 20, 30, 30])
+    other = module_of(4, device="meta")
+    other.load_state_dict(module.state_dict())
+    assert slots_of(other.eval(), [10, 20, 30, 30]) == slots
+
+
 def test_built_on_the_meta_device_slots_are_made_with_the_shards():
     model = DistributedModelParallel(model_of(20, device="meta"), device="cpu")
     for step in range(2):

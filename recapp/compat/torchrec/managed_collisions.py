@@ -421,6 +421,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         """Load slots; a state dict without slots clears those of the module."""
+        if not self._buffers and f"{prefix}_mch_sorted_raw_ids" in state_dict:
+            self.begin(torch.device("cpu"))  # a stored model loads before it is sharded
         if any(prefix + name in state_dict for name in self._buffers):
             super()._load_from_state_dict(state_dict, prefix, *others)
         elif self._buffers:

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
         PoolingType,
         TableLookup,
     )
-    from recapp.tables.dynamic import DynamicRows
+    from recapp.tables.positions import DynamicRows
     from recapp.tasks.measures import Measure
     from recapp.tasks.task import ClickTask, Output, Task
     from recapp.trainer.datamodule import ClickData, ScoreWriter
@@ -98,7 +98,7 @@ _HOMES = {
     "DataType": "recapp.tables.config",
     "DistanceLFU_EvictionPolicy": "recapp.compat.torchrec.managed_collisions",
     "DistributedModelParallel": "recapp.parallel",
-    "DynamicRows": "recapp.tables.dynamic",
+    "DynamicRows": "recapp.tables.positions",
     "EmbOptimType": "recapp.compat.torchrec.keyed",
     "EmbeddingBagCollection": "recapp.tables.collections",
     "EmbeddingBagCollectionSharder": "recapp.parallel",

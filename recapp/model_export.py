@@ -75,8 +75,8 @@ from recapp.stored.store import MANIFEST, files_at, write_file
 from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
+from recapp.tables.positions import keys_of
 from recapp.tasks.task import Task
 
 BUDGET_NE = 1e-4

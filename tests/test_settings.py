@@ -25,7 +25,7 @@ from recapp.settings.records import to_plain as plain_of
 from recapp.settings.values import Within, read
 from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.dynamic import DynamicRows
+from recapp.tables.positions import DynamicRows
 from recapp.tables.table_settings import ListedTable
 from recapp.trainer.trainer_settings import TrainerSettings
 

@@ -8,9 +8,9 @@ list of these.
 Names that begin with `_` or `.` are skipped. The key of a partition (`dt`) is not a column. Files
 in an unknown format, and paths that are not local, are refused with advice. Files that would
 silently be skipped, mixed or read twice are refused as well: two formats, directories of data among
-partitions, links to directories that are read already, several splits (`recapp/dataset/files.py`),
-and removed files of a table of Delta Lake, Iceberg or Hudi, of which only the table's log tells
-which files are alive. This opens only files whose names tell no format, to read their first bytes.
+partitions, links to directories that are read already, several splits, and removed files of a table
+of Delta Lake, Iceberg or Hudi, of which only the table's log tells which files are alive. This
+opens only files whose names tell no format, to read their first bytes.
 """
 
 import os

@@ -24,7 +24,7 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
 from recapp.sparse.transfer import to_host, true_indices
-from recapp.tables.dynamic import RUNS, Counter, DynamicRows, Eviction, runs_of
+from recapp.tables.positions import RUNS, Counter, DynamicRows, Eviction, runs_of
 
 NOT_HELD = 0  # last use of a slot that holds no row; steps of other slots count from 1
 EVICTED_AT_ONCE = 16  # a full run evicts 1 / EVICTED_AT_ONCE of its rows

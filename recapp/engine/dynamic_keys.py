@@ -26,7 +26,7 @@ from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
 from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.dynamic import RUNS, SKETCH_LINES, DynamicRows, keys_of, positions_of, runs_of
+from recapp.tables.positions import RUNS, SKETCH_LINES, DynamicRows, keys_of, positions_of, runs_of
 
 # The tensor of a dynamic table that holds the key of each row, [N, 1].
 KEYS = "keys"

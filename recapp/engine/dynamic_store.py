@@ -2,7 +2,7 @@
 
     position, strip --index--> slot --> weights[slot], state[slot]
 
-`recapp/tables/dynamic.py` defines keys, positions and runs. A slot holds one row of any strip of
+`recapp/tables/positions.py` defines keys, positions and runs. A slot holds one row of any strip of
 the group, in memory that grows without moving rows. Rows come and go in the step of a training
 batch, never during its look-ahead:
 
@@ -44,8 +44,8 @@ from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.sparse.transfer import true_indices
-from recapp.tables.dynamic import keys_of, runs_of
 from recapp.tables.initial import write_start_values
+from recapp.tables.positions import keys_of, runs_of
 
 
 class DynamicStore(FloatRows):

@@ -27,7 +27,7 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Counts, Links, Routes, Scratch
 from recapp.sharding.layout import Layout
 from recapp.sparse.transfer import to_device
-from recapp.tables.dynamic import first_position
+from recapp.tables.positions import first_position
 
 MANY_ROWS = 2**62  # kernels take this as the number of positions: more than any batch has
 

@@ -6,7 +6,7 @@
 
 A strip is (rows, cols, tensor), where rows and cols are the begin and end of its rows and columns.
 A rank may hold several strips of a table, or none. Where the plan mixes rows, a strip has a fourth
-entry, (multiplier, shift) of `recapp/tables/row_order.py`, and its rows are positions. Whole tables
+entry, (multiplier, shift) of `recapp/tables/positions.py`, and its rows are positions. Whole tables
 are always in the order of rows. Tensors are views, as in any state dict: copy them to keep them.
 `torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it.
 
@@ -62,8 +62,7 @@ from recapp.errors import ConfigError
 from recapp.sharding.layout import Block, Layout, copy_rows, overlap
 from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.dynamic import RUNS, positions_of, runs_of
-from recapp.tables.row_order import RowOrder
+from recapp.tables.positions import RUNS, RowOrder, positions_of, runs_of
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:

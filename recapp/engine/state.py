@@ -46,7 +46,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType, TableLookup
 from recapp.tables.ids import IdRules, LookupRows, PendingCheck, check_have_values
-from recapp.tables.row_order import affine
+from recapp.tables.positions import affine
 from recapp.transport.communicator import Comm, Sent, Waits
 from recapp.transport.step_messages import Buffers, Header, MessageLayout
 

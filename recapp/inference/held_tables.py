@@ -55,8 +55,8 @@ from recapp.stored.store import files_at
 from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.dynamic import RUNS, first_position, keys_of, positions_of
 from recapp.tables.initial import start_hash, values_of_hash
+from recapp.tables.positions import RUNS, first_position, keys_of, positions_of
 from recapp.transport.communicator import Comm, together
 
 T = TypeVar("T")

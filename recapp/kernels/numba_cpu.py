@@ -283,7 +283,7 @@ class NumbaBackend(TorchBackend):
         return rows_L, first
 
     def positions_of_rows(self, rows_L: Tensor, edges: Sequence[int], numbers_F3: Tensor) -> Tensor:
-        """Return the positions of rows (`recapp/tables/row_order.py`), in one pass.
+        """Return the positions of rows (`recapp/tables/positions.py`), in one pass.
 
         Args:
             rows_L: The rows, lookup by lookup.

@@ -127,7 +127,7 @@ def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
 
 @jit
 def position_of(key: Any) -> Any:
-    """Return the position of a key of a dynamic table (`recapp/tables/dynamic.py`)."""
+    """Return the position of a key of a dynamic table (`recapp/tables/positions.py`)."""
     x = np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -169,7 +169,7 @@ def rows_of_ids(
 
 @jit
 def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -> Any:
-    """Write the positions of rows (`recapp/tables/row_order.py` defines them)."""
+    """Write the positions of rows (`recapp/tables/positions.py` defines them)."""
     for f in range(len(numbers_F3)):
         factor = np.uint64(numbers_F3[f, 0])
         shift = np.uint64(numbers_F3[f, 1])

@@ -331,7 +331,7 @@ class DeepFM(FM):
         logit = FM(x) + MLP(v_1 .. v_F side by side)
 
     The FM and the MLP share the vectors. With `normalise`, the sum over pairs is divided by the
-    number of fields (`recapp/models/fm.py`).
+    number of fields.
 
     Shapes: B batch, F fields, D columns of a vector.
 

@@ -44,7 +44,7 @@ from recapp.sharding.sharding_types import (
     sharding_type,
 )
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.row_order import ROW_ORDERS, RowOrderName
+from recapp.tables.positions import ROW_ORDERS, RowOrderName
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 MODES: tuple[Mode, ...] = ("unique", "pooled")

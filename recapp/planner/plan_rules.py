@@ -37,7 +37,7 @@ from recapp.sharding.sharding_types import (
     sharding_type,
 )
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
-from recapp.tables.row_order import RowOrderName
+from recapp.tables.positions import RowOrderName
 
 # each row is read in every step, so a replica's gradients are not larger than the table
 FREQUENT_LOOKUPS_PER_ROW = 1.0
@@ -217,7 +217,7 @@ def plan_by_rules(
         mode: The mode of tables: "unique", "pooled" or "auto".
         column_width: Columns of a vertical strip.
         row_order: "mixed" distributes rows over the strips of tables that are cut by rows
-            (`recapp/tables/row_order.py`).
+            (`recapp/tables/positions.py`).
         balanced: Whether types that do not take all ranks are dealt by `balanced`, or else by
             `round_robin`.
         statistics, batch_per_rank, lookups: As for `table_facts`.

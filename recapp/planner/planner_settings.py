@@ -9,7 +9,7 @@ from recapp.errors import ConfigError
 from recapp.planner.hardware import Hardware, read_hardware
 from recapp.settings.records import Constructor, absent, in_hand
 from recapp.settings.values import Natural, Positive, Within
-from recapp.tables.row_order import RowOrderName
+from recapp.tables.positions import RowOrderName
 
 Mode = Literal["auto", "unique", "pooled"]
 

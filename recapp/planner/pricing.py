@@ -51,8 +51,7 @@ from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableShardi
 from recapp.sharding.sharding_types import CandidateRanks, Ints
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.dynamic import RUNS
-from recapp.tables.row_order import RowOrderName
+from recapp.tables.positions import RUNS, RowOrderName
 
 # share of the time to route an id that computes the position of its row (measured)
 MIXING = 0.25

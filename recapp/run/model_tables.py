@@ -19,7 +19,7 @@ from recapp.tables.config import (
     lookups_of,
     table_config,
 )
-from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows
+from recapp.tables.positions import DYNAMIC, EXPECTED_ROWS, DynamicRows
 from recapp.tables.table_settings import (
     BAGS,
     SEQUENCES,

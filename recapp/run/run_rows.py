@@ -19,7 +19,7 @@ from recapp.errors import DataError
 from recapp.run.recipe import OnPaper, Recipe, Train
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.tables.config import EmbeddingConfig, TableLookup
-from recapp.tables.dynamic import EXPECTED_ROWS
+from recapp.tables.positions import EXPECTED_ROWS
 from recapp.tables.statistics import TableStatistics
 
 

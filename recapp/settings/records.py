@@ -328,7 +328,7 @@ def leaves(
 
 # ---- names and constructors
 
-OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.dynamic.DynamicRows`, which is not imported here
+OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.positions.DynamicRows`, which is not imported here
     "expected_rows",
     "max_rows",
     "seen",
@@ -404,7 +404,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     home, _, leaf = name.rpartition(".")
-    if home == "tables.dynamic" and leaf in OF_TABLES_THAT_GROW:
+    if home == "tables.positions" and leaf in OF_TABLES_THAT_GROW:
         return f"{name}: only dynamic tables have this setting: add tables=dynamic"
     if home == "task" and leaf in OF_CLICKS:
         return f"{name}: is of task=click: another task has no such loss or label"

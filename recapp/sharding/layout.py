@@ -24,7 +24,7 @@ from torch import Tensor
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
-from recapp.tables.row_order import PART_ROWS, RowOrder, moved_rows
+from recapp.tables.positions import PART_ROWS, RowOrder, moved_rows
 
 WEIGHT = "weight"  # the tensor of a table's weights, by which a stored model scores
 RAW = "raw"  # where `weight` is an average: the weights with which training goes on

@@ -1,13 +1,4 @@
-"""Read a plan file, make a plan from it, and check each entry. Each error is one line with
-the file, the table, the entry and the allowed values.
-
-YAML has more than a plan needs: its own types, and references with which a few lines expand beyond
-any memory. A plan file may have a few references to entries above; all other features raise a
-PlanError.
-
-`recapp/sharding/plan_file.py` shows the format.
-
-Plan files: a plan as YAML that people read, edit and compare line by line.
+"""Plan files: a plan as YAML that people read, edit and compare line by line.
 
     name: mixed
     ranks: 2
@@ -30,9 +21,14 @@ Plan files: a plan as YAML that people read, edit and compare line by line.
 
 Rows and columns are [first, one past the last]; the default is all rows or columns, so a whole
 table is `{rank: 1}`. With `row_order: mixed` beside the mode, rows are positions
-(`recapp/tables/row_order.py`). A replicated table needs no shards. `features`, the batch and the
+(`recapp/tables/positions.py`). A replicated table needs no shards. `features`, the batch and the
 statistics are those for which the plan was made (`PlannedFor`). A plan written by hand may omit
 them, but not the sizes: they show without a model whether a file tiles its tables.
+
+Each entry of a file is checked, and each error is one line with the file, the table, the entry and
+the allowed values. YAML has more than a plan needs: its own types, and references with which a few
+lines expand beyond any memory. A plan file may have a few references to entries above; all other
+features raise a PlanError.
 
 Writing a plan and reading it gives an equal plan. Reading a file and writing it gives an equal
 text, without the comments.
@@ -57,8 +53,7 @@ from recapp.settings.other_systems import format_of
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, table_config
-from recapp.tables.dynamic import DYNAMIC, RUNS, DynamicRows
-from recapp.tables.row_order import ROW_ORDERS
+from recapp.tables.positions import DYNAMIC, ROW_ORDERS, RUNS, DynamicRows
 
 FILE_BYTES = 2**28
 DEEPEST = 50  # levels of nested mappings and lists; a plan has seven

@@ -30,7 +30,7 @@ from recapp.sharding.sharding_types import (
     sharding_type,
 )
 from recapp.tables.config import EmbeddingConfig, table_config
-from recapp.tables.row_order import ROW_ORDERS, RowOrder, RowOrderName, mixed_order
+from recapp.tables.positions import ROW_ORDERS, RowOrder, RowOrderName, mixed_order
 
 # The mode in which a table asks for rows. `unique`: a vector per distinct row, pooled at home.
 # `pooled`: a vector per bag and owner, pooled at the owner. `replicated`: rows are read at home,
@@ -45,8 +45,8 @@ class Shard:
 
     Args:
         rank: The rank that holds the rectangle.
-        rows: The rows. If the plan mixes rows, their positions (`recapp/tables/row_order.py`); for
-            a dynamic table, its runs (`recapp/tables/dynamic.py`).
+        rows: The rows. If the plan mixes rows, their positions (`recapp/tables/positions.py`); for
+            a dynamic table, its runs (`recapp/tables/positions.py`).
         cols: The columns.
     """
 
@@ -79,7 +79,7 @@ class TableSharding:
         mode: The mode in which the table asks for rows.
         sharding_type: A label for people (table_wise, ..., custom); no code branches on it.
         row_order: "natural": the rows of rectangles are rows of the table. "mixed": they are
-            positions, over which rows are dealt (`recapp/tables/row_order.py`).
+            positions, over which rows are dealt (`recapp/tables/positions.py`).
         as_parameter: Whether the table, whole on every rank, is a parameter with a gradient for an
             optimiser of the user's; else backward updates the table.
     """

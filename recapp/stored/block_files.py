@@ -14,7 +14,7 @@ A rank checks that each row block is finite before it writes the block. A rank t
 of a stored block reads the whole block once and compares its checksum. At most two blocks, of at
 most 64 MiB each, hold rows that the rank does not need. So the check costs little, and ranks need
 not wait for each other. If the stored order of rows differs from the order in memory
-(`recapp/tables/row_order.py`), each block of a table has rows for every rank, so every rank reads
+(`recapp/tables/positions.py`), each block of a table has rows for every rank, so every rank reads
 the whole table.
 
 Stored rectangles map the values of a table to files:
@@ -42,7 +42,7 @@ from recapp.errors import CheckpointError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import OF_WEIGHTS, Block, copy_rows, overlap
 from recapp.stored.store import bytes_of, files_at, share
-from recapp.tables.row_order import RowOrder
+from recapp.tables.positions import RowOrder
 
 BLOCK_BYTES = 64 * 2**20  # the most bytes of a stored block; a save copies a block at a time
 DTYPES = {

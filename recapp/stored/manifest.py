@@ -49,8 +49,7 @@ from recapp.stored.block_files import StoredBlock
 from recapp.stored.plain_parts import is_a, plain
 from recapp.stored.store import ARTEFACT, CHECKPOINT, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.dynamic import RUNS
-from recapp.tables.row_order import RowOrder
+from recapp.tables.positions import RUNS, RowOrder
 
 MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'

@@ -49,9 +49,9 @@ from recapp.tables.config import (
     outputs_by_table,
     sequence_table,
 )
-from recapp.tables.dynamic import keys_of
 from recapp.tables.ids import IdRules, LookupRows
 from recapp.tables.initial import fill_initial
+from recapp.tables.positions import keys_of
 
 
 class ModuleByName(nn.ModuleDict):

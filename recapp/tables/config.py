@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
-from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, RUNS, DynamicRows, dynamic_rows
+from recapp.tables.positions import DYNAMIC, EXPECTED_ROWS, RUNS, DynamicRows, dynamic_rows
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +132,7 @@ class EmbeddingConfig:
 
     Args:
         num_embeddings: Rows R, at least 1, or "dynamic" for a table of any keys, which grows
-            (`recapp/tables/dynamic.py`); the attribute then holds the expected number of rows.
+            (`recapp/tables/positions.py`); the attribute then holds the expected number of rows.
         embedding_dim: Columns D, at least 1.
         name: The name, unique among the tables of a model.
         data_type: The type of stored rows: "fp64", "fp32", "fp16" or "bf16"; "int8" or "int4" for

@@ -14,7 +14,7 @@ table's rule turns each id into a row:
 Under all rules but `hash` ids are counted from the table's `min_key`, by default 0.
 
 A dynamic table has no rule: any id, also MISSING, is a key, and the key's position takes the place
-of the row (`recapp/tables/dynamic.py`).
+of the row (`recapp/tables/positions.py`).
 
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
@@ -22,18 +22,16 @@ The host must know the ids that were outside, and a read from a GPU waits for it
 rows at once, and a check to call later. Only if ids leave their bags does `begin` itself wait,
 because sizes change.
 
-The id rules as operations of an exported program, which `torch.export` traces without numbers.
-
 In eager mode the host reads facts about a batch's ids: the number of ids of each feature, the ids
-outside of tables, the number of ids that leave their bags. During an export there is nothing to
-read, so this module writes the rules without reads:
+outside of tables, the number of ids that leave their bags. `torch.export` traces a program without
+numbers, so there the rules are written without reads:
 
     error    an assertion in the program for each lookup: it names table and feature, not the id
     clamp    the nearest row; not counted
     drop     the ids that stay are selected, however many they are
     hash     as ever
 
-Rows are those of eager mode. `recapp/tables/ids.py` explains the rules.
+Rows are those of eager mode.
 """
 
 from bisect import bisect_right
@@ -52,7 +50,7 @@ from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.bags_of_samples import check_samples
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType, TableLookup
-from recapp.tables.dynamic import DYNAMIC, positions_of
+from recapp.tables.positions import DYNAMIC, positions_of
 
 
 @dataclass(slots=True)

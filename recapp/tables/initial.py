@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.row_order import RowOrder
+from recapp.tables.positions import RowOrder
 
 # 8 MB of int64 scratch memory: it fits into a last-level cache and bounds the memory beside the
 # shard.

@@ -48,7 +48,7 @@ from recapp.settings.option_files import read_json
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.tables.ids import IdRules
-from recapp.tables.row_order import RowOrderName
+from recapp.tables.positions import RowOrderName
 
 Points = tuple[tuple[float, float], ...]
 

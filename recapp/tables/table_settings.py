@@ -39,7 +39,7 @@ from recapp.tables.config import (
     output_of,
     table_config,
 )
-from recapp.tables.dynamic import DYNAMIC, DynamicRows
+from recapp.tables.positions import DYNAMIC, DynamicRows
 
 # The collection with one weight for each id.
 WIDE = "wide"

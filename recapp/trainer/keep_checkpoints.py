@@ -132,7 +132,7 @@ class KeepLast(BatchCallback, Checkpoint):
     def keep_unvalidated(self, trainer: Trainer) -> None:
         """Save a state that has no validation yet, or never will. Every rank calls it.
 
-        A run that resumes from it validates first (`recapp/trainer/keep_checkpoints.py`).
+        A run that resumes from it validates first.
         """
         for name in [name for name in trainer.callback_metrics if name.startswith("val_")]:
             del trainer.callback_metrics[name]  # of an earlier state

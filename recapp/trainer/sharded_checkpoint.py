@@ -40,7 +40,7 @@ from recapp.stored.manifest import CheckpointManifest
 from recapp.stored.plain_parts import DERIVED_VALUES, check_state, plain_values
 from recapp.stored.store import is_checkpoint
 from recapp.stored.stored_model import load_table, read_manifest, read_meta
-from recapp.tables.dynamic import Counter
+from recapp.tables.positions import Counter
 from recapp.trainer.data_protocols import (
     KeepsPosition,
     datamodule_of,

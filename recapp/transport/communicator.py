@@ -348,7 +348,7 @@ class Comm:
         `buffer[recv_W[r]]` from it.
 
         Both ends know the lengths. Spans to send and to receive may not overlap. On a GPU, start
-        the swap and wait for it on the same stream (`recapp/transport/communicator.py`).
+        the swap and wait for it on the same stream.
 
         Args:
             buffer: The flat buffer.

@@ -1,4 +1,4 @@
-"""Dynamic tables against a plain model of what is said of them (`recapp/tables/dynamic.py`,
+"""Dynamic tables against a plain model of what is said of them (`recapp/tables/positions.py`,
 `recapp/engine/dynamic_store.py`, `recapp/engine/admission.py`): a dict of keys, on random settings,
 batches and orders of forward, backward and evaluation.
 """
@@ -19,8 +19,8 @@ from recapp.errors import ConfigError
 from recapp.optim.rules import sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.dynamic import first_position, keys_of, positions_of, runs_of
 from recapp.tables.initial import start_values
+from recapp.tables.positions import first_position, keys_of, positions_of, runs_of
 from recapp.transport.communicator import Comm
 
 FEATURES = {"t0": ["a", "s"], "t1": ["b", "s"], "t2": ["c"]}

@@ -9,7 +9,7 @@ from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import LookupRows
-from recapp.tables.row_order import mixed_order
+from recapp.tables.positions import mixed_order
 
 
 @pytest.fixture(params=["torch", "numba"])

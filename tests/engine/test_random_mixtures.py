@@ -33,7 +33,7 @@ from recapp.tables.config import (
     TableLookup,
     lookups_of,
 )
-from recapp.tables.row_order import ROW_ORDERS
+from recapp.tables.positions import ROW_ORDERS
 
 FEATURES = {"a": 60, "b": 7, "c": 23, "d": 23, "e": 1}  # rows of every table that reads them
 RULES = tuple(map(rule_of_case, CASES))

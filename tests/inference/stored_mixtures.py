@@ -11,8 +11,8 @@ from recapp.stored.manifest import ArtefactManifest
 from recapp.stored.stored_model import Artefact
 from recapp.tables.collections import embedding_tables
 from recapp.tables.config import DataType
-from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_values
+from recapp.tables.positions import positions_of
 
 STORAGES = (
     DataType.FP64,

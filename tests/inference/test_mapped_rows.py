@@ -19,7 +19,7 @@ from recapp.errors import ArtefactError
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.manifest import ArtefactManifest
 from recapp.tables.collections import embedding_tables
-from recapp.tables.row_order import ROW_ORDERS
+from recapp.tables.positions import ROW_ORDERS
 
 
 def test_one_rank_maps_the_files_and_copies_nothing(tmp_path, reference_kernels):

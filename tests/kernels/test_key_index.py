@@ -5,7 +5,7 @@ import torch
 
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.reference import SortedIndex
-from recapp.tables.dynamic import RUNS, first_position
+from recapp.tables.positions import RUNS, first_position
 
 CPU = torch.device("cpu")
 

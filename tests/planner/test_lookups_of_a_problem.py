@@ -19,7 +19,7 @@ from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup, lookups_of
-from recapp.tables.dynamic import DynamicRows
+from recapp.tables.positions import DynamicRows
 from recapp.tables.statistics import default_statistics, measured_statistics
 
 ONE = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])

@@ -9,7 +9,7 @@ from parity.cases import KINDS, random_tiling, sharding
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.row_order import ROW_ORDERS
+from recapp.tables.positions import ROW_ORDERS
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=6, embedding_dim=4, feature_names=["f"])
 

@@ -22,7 +22,7 @@ from recapp.errors import CheckpointError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.stored.checkpoint import write_checkpoint
 from recapp.stored.stored_model import load_table, static_table
-from recapp.tables.dynamic import positions_of
+from recapp.tables.positions import positions_of
 from recapp.transport.communicator import Comm
 
 SETTINGS = (

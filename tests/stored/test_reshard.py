@@ -21,7 +21,7 @@ from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.stored import block_files
 from recapp.stored.stored_model import load_blocks, load_table, read_manifest, verify
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.row_order import mixed_order
+from recapp.tables.positions import mixed_order
 
 
 def values(rows, cols, dtype=torch.float32):

@@ -22,7 +22,7 @@ from recapp.engine.sharded_collection import shard_bags
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.stored.checkpoint import write_checkpoint
 from recapp.stored.stored_model import load_blocks, load_table, read_manifest, verify
-from recapp.tables.row_order import ROW_ORDERS
+from recapp.tables.positions import ROW_ORDERS
 
 SEED = 11
 

@@ -16,7 +16,7 @@ from recapp.tables import initial
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.initial import fill_initial
-from recapp.tables.row_order import mixed_order
+from recapp.tables.positions import mixed_order
 
 
 def table(rows=1000, dim=24, name="t", **changes):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recapp.tables.row_order import MOST_ROWS, RowOrder, mixed_order
+from recapp.tables.positions import MOST_ROWS, RowOrder, mixed_order
 
 NAMES = st.sampled_from(["t", "C1", "users"])
 

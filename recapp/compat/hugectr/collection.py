@@ -55,7 +55,7 @@ from recapp.tables.config import (
     check_lookups,
     check_max_key,
 )
-from recapp.tables.dynamic import DYNAMIC
+from recapp.tables.positions import DYNAMIC
 
 LOOKUP = ("table", "feature", "output", "combiner")
 CONCAT = ("hotness", "truncates")

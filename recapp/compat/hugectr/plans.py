@@ -32,7 +32,7 @@ HugeCTR's planner.
 | 12   | every lookup is in exactly one group                                                      |
 
 HugeCTR puts a row on the shard whose id is key mod n. recapp mixes the rows of the table
-(`recapp/tables/row_order.py`), and shard s of n is the s-th of n equal strips. A shard has the same
+(`recapp/tables/positions.py`), and shard s of n is the s-th of n equal strips. A shard has the same
 number of rows and the same balance in both, but other rows. Later versions of HugeCTR have a matrix
 of GPUs and tables instead, which is refused.
 

@@ -22,8 +22,7 @@ HugeCTR's model. A whole training program runs after a change of its import:
     model.fit(max_iter=1000, display=100, eval_interval=100)
 
 `compile` connects the layers and checks their shapes; it reads no data and allocates no memory.
-`fit` converts the program to settings and runs `python -m recapp.train` with them
-(`recapp/compat/hugectr/program.py`).
+`fit` converts the program to settings and runs `python -m recapp.train` with them.
 """
 
 import os
@@ -72,7 +71,7 @@ from recapp.settings.values import Natural, in_quotes, literal
 from recapp.sharding.plan_file import write_plan
 from recapp.sharding.sharding_plan import PlannedFor
 from recapp.tables.config import EmbeddingBagConfig, TableLookup
-from recapp.tables.dynamic import DYNAMIC
+from recapp.tables.positions import DYNAMIC
 
 NAME = "program"  # the name of every option that this file writes
 ODD = "'\"{}$\\"  # have a special meaning to Hydra or in names of checkpoints

@@ -31,7 +31,7 @@ from recapp.errors import ConfigError, meant, suggest
 from recapp.settings.records import unknown
 from recapp.settings.values import Natural, Width, Within, read
 from recapp.tables.config import PoolingType
-from recapp.tables.dynamic import DYNAMIC
+from recapp.tables.positions import DYNAMIC
 from recapp.tables.table_settings import ListedLookup, ListedTable
 
 

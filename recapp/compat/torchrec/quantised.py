@@ -53,8 +53,8 @@ from recapp.tables.collections import (
     embedding_tables,
 )
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.dynamic import positions_of
 from recapp.tables.initial import start_hash
+from recapp.tables.positions import positions_of
 from recapp.transport.join_ranks import make_comm
 
 

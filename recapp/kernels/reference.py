@@ -17,8 +17,8 @@ slot: (strip, position) -> slot. `SortedIndex` defines the result that `numba_ke
 reproduces. It keeps the positions of a strip sorted, so adding some costs a sort of all. A
 read-only store has numbers that are sorted strip by strip (`find_sorted`).
 
-`recapp/tables/positions.py` explains positions and runs. N entries, M entries of keys that the index
-does not hold yet.
+`recapp/tables/positions.py` explains positions and runs. N entries, M entries of keys that the
+index does not hold yet.
 """
 
 from collections.abc import Sequence

@@ -328,7 +328,8 @@ def leaves(
 
 # ---- names and constructors
 
-OF_TABLES_THAT_GROW = (  # fields of `recapp.tables.positions.DynamicRows`, which is not imported here
+# fields of `recapp.tables.positions.DynamicRows`, which is not imported here
+OF_TABLES_THAT_GROW = (
     "expected_rows",
     "max_rows",
     "seen",

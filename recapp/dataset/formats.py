@@ -237,7 +237,7 @@ class DelimitedText(Format):
         """
         first, second, *_ = [*begin.splitlines(), b"", b""]
         same = [m for m in _DELIMITERS.encode() if 0 < first.count(m) == second.count(m)]
-        return is_prose(begin) and bool(same)
+        return is_prose(begin) and begin.lstrip()[:1] != b"[" and bool(same)
 
     @override
     def facts(self, path: str, stamp: Stamp) -> Facts:
@@ -290,7 +290,7 @@ def begin_of(path: str) -> tuple[bytes, str | None]:
 def is_prose(begin: bytes) -> bool:
     """Return whether the first bytes of a file are lines of text, and no JSON."""
     printed = b"\n" in begin and not begin.translate(None, _PRINTED)
-    return printed and begin.lstrip()[:1] not in (b"{", b"[")
+    return printed and not re.match(rb"\s*(\{|\[\s*\{)", begin)
 
 
 def _opened(path: str, columns: Sequence[str] | None) -> Any:

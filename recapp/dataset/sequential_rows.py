@@ -266,7 +266,7 @@ def remarks(source: Source, schema: Schema) -> Iterator[str]:
         with suppress(BadValue):
             seconds = decode_times(rows.column(file.columns[name]), schema.times[name])
         odd = seconds[(seconds != MISSING) & ((seconds < SOONEST) | (seconds > LATEST))]
-        if len(odd):
+        if len(odd) and not pa.types.is_temporal(kinds[name]):
             yield (
                 f"column {name} holds times such as {np.datetime64(int(odd[0]), 's')}: is "
                 f"dataset.times={{{name}: {schema.times[name]}}} the unit of its numbers?"

@@ -657,6 +657,8 @@ class FloatStore(FloatRows):
             row_M = (at_M + p.base).to(weights.device)
             self._catch_up(row_M)
             weights[row_M] = values.to(weights)
+            if self._average is not None:
+                self._average.begin(row_M, weights)
 
     @override
     def blocks(self, averaged: bool = False) -> Iterator[Block]:

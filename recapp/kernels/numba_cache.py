@@ -288,7 +288,8 @@ def files_of_module(name: str) -> frozenset[Path]:
         return frozenset()
     packages = name.count(".") + (path.stem == "__init__")
     above = path.resolve().parents[: 1 if name.startswith("recapp.") else packages]
-    return frozenset(above[-1].rglob("*.py") if above else [path.resolve()])
+    files = above[-1].rglob("*.py") if above else [path.resolve()]
+    return frozenset(file for file in files if file.is_file())
 
 
 @lru_cache(None)

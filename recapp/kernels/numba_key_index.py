@@ -1,5 +1,5 @@
-"""The functions of `key_index.py`, compiled. The index of a store of dynamic tables uses open
-addressing:
+"""The functions of `SortedIndex` (`reference.py`), compiled. The index of a store of dynamic tables
+uses open addressing:
 
     position, strip --> segment of buckets --> bucket: tag (0: free), slot --> positions[slot]
 

@@ -311,8 +311,8 @@ def bars_with_whiskers(
         whiskers: The ends of each bar's whisker; empty for none.
     """
     reach = [
-        [value - ends[0] for value, ends in zip(values, whiskers, strict=False)],
-        [ends[1] - value for value, ends in zip(values, whiskers, strict=False)],
+        [max(0.0, value - ends[0]) for value, ends in zip(values, whiskers, strict=False)],
+        [max(0.0, ends[1] - value) for value, ends in zip(values, whiskers, strict=False)],
     ]
     line: Any = {"xerr": reach, "ecolor": INK, "capsize": 3} if whiskers else {}
     s.axes[0].barh(s.positions, values, THICK, color=BAR, **line)

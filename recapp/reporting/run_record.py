@@ -8,7 +8,7 @@ types: each JSON file has one class, one reader, one writer.
     predicted.json      PlanReport: the plan with the costs that the planner predicts, before the
                         first step
     details.json        metrics by slice and other details of validations, if there are any
-                        (recapp/reporting/details.py)
+                        (recapp/reporting/summary.py)
     metrics.json        RunRecord: the results of the run, written at the end; its metrics lie in
                         `more`
     error.json          Failure: the reason of a failure or a stop; missing if the run ended well

@@ -24,10 +24,7 @@ from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
-from recapp.dataset.source import (
-    open_files,
-    open_source,
-)
+from recapp.dataset.source import open_files, open_source
 from recapp.dataset.stream import check_order
 from recapp.dataset.synthetic import check_directory
 from recapp.errors import CheckpointError, ConfigError, suggest

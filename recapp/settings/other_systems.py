@@ -9,10 +9,12 @@ from typing import Any
 
 # Modules of plan files, in the order in which they are tried. Each has
 #
-# takes(values) whether plain values are in its format plan_from_values(values, tables, source,
-# lookups) the plan; `source` is the file, for errors written_plan(plan, tables, lookups, indent)
-# the text of a plan file shown_plan(plan, tables, lookups) the groups as plain values and as a text
-# AGAIN arguments of `python -m recapp.plan` that write such a file
+#     takes(values)                                       whether plain values are in its format
+#     plan_from_values(values, tables, source, lookups)   the plan; `source` is the file, for errors
+#     written_plan(plan, tables, lookups, indent)         the text of a plan file
+#     shown_plan(plan, tables, lookups)                   the groups as plain values and as a text
+#     AGAIN                                               arguments of `python -m recapp.plan` that
+#                                                         write such a file
 PLAN_FORMATS = {"hugectr": "recapp.compat.hugectr.plans"}
 
 # The module whose `in_recapp_words` translates listed tables and lookups.

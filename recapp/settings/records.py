@@ -405,7 +405,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     home, _, leaf = name.rpartition(".")
-    if home == "tables.positions" and leaf in OF_TABLES_THAT_GROW:
+    if home == "tables.dynamic" and leaf in OF_TABLES_THAT_GROW:
         return f"{name}: only dynamic tables have this setting: add tables=dynamic"
     if home == "task" and leaf in OF_CLICKS:
         return f"{name}: is of task=click: another task has no such loss or label"

@@ -241,9 +241,6 @@ def _unshifted(x: "Tensor", bits: int) -> "Tensor":
     return y
 
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 # `natural`: rows lie by number. `mixed`: neighbours are dealt over all strips.
 RowOrderName = Literal["natural", "mixed"]
 ROW_ORDERS: tuple[RowOrderName, ...] = get_args(RowOrderName)

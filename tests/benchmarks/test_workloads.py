@@ -73,7 +73,7 @@ def test_a_workload_says_what_is_made_of_the_rows_of_a_bag(pooling):
     assert sum(g.numel() for g in step.gradients) == 16 * 8 * vectors
     assert (len(step.gradients) == 3) is (pooling is PoolingType.NONE)
     before = [b.data.clone() for b in collection.blocks() if b.tensor == "weight"]
-    step.step()
+    step.run(1)
     after = [b.data for b in collection.blocks() if b.tensor == "weight"]
     assert not any(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 

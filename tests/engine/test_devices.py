@@ -8,7 +8,7 @@ from pathlib import Path
 import recapp
 
 ROOMS = ("engine", "kernels", "optim", "sparse", "tables", "transport")
-OF_THE_CPU = ("numba_", "warm_up")
+OF_THE_CPU = ("numba_", "backend")  # which warms the kernels of numba up
 FACTORIES = {
     "arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm",
     "tensor", "zeros",

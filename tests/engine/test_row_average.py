@@ -92,3 +92,16 @@ def test_rows_that_are_converted_piece_by_piece_are_averaged_alike():
     memory.rows.mul_(3)
     average.update(memory, 0.25)
     assert torch.equal(average.rows, before.lerp(memory.rows.float(), 0.25))
+
+
+def test_rows_that_begin_anew_have_no_average_of_the_rows_before_them():
+    comm = Comm()
+    _, collection = averaged("mixed", False)
+    begun = torch.tensor([0, 5, 17])
+    before = rows_by_key(comm, AsStored(collection))
+    collection.shared.begin_rows("t0", begun)
+    after = rows_by_key(comm, AsStored(collection))
+    assert not same_bits(after["t0", "weight"][begun], before["t0", "weight"][begun])
+    assert same_bits(after["t0", "weight"][begun], after["t0", "raw"][begun])
+    others = torch.tensor([1, 6, 18])
+    assert same_bits(after["t0", "weight"][others], before["t0", "weight"][others])

@@ -217,7 +217,7 @@ NASTY = {
     "recapp.optim.rules.RowRule": {},
     "recapp.optim.rules.math.sqrt": {},
     "recapp.optim.rules._sgd": {},
-    "recapp.optim.schedule.partial": {},
+    "recapp.models.layers.suggest": {},
     "recapp.models.published_dlrm.MLP": {},
     "recapp.trainer.curves.os.remove": {"path": "x"},
     "recapp.trainer.curves.CSVCurves.save": {},

@@ -373,6 +373,9 @@ class EmbeddingPlanner(_Lookups):
             ConfigError: No lookup is declared, or one is wrong.
             PlanError: The plan is wrong or belongs to other tables, or is no file.
         """
+        unknown = [n for n in others if "matrix" not in n and not n.startswith("emb_table_")]
+        if unknown:
+            raise PlanError(f"{PLAN}({unknown[0]}=...): {suggest(unknown[0], ['plan_file'])}")
         if matrix or others or not isinstance(plan_file, str | Path | None):
             raise PlanError(f"{PLAN} takes a plan_file alone: {NO_MATRIX}")
         bare = self._collection()

@@ -70,7 +70,7 @@ def _named(kind: str, says: str, members: str) -> Any:
 
 Layer_t = _named(
     "Layer_t",
-    "HugeCTR's types of layers; `layers.py` lists those that recapp has.",
+    "HugeCTR's types of layers; `graph.py` lists those that recapp has.",
     """
     Add BatchNorm BinaryCrossEntropyLoss Cast Concat CrossEntropyLoss Dropout ELU
     ElementwiseMultiply FmOrder2 FusedInnerProduct FusedReshapeConcat

@@ -218,6 +218,16 @@ class OptimizerWrapper(CombinedOptimizer):
         super().__init__([optimizer])
         self.optimizer = optimizer
 
+    @property
+    @override
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    @override
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+        return self.optimizer.state
+
     @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None

@@ -25,7 +25,7 @@
 namespace recapp {
 namespace {
 
-constexpr double TOLERANCE = 1e-4;  // as recapp/run/artefact_model.py has it
+constexpr double TOLERANCE = 1e-4;  // as recapp/run/model.py has it
 
 Rows read_input(const Options& options, const Artefact& artefact) {
   const std::string source = options.input == "-" ? "standard input" : options.input;

@@ -20,7 +20,7 @@ std::uint32_t mixed(std::uint32_t x) {
   return x ^ x >> 16;
 }
 
-// Return the position of a key of a dynamic table (recapp/tables/dynamic.py).
+// Return the position of a key of a dynamic table (recapp/tables/positions.py).
 std::int64_t position_of(std::int64_t key) {
   auto x = static_cast<std::uint64_t>(key);
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;

@@ -596,7 +596,8 @@ def check_sweep(
                 config = whole.copy()
                 OmegaConf.set_struct(config, False)
                 OmegaConf.update(config, parsed.key_or_group, parsed.value(), merge=False)
-            recipe_of_job(compose.without_hydra(config), command, (), {}, folders)
+            if not compose.names_checkpoint(config):
+                recipe_of_job(compose.without_hydra(config), command, (), {}, folders)
 
 
 def _values(override: Override, text: str) -> list[str]:

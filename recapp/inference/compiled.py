@@ -333,11 +333,14 @@ def _release(version: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor")]
+    before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            logging.disable(before)
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)

@@ -6,7 +6,6 @@ Ranks import this file, so it does not import Hydra.
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -192,7 +191,3 @@ def check_outputs(manifest: Manifest, outputs: Mapping[str, Tensor]) -> None:
                 f"row {worst} has the {name} {float(actual[worst]):.6f}, must be "
                 f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
             )
-
-
-if TYPE_CHECKING:  # scoring without ranks does without Lightning
-    pass

@@ -267,7 +267,13 @@ def schedule_of(recipe: Train) -> Constructor | None:
         )
     monitor = str(schedule.arguments.get("monitor"))
     mode = schedule.arguments.get("mode", "min")  # torch's own default
-    check_monitor("optimizer.schedule", monitor, mode, measured_by(recipe), all_known=True)
+    measured = measured_by(recipe)
+    check_monitor("optimizer.schedule", monitor, mode, measured, all_known=True)
+    if measured[monitor] is None:
+        raise ConfigError(
+            f"optimizer.schedule.monitor={monitor}: neither larger nor smaller values of it are "
+            f"better; {suggest(monitor, [name for name, better in measured.items() if better])}"
+        )
     return schedule
 
 
@@ -409,7 +415,7 @@ def _check_filename(
 
 
 def has_bar(callbacks: Iterable[Callback]) -> bool:
-    """Return whether a callback is one of Lightning's progress bars, which replace recapp's own."""
+    """Return whether a callback is a progress bar of Lightning, in the place of the usual one."""
     return any(isinstance(callback, ProgressBar) for callback in callbacks)
 
 

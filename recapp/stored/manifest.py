@@ -95,8 +95,6 @@ class Manifest(ABC):
     """
 
     kind: ClassVar[Kind]
-    dense_file: ClassVar[str]
-    """The name of the file with the dense parameters."""
     folder: Path
     info: dict[str, Any]
     files: Files
@@ -350,7 +348,6 @@ class CheckpointManifest(Manifest):
     """
 
     kind = CHECKPOINT
-    dense_file = META
     blocks: tuple[StoredBlock, ...]
 
     @override
@@ -591,7 +588,6 @@ class ArtefactManifest(Manifest):
     """
 
     kind = ARTEFACT
-    dense_file = DENSE
     tables: tuple[StoredTable, ...]
 
     @override

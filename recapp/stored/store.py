@@ -588,8 +588,11 @@ def why_none(path: Path, kind: Kind) -> str:
             return f"{path}: there is no such directory: `recapp.export` writes artefacts"
         return f"{folder} is no artefact: {MANIFEST} is missing"
     if entry and entry.kind == "folder":
-        last = folder / "checkpoints" / "last.ckpt"
-        hint = f"; that of this run is {last}" if is_checkpoint(last) else ""
+        hint = ""
+        with suppress(OSError):
+            for last in (folder / "checkpoints" / "last.ckpt", folder / "last.ckpt"):
+                if is_checkpoint(last):
+                    hint = f"; that of this run is {last}"
         return (
             f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is "
             f"written last{hint}"

@@ -128,10 +128,12 @@ class TaskModule(LightningModule):
         mean = self._mean_loss(loss.detach(), begins)
         self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
         self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
-        if hasattr(model, "task_loss"):
+        if getattr(model, "task_loss", None):
             loss = model.task_loss(returned, batch, self._loss_of(batch))
         for name, extra in (
-            self._extra_losses(returned, batch).items() if hasattr(model, "extra_losses") else ()
+            self._extra_losses(returned, batch).items()
+            if getattr(model, "extra_losses", None)
+            else ()
         ):
             self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
@@ -314,8 +316,13 @@ class TaskModule(LightningModule):
                     )
         return metrics
 
-    test_step = validation_step
-    on_test_epoch_start = on_validation_epoch_start
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    @override
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
 
     @override
     def on_test_epoch_end(self) -> None:

@@ -252,6 +252,7 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
     stored, new = (_of_one_parameter(settings) for settings in (before, now))
     one = stored.param_groups[0]
     other = new.param_groups[0]
+    changed = [key for key in other if key != "params" and one.get(key) != other[key]]
     try:
         stored.step()
         new.load_state_dict({**new.state_dict(), "state": stored.state_dict()["state"]})
@@ -265,7 +266,7 @@ def _changed_in_groups(before: Settings, now: Settings) -> list[str]:
         ) from error
     except Exception:  # nothing is known: some optimisers step on GPUs alone
         pass
-    return [key for key in other if key != "params" and one.get(key) != other[key]]
+    return changed
 
 
 def _of_one_parameter(plain: Settings) -> Any:

@@ -180,6 +180,11 @@ class EmbeddingShardingStrategy(StepOfRanks):
                 "path of a plan file, a function that returns a plan for a PlanningProblem, or None"
             )
         info = rank_info()
+        if (method := ddp.get("start_method", "popen")) != "popen":
+            raise ConfigError(
+                f"start_method={method}: the ranks would take the trained tables with them: leave "
+                "it out, or start ranks by recapp.run_ranks(function, ranks=N)"
+            )
         self.exchange_timeout = timeout or default_pg_timeout
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,

@@ -3,6 +3,7 @@ asked for; and what is wrong with one is said.
 """
 
 import json
+import logging
 import os
 import platform
 import random
@@ -32,6 +33,7 @@ from recapp.dataset.sequential_rows import example_rows
 from recapp.engine.read_only_store import values_of
 from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.export import main
+from recapp.inference import compiled
 from recapp.inference.build_cpp import SOURCE
 from recapp.inference.compiled import NotCompiled, compile_dense
 from recapp.inference.export_settings import Export
@@ -750,3 +752,10 @@ def test_without_a_compiler_the_artefact_has_no_code(checkpoint, tmp_path, monke
     export(checkpoint, tmp_path / "art", report_rows=0, compile=True)
     assert "there is no C++ compiler no-such-compiler here" in capsys.readouterr().err
     assert not (tmp_path / "art" / "compiled").exists()
+
+
+def test_compiling_silences_torch_alone():
+    with compiled._quiet():
+        assert logging.getLogger("of.a.user").isEnabledFor(logging.WARNING)
+        assert not logging.getLogger("torch.export").isEnabledFor(logging.WARNING)
+    assert logging.getLogger("torch.export").isEnabledFor(logging.WARNING)

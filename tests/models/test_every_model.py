@@ -30,6 +30,7 @@ from recapp.run.run_rows import rows_of
 from recapp.settings.option_files import conf_dir
 from recapp.settings.records import Constructor, find_constructor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.stored.manifest import META
 from recapp.stored.stored_model import load_table, open_stored
 from recapp.tables.collections import collections_in
 from recapp.tables.table_settings import BAGS, SEQUENCES, WIDE
@@ -229,7 +230,7 @@ def many(folder, tmp_path):
 def state_of(job):
     """The dense part of a run's last checkpoint, and its weights of tables."""
     last = job / "checkpoints/last.ckpt"
-    with open_stored(last, selector=lambda manifest: [manifest.dense_file]) as model:
+    with open_stored(last, selector=lambda manifest: [META]) as model:
         tables = {name: load_table(last, name) for name in model.manifest.shapes}
         return {**model.dense(), **tables}
 

@@ -9,6 +9,7 @@ from trainer.runs import MORE, SCHEDULE, STOP, fit_twice
 
 from recapp.errors import ConfigError
 from recapp.run.training import changed_optimizer
+from recapp.trainer import restore
 
 RATES = ("optimizer.dense.lr=0.01", "optimizer.sparse.lr=0.04")
 
@@ -150,3 +151,18 @@ def test_a_setting_that_is_mixed_with_the_training_so_far_is_refused(logs, tmp_p
 def test_an_optimiser_that_lacks_state_for_a_changed_setting_is_refused(logs, tmp_path):
     with pytest.raises(ConfigError, match=r"optimizer\.dense\.amsgrad: the state of the checkp"):
         fit_twice(logs, tmp_path, RATES, (*RATES, "+optimizer.dense.amsgrad=true"))
+
+
+class Counting(torch.optim.SGD):
+    """An optimiser that counts its steps in its param groups, as schedule-free ones do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+def test_what_an_optimiser_writes_into_its_groups_is_no_changed_setting(monkeypatch):
+    monkeypatch.setattr(restore, "find_constructor", lambda *_: Counting)
+    before, now = ({"_target_": "Counting", "lr": lr} for lr in (0.1, 0.2))
+    assert restore._changed_in_groups(before, now) == ["lr"]

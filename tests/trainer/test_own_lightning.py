@@ -45,6 +45,7 @@ from recapp.stored.manifest import sealed
 from recapp.tasks.task import Output
 from recapp.trainer.known_to_lightning import make_known
 from recapp.trainer.lightnings_parts import AverageWeights
+from recapp.trainer.module import TaskModule
 from recapp.trainer.sharded_checkpoint import plain_part_of, whole_checkpoint
 from recapp.trainer.trainer_settings import AverageSettings
 
@@ -409,3 +410,18 @@ def test_lightnings_table_counts_sharded_tables(tmp_path):
     assert (layers["bags"], layers["sequences"]) == ("3.2 K", "1.2 K")
     assert total == trainable == 400 * 8 + 300 * 4 + 12 * 3 + 3 + 3 + 1
     assert list(trainer.lightning_module.state_dict()) == state
+
+
+def test_ranks_that_would_keep_the_trained_tables_are_refused():
+    with pytest.raises(ConfigError, match="start_method=fork: the ranks would take the trained"):
+        EmbeddingShardingStrategy(start_method="fork")
+
+
+def test_a_test_is_measured_by_the_validation_of_a_module_of_ones_own():
+    class Own(TaskModule):
+        def validation_step(self, batch, batch_idx):
+            self.seen = batch_idx
+
+    module = object.__new__(Own)
+    module.test_step(None, 3)
+    assert module.seen == 3

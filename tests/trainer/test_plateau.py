@@ -79,6 +79,10 @@ def test_the_schedule_of_torch_takes_a_monitor_and_no_other_does(jobs, base):
             "optimizer.schedule.monitor=val_loss",
             "optimizer.schedule.monitor=val_loss: not measured",
         ),
+        (
+            "optimizer.schedule.monitor=val_calibration",
+            "val_calibration: neither larger nor smaller values of it are better",
+        ),
         ("optimizer.schedule.monitor=null", "optimizer.schedule.monitor=None: not measured"),
         ("optimizer.schedule.mode=min", "optimizer.schedule.mode=min: a larger val_auc is better"),
         ("dataset.val_share=0", "dataset.val_share=0: optimizer.schedule ("),

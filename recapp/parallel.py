@@ -83,8 +83,8 @@ class CollectionSharder:
             `qcomm_codecs_registry` is not a registry.
     """
 
+    # The class of the modules that the sharder shards.
     module_type: ClassVar[type[Any]]
-    """The class of the modules that the sharder shards."""
 
     def __init__(
         self,

@@ -86,10 +86,8 @@ class ShardedCollection(nn.Module):
     collection's tables that are parameters, by name.
     """
 
+    # The attribute of the unsharded collection that holds its tables; names of weights contain it.
     tables_of: ClassVar[str]
-    """The attribute of the unsharded collection that holds its tables; names of weights contain
-    it.
-    """
 
     def __init__(self, shared: ShardedTables, member: int = 0) -> None:
         super().__init__()

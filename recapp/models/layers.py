@@ -171,8 +171,8 @@ class Dice(nn.Module):
 
     mean_U: Tensor
     variance_U: Tensor
+    # The buffers that ranks average (`recapp/trainer/step_of_ranks.py`).
     running_statistics = ("mean_U", "variance_U")
-    """The buffers that ranks average (`recapp/trainer/step_of_ranks.py`)."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()

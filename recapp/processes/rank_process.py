@@ -110,8 +110,7 @@ class InheritedStream:
 
 
 def _detached(duplicate: Any) -> int:
-    descriptor: int = duplicate.detach()
-    return descriptor
+    return int(duplicate.detach())
 
 
 def be_rank(orders: Connection, *streams: Any) -> NoReturn:

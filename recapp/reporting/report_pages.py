@@ -110,7 +110,8 @@ def sweep_page(runs: Sequence[Run]) -> tuple[str, list[str]]:
     shared = ", ".join(f"{name}={value}" for name, value in same.items() if name != PLAN)
     foot = page.footer([*_facts(runs), *([("same in all", shared)] if shared else [])])
     end = [page.heading("Every run"), table_of_runs(runs, objective), foot]
-    varied = page.paragraph(_varied(runs))
+    settings = [f"{name} ({_values(values)})" for name, values in varied_settings(runs).items()]
+    varied = page.paragraph(f"Varied: {listed(settings)}." if settings else "Nothing was varied.")
     if not good:
         nothing = page.paragraph("No run ended well.", "lead")
         return title, [nothing, varied, *_failures(runs), *end]
@@ -143,11 +144,6 @@ def verdicts(good: Sequence[Run]) -> list[str]:
     speeds = speed_variants_of(good)
     by_metric = metric_verdict(variants, objective, without_effect(good, objective))
     return [*by_metric, *(speed_verdict(speeds)[:1] if len(speeds) > 1 else [])]
-
-
-def _varied(runs: Sequence[Run]) -> str:
-    texts = [f"{name} ({_values(values)})" for name, values in varied_settings(runs).items()]
-    return f"Varied: {listed(texts)}." if texts else "Nothing was varied."
 
 
 def _values(values: Sequence[Any]) -> str:

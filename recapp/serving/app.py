@@ -89,9 +89,8 @@ class Server:
         counts.gauge("requests_in_progress", "Requests inside.", lambda: self.admission.requests)
         counts.gauge("queue_requests", "Requests that wait.", lambda: self.batcher.waiting)
         counts.gauge("pending_bytes", "Bytes of bodies.", lambda: self.admission.pending_bytes)
+        # Whether the server is shutting down: not ready, but still answering requests.
         self.ends = False
-        """Whether the server is shutting down: not ready, but still answering requests.
-        """
 
     @property
     def is_ready(self) -> bool:

@@ -232,11 +232,11 @@ class OneLength(h11.Connection):
 class TimedProtocol(H11Protocol):
     """uvicorn's protocol with a limit on the time of a head, and a last limit on connections."""
 
+    # Seconds for the head of a request, or for the rest of a body after the answer.
     seconds = 0.0
-    """Seconds for the head of a request, or for the rest of a body after the answer."""
 
+    # The most open connections; a further connection is closed at once.
     most = 0
-    """The most open connections; a further connection is closed at once."""
 
     _timer: asyncio.TimerHandle | None = None
 

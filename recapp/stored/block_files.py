@@ -64,21 +64,21 @@ class StoredBlock(NamedTuple):
     """A rectangle of a logical tensor in a file."""
 
     table: str
+    # `weight`, or the name of a state of the optimiser.
     tensor: str
-    """`weight`, or the name of a state of the optimiser."""
+    # The shape of the whole logical tensor.
     shape: tuple[int, int]
-    """The shape of the whole logical tensor."""
     rows: range
     cols: range
+    # Torch's name of the dtype: `float32`.
     dtype: str
-    """Torch's name of the dtype: `float32`."""
     file: str
+    # The first byte in the file.
     begin: int
-    """The first byte in the file."""
+    # One past the last byte in the file.
     end: int
-    """One past the last byte in the file."""
+    # The checksum of these bytes.
     crc32: int
-    """The checksum of these bytes."""
 
     @property
     def key(self) -> str:

@@ -204,12 +204,11 @@ class UnshardedCollection(nn.Module):
         sparse: Whether gradients of the tables are sparse.
     """
 
+    # The attribute that holds the tables; its name is part of the state dict's keys.
     tables_of: ClassVar[str]
-    """The attribute that holds the tables; its name is part of the state dict's keys."""
+    # Whether the model calls the collection with ids of its own, although other collections may
+    # have features of the same names.
     own_ids = False
-    """Whether the model calls the collection with ids of its own, although other collections may
-    have features of the same names.
-    """
 
     def __init__(
         self,

@@ -52,8 +52,8 @@ OTHER = "other"
 class Detail(Metric):
     """A detail of validation: more than one number."""
 
+    # The sparse column whose frequent values it needs to know before the first batch.
     column = ""
-    """The sparse column whose frequent values it needs to know before the first batch."""
 
     def _add_sums(self, name: str, *shape: int, dtype: torch.dtype = torch.float64) -> None:
         self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")

@@ -159,8 +159,8 @@ class Task(ABC):
     outputs: tuple[Output, ...]
     known: tuple[Measure, ...]
     best: ClassVar[str]
+    # The name of a metric in `known`; empty takes `best`.
     storage_metric: ClassVar[str] = ""
-    """The name of a metric in `known`; empty takes `best`."""
     _added: Mapping[str, Added] = {}
 
     def __init_subclass__(cls) -> None:

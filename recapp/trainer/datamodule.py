@@ -157,8 +157,8 @@ class ClickData(LightningDataModule):
         self.seed = seed
         self._prepare = prepare
         self._take_table_rows = set_table_rows
+        # The number of rows that each table should have; None before the count.
         self.table_rows: list[int] | None = None
-        """The number of rows that each table should have; None before the count."""
         self._max_table_rows = max_table_rows
         self.position = Position()
         self._opened: ClickRows | None = None

@@ -83,8 +83,8 @@ class TaskModule(LightningModule):
         self._details: Any = task.make_details()
         self._weights: dict[str, Tensor] = {}  # the sums of a validation's weights by label
         self._details_of_device = nn.ModuleList(self._details.values())
+        # The details of the last validation or test, as plain values by name.
         self.details: dict[str, Any] = {}
-        """The details of the last validation or test, as plain values by name."""
         self.model: nn.Module | None = None
         self._loss_sum = torch.zeros(())
         self._loss_steps = 0

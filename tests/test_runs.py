@@ -138,12 +138,6 @@ def test_those_plans_really_cut(base, train, plan, cells):
     train(f"cut_{plan}", f"+plan={plan}", *SEVEN[plan], "trainer.max_steps=1", world=world)
     shards = last(base, f"cut_{plan}").info["plan"]["tables"]["C1"]["shards"]
     assert len(shards) == cells and len({tuple(rectangle) for _, *rectangle in shards}) == cells
-    printed = (base / f"cut_{plan}/rank0.out").read_text().partition("Ranks\n")[2].splitlines()
-    first = next(number for number, line in enumerate(printed) if line.split()[:1] == ["0"])
-    heading = "\n".join(printed[:first])
-    ranks = printed[first : first + world]
-    assert ("plan's host" in heading) == (world == 4)
-    assert world == 2 or [line.split()[2] for line in ranks] == ["0", "0", "1", "1"]
 
 
 def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):

@@ -14,7 +14,6 @@ import pytest
 import torch
 from jobs import command, recipe, validation
 from list_of_tables import listed
-from tiers import one_of
 
 from recapp import plan
 from recapp.dataset.data_settings import DataSettings
@@ -131,7 +130,8 @@ def last(job):
     return job / "checkpoints/last.ckpt"
 
 
-@pytest.mark.parametrize("plan", one_of(3, ["row_wise", "table_wise", None]))
+@pytest.mark.full
+@pytest.mark.parametrize("plan", ["row_wise", "table_wise", None])
 def test_every_plan_trains_to_the_scores_of_the_unsharded_model(plan, logs, expected, jobs):
     job = logs / f"two_{plan}"
     more = [f"+plan={plan}"] if plan else []
@@ -189,6 +189,7 @@ def of_columns(logs, *more):
     return settings(logs, MEAN, *left_out, *more, tables="from_dataset", model="dlrm")
 
 
+@pytest.mark.full
 def test_columns_of_a_data_set_are_sequences_by_name(logs, jobs):
     wanted = of_columns(logs, "tables.sequences=[history]", "tables.dim=4")
     found = recipe("train", wanted)

@@ -61,6 +61,7 @@ def run(*argv):
     return train.main(list(argv), worker="standin_worker")
 
 
+@pytest.mark.full
 def test_a_run_writes_its_settings_with_absolute_paths_and_reports_as_json_alone(base, capfd):
     assert run("+plan=mixed", "dataset=other", "hydra.run.dir=out", "format=json") == 0
     written = yaml.safe_load((base / "out/resolved.yaml").read_text())

@@ -135,6 +135,7 @@ def _asked(comm, case):
     return counts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.type}-{case.mode}")
 def test_a_mirror_asks_as_much_as_a_peer_with_the_same_batch(case, ranks):
     one, other = ranks.run(_asked, 2, case)

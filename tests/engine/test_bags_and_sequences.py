@@ -186,7 +186,9 @@ def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("kind", ["table_wise", "column_wise", "data_parallel", "random"])
+@pytest.mark.parametrize(
+    "kind", one_of(4, ["table_wise", "column_wise", "data_parallel", "random"])
+)
 def test_a_table_may_serve_bags_and_sequences_and_is_updated_once(ranks, kind, world):
     rule = {"table_wise": "adam", "column_wise": "rowwise_adagrad"}.get(kind, "adagrad")
     for calls, agreed in ranks.run(train, world, kind, rule, False, "numba", True, world == 2):

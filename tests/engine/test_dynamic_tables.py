@@ -105,7 +105,7 @@ def as_static(comm, kind, rule, backend):
 
 @pytest.mark.parametrize(
     ("world", "kind", "rule", "backend"),
-    one_of(3, cover(2, [[2, 1, 4], KINDS, ["rowwise_adagrad", "sgd", "adam"], ["torch", "numba"]])),
+    one_of(9, cover(2, [[2, 1, 4], KINDS, ["rowwise_adagrad", "sgd", "adam"], ["torch", "numba"]])),
 )
 def test_a_dynamic_table_of_the_ids_0_to_R_is_the_static_table_bit_for_bit(
     ranks, world, kind, rule, backend
@@ -151,7 +151,7 @@ SETTINGS = (
 
 @pytest.mark.parametrize(
     ("settings", "backend", "world"),
-    one_of(6, cover(2, [SETTINGS, ["numba", "torch"], [2, 1, 4]])),
+    one_of(18, cover(2, [SETTINGS, ["numba", "torch"], [2, 1, 4]])),
 )
 def test_which_keys_have_rows_and_what_is_in_them_is_the_same_under_every_plan(
     ranks, world, backend, settings

@@ -203,7 +203,7 @@ def check(model, calls, rows):
             assert torch.equal(found["text"].values(), rows["words"][4:8])
 
 
-@pytest.mark.parametrize("change", one_of(2, [by_load, by_average, by_parameter, by_view]))
+@pytest.mark.parametrize("change", one_of(4, [by_load, by_average, by_parameter, by_view]))
 @pytest.mark.parametrize("learns", [False, True])
 def test_no_vector_outlives_a_change_of_the_rows(change, learns):
     plan = plan_of(Both())

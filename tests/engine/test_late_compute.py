@@ -128,7 +128,7 @@ DYNAMIC_CASES = [
 
 
 @pytest.mark.parametrize(
-    ("case", "depth", "world"), one_of(10, cover(2, [STATIC_CASES, DEPTHS, [2, 1]]))
+    ("case", "depth", "world"), one_of(30, cover(2, [STATIC_CASES, DEPTHS, [2, 1]]))
 )
 def test_static_tables_are_ordered_beside_compute_and_keep_their_bits(ranks, world, case, depth):
     assert ranks.run(unordered, world, case, depth) == [([], True)] * world
@@ -136,7 +136,7 @@ def test_static_tables_are_ordered_beside_compute_and_keep_their_bits(ranks, wor
 
 
 @pytest.mark.parametrize(
-    ("case", "depth", "world"), one_of(10, cover(2, [DYNAMIC_CASES, DEPTHS, [2, 1]]))
+    ("case", "depth", "world"), one_of(30, cover(2, [DYNAMIC_CASES, DEPTHS, [2, 1]]))
 )
 def test_dynamic_tables_run_in_order_and_keep_their_bits(ranks, world, case, depth):
     assert ranks.run(unordered, world, case, depth) == [([], False)] * world

@@ -6,6 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, make_tables
 from parity.cases import RULES, TOLERANCE, Case, Oracle, loss_of, rows_held
+from tiers import one_of
 from torch import nn
 
 from recapp.compat.torchrec.batches import TrainPipelineSparseDist
@@ -94,7 +95,7 @@ def train_and_compare(comm, kind, rule, mode, pooling, weighted, backend="auto")
         )
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", one_of(3, [2, 1, 4]))
 @pytest.mark.parametrize(
     "kind",
     [

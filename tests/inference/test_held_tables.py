@@ -69,7 +69,7 @@ CASES = cover(3, [KINDS, [1, 2, 4], ["unique", "pooled"], ["sum", "mean"], [Fals
 
 
 @pytest.mark.parametrize(
-    ("kind", "world", "mode", "pooling", "weighted", "bits"), one_of(len(CASES) // 8, CASES)
+    ("kind", "world", "mode", "pooling", "weighted", "bits"), one_of(len(CASES), CASES)
 )
 def test_sharded_quantised_tables_are_the_unsharded_rounded_ones(
     ranks, kind, world, mode, pooling, weighted, bits

@@ -229,7 +229,9 @@ def test_nothing_sums_to_zeros(kernels, rows):
 
 
 @pytest.mark.parametrize(
-    "rule", [rowwise_adagrad(), adam(weight_decay=0.1)], ids=["rowwise_adagrad", "decaying_adam"]
+    "rule",
+    one_of(2, [rowwise_adagrad(), adam(weight_decay=0.1)]),
+    ids=["rowwise_adagrad", "decaying_adam"],
 )
 def test_several_threads_give_the_bits_of_one(cpu_kernels, rule):
     rows_RD = torch.randn(3000, 16)

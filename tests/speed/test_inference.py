@@ -25,6 +25,7 @@ def stored(tmp_path_factory):
     return model
 
 
+@pytest.mark.full
 def test_plain_torch_scores_the_rows_as_the_artefact_does(stored):
     plain = plain_model(stored.path)
     batches = stored.batches[0]
@@ -34,6 +35,7 @@ def test_plain_torch_scores_the_rows_as_the_artefact_does(stored):
             torch.testing.assert_close(stored.eager.scores(batch), torch.sigmoid(plain(batch)))
 
 
+@pytest.mark.full
 def test_torchrec_gets_the_layers_and_the_rows_of_the_model(stored, tmp_path):
     plain = plain_model(stored.path)
     batches = stored.batches[1].decoded[:3]

@@ -127,7 +127,6 @@ SCENARIOS = {
     "over the same name": [(10, 0.5), (20, 0.6)],
     "two best ones": [(10, 0.5), (20, 0.6), (30, 0.7)],
 }
-IN_BOTH_TIERS = ("a new best",)  # the others are killed a hundred times in the full tier
 OPTIONS = {
     "over the same name": {"filename": "best", "enable_version_counter": False},
     "two best ones": {"save_top_k": 2},
@@ -238,11 +237,9 @@ def quick_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda number: None)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("quick_disk")
-@pytest.mark.parametrize(
-    "scenario",
-    [s if s in IN_BOTH_TIERS else pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS],
-)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_any_file_operation_loses_neither_the_last_nor_the_best(tmp_path, scenario):
     folder = tmp_path / "run"
     before = tmp_path / "before"

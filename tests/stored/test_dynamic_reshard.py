@@ -59,7 +59,7 @@ def goes_on(comm, path, kind, settings):
 @pytest.mark.parametrize(
     ("kind", "other", "settings"),
     one_of(
-        6,
+        16,
         [
             (kind, other, settings)
             for kind, other in (

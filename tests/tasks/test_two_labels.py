@@ -87,6 +87,7 @@ def trained(shop):
     return found, shop / "whole"
 
 
+@pytest.mark.full
 def test_it_trains_on_two_ranks_and_says_what_its_task_shows(trained):
     found, job = trained
     metrics = metrics_of(job)
@@ -98,6 +99,7 @@ def test_it_trains_on_two_ranks_and_says_what_its_task_shows(trained):
     assert stored["best"] == "order_loss" and len(stored["metrics"]) == 2
 
 
+@pytest.mark.full
 def test_its_best_checkpoint_is_that_of_its_best_metric(trained):
     _, job = trained
     with open(job / "csv/metrics.csv") as file:
@@ -145,6 +147,7 @@ def test_a_sweep_compares_its_metrics_and_reports_them(shop):
     assert best in page and "AUC of" in page and "validation AUC<" not in page
 
 
+@pytest.mark.full
 def test_a_prediction_has_a_column_for_each_output(trained, shop):
     _, job = trained
     wanted = (f"ckpt_path={job}/checkpoints/last.ckpt", TRUST, f"input={shop}/logs.parquet")

@@ -269,7 +269,7 @@ def test_an_epoch_without_the_files_that_were_added_may_be_stopped_again(
         (append, "training files were added since .* 1 with 700 rows; they begin now", ALL),
         *full(
             (remove_last, "part-1.parquet is gone; the next epoch reads them as they are", 6),
-            (put_in_front, "a.parquet is new, .*; the next epoch reads them as they are", ALL),
+            (put_in_front, "a.parquet stands where .*; the next epoch reads them as they are", ALL),
             (touch, None, OLD),
         ),
     ],
@@ -356,7 +356,7 @@ def test_two_ranks_finish_the_epoch_without_the_files_that_were_added(logs, rows
     assert both["steps"] == OLD + ALL
     put_in_front(logs, rows)
     kind, line = refusal(jobs.train, tmp_path / "none", again, "trainer.max_epochs=1")
-    assert kind == "CheckpointError" and "a.parquet is new" in line
+    assert kind == "CheckpointError" and "a.parquet stands where" in line
 
 
 @pytest.mark.full

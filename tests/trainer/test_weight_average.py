@@ -54,7 +54,7 @@ UPDATES = {EMA: 10, SWA: 4, EPOCHS: 2, RESTART: 2, GROWS: 4}  # in ten steps of 
 
 
 @pytest.mark.parametrize(
-    "more", one_of(3, [(more,) for more in UPDATES])
+    "more", one_of(9, [(more,) for more in UPDATES])
 )  # every step; with tables that begin anew
 def test_a_resumed_run_is_the_unbroken_one_under_another_plan(logs, tmp_path, more):
     rows, dense, trainer = run(logs, tmp_path / "whole", 2 * EPOCH + 2, *more)

@@ -72,6 +72,7 @@ def test_a_run_writes_its_settings_with_absolute_paths_and_reports_as_json_alone
     assert row["val_auc"] == 0.75 and row["plan"] == "mixed"
 
 
+@pytest.mark.full
 def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(base):
     (base / "out").mkdir()
     earlier = {"metrics.json": "{}", "resolved.yaml": "seed: 7"}
@@ -85,6 +86,7 @@ def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(base):
     assert not (base / "out/resolved.yaml.tmp").exists()
 
 
+@pytest.mark.full
 def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measured_nothing(
     base, capfd
 ):

@@ -231,6 +231,7 @@ def _links(comm, transport):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
 def test_messages_are_timed_among_the_first_ranks(ranks, transport):
     costs, *_, costs_of_last = ranks.run(_links, 4, transport)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from jobs import validation
-from tiers import one_of
 
 from recapp import train
 from recapp.inference.export_settings import Export
@@ -26,7 +25,8 @@ def exported(run, folder, **options):
     return export_model(run / "checkpoints/last.ckpt", folder, Export(**options))
 
 
-@pytest.mark.parametrize("world", one_of(2, [1, 2]))
+@pytest.mark.full
+@pytest.mark.parametrize("world", [1, 2])
 def test_it_has_the_metrics_of_its_checkpoint(jobs, run, tmp_path, world):
     exported(run, tmp_path / "art", report_rows=0)
     whole = [f"ckpt_path={run / 'checkpoints/last.ckpt'}", "engine.payload=full"]
@@ -36,6 +36,7 @@ def test_it_has_the_metrics_of_its_checkpoint(jobs, run, tmp_path, world):
     assert of_artefact["checkpoint"] == str(tmp_path / "art") and of_artefact["ranks"] == world
 
 
+@pytest.mark.full
 def test_in_fewer_bits_it_has_the_metrics_that_its_export_reported(jobs, run, tmp_path):
     report = exported(run, tmp_path / "art", quantize="int4", report_rows=10**6)
     found = validation(jobs.evaluate(tmp_path / "eval", f"ckpt_path={tmp_path / 'art'}", world=1))
@@ -43,6 +44,7 @@ def test_in_fewer_bits_it_has_the_metrics_that_its_export_reported(jobs, run, tm
     assert found["val_auc"] == pytest.approx(wanted["auc"], abs=1e-6)
 
 
+@pytest.mark.full
 def test_files_that_do_not_belong_together_are_refused(jobs, run, tmp_path):
     exported(run, tmp_path / "one", report_rows=0)
     exported(run, tmp_path / "two", report_rows=0, quantize="int8")
@@ -54,6 +56,7 @@ def test_files_that_do_not_belong_together_are_refused(jobs, run, tmp_path):
         jobs.evaluate(tmp_path / "eval", f"ckpt_path={tmp_path / 'two'}", world=1)
 
 
+@pytest.mark.full
 def test_training_does_not_go_on_from_it(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exported(run, tmp_path / "art", report_rows=0)

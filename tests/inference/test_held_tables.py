@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
-from tiers import cover, one_of
+from tiers import cover
 
 from recapp.engine.read_only_store import ReadOnlyStore
 from recapp.engine.sharded_collection import shard_bags
@@ -68,9 +68,8 @@ def looked_up(comm, kind, mode, pooling, weighted, bits):
 CASES = cover(3, [KINDS, [1, 2, 4], ["unique", "pooled"], ["sum", "mean"], [False, True], [8, 4]])
 
 
-@pytest.mark.parametrize(
-    ("kind", "world", "mode", "pooling", "weighted", "bits"), one_of(len(CASES), CASES)
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "world", "mode", "pooling", "weighted", "bits"), CASES)
 def test_sharded_quantised_tables_are_the_unsharded_rounded_ones(
     ranks, kind, world, mode, pooling, weighted, bits
 ):

@@ -63,12 +63,12 @@ def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
 
 
 PACKED = cover(2, [[8, 4], [torch.float32, torch.float64], [1, 5, 16, 33, 100, 128, 257]])
-COMPILED = {(4, torch.float32, 5)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("bits", "compute", "width"),
-    [c if c in COMPILED else pytest.param(*c, marks=pytest.mark.full) for c in PACKED],
+    PACKED,
 )
 def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(bits, compute, width):
     """One thread and two pool rows and bags of rows into targets of every type."""

@@ -113,9 +113,10 @@ class _SignalState:
     def _raise_after_imports(self, frame: FrameType | None) -> None:
         """Raise `Stopped`, or try again soon where an exception would do harm.
 
-        That is so in an import, because a module that is half imported breaks its next import; and
-        in a `__del__` or the end of a deleted generator, because Python prints an exception there
-        and drops it.
+        That is so in an import, because a module that is half imported breaks its next import; in a
+        `__del__` or the end of a deleted generator, because Python prints an exception there and
+        drops it; and where LLVM loads a kernel by callbacks, because Python drops an exception
+        there, too, and the kernel's memory is then read unloaded.
         """
         if not self.raises:
             return
@@ -150,9 +151,15 @@ _state = _SignalState()
 
 
 def _imports_or_deletes(frame: FrameType | None) -> bool:
-    """Return whether this frame or one of its callers imports a module or deletes an object."""
+    """Return whether this frame or one of its callers imports a module, deletes an object, or loads
+    a kernel.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == IMPORT_SYSTEM or frame.f_code.co_name == "__del__":
+        if (
+            frame.f_code.co_filename == IMPORT_SYSTEM
+            or frame.f_code.co_name == "__del__"
+            or str(frame.f_globals.get("__name__")).startswith("llvmlite.")
+        ):
             return True
         frame = frame.f_back
     return False

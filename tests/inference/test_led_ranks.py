@@ -79,7 +79,6 @@ def _answers(comm, paths, rows):
     return scores, errors
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("world", [2, 4])
 def test_they_answer_the_bits_of_one_process_and_go_on_after_an_error(ranks, models, world):
     rows = rows_of()
@@ -100,7 +99,6 @@ def _own_rows(comm, path, rows):
         return model.predict(rows.slice(10 * comm.rank, 10 - comm.rank)), str(error)
 
 
-@pytest.mark.full
 def test_ranks_of_a_process_group_score_rows_of_their_own(ranks, models):
     rows = rows_of(20)
     found = ranks.run(_own_rows, 2, models[1], rows)
@@ -129,7 +127,6 @@ def _two_at_once(comm, path, rows):
     return found, dropped, left
 
 
-@pytest.mark.full
 def test_requests_of_an_earlier_model_are_answered_by_it_until_it_is_gone(ranks, models):
     rows = rows_of(50)
     (found, dropped, left), _ = ranks.run(_two_at_once, 2, models[1], rows)
@@ -151,7 +148,6 @@ def _one_is_missing(comm, path, rows):
     return found
 
 
-@pytest.mark.full
 def test_a_model_that_one_rank_cannot_load_is_loaded_by_none(ranks, models):
     ((kind, text),), _ = ranks.run(_one_is_missing, 2, models[0], rows_of(3))
     assert kind is RankError and text.startswith("rank 1 could not read ") and "elsewhere" in text
@@ -164,7 +160,6 @@ def _all_refuse(comm, path):
         return type(error), str(error)
 
 
-@pytest.mark.full
 def test_a_damaged_artefact_is_refused_on_all_ranks(ranks, models, tmp_path):
     (tmp_path / "manifest.json").write_text('{"format": "recapp-artefact"')
     found = ranks.run(_all_refuse, 2, tmp_path)
@@ -203,7 +198,6 @@ def loaded(models):
     return made
 
 
-@pytest.mark.full
 def test_a_fault_of_the_model_ends_the_ranks_instead_of_leaving_them_out_of_step(models):
     lost = []
     leader = Leader(Words(), lambda error: lost.append(str(error)))
@@ -217,7 +211,6 @@ def test_a_fault_of_the_model_ends_the_ranks_instead_of_leaving_them_out_of_step
     leader.end()
 
 
-@pytest.mark.full
 def test_followers_that_have_gone_are_noticed(models):
     lost = []
     leader = Leader(Words("Connection closed by peer"), lambda error: lost.append(str(error)))

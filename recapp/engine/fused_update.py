@@ -354,7 +354,8 @@ class FusedUpdate:
             rule.rate_of(float(group["lr"]), self.updates - begun)
             for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
         ]
-        rate_G = [rates[group.rule] for group in state.layout.groups]
+        device_rates = state.backend.on_device(rates, self.rules, state.comm.device)
+        rate_G = [device_rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
         if statistics := state.row_statistics:
             gradients_G, row_gradients_G = self._summed_once(

@@ -34,6 +34,7 @@ from recapp.engine.dynamic_keys import RowsOfRuns, merge_rows_of_runs
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
+from recapp.engine.own_integers import OwnIntegers
 from recapp.engine.requests import Requests
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
 from recapp.engine.state import EngineState, Member, RowStatistics
@@ -226,6 +227,7 @@ class ShardedTables(nn.Module):
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)
         self._local = LocalLookup(state) if comm.world == 1 else None
+        self._own = OwnIntegers(state) if OwnIntegers.takes(state) else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
@@ -497,7 +499,7 @@ class ShardedTables(nn.Module):
             features: The ids of the batch, or the error because of which this rank has none.
             member: The number of the collection that is called now; None ahead of all calls.
         """
-        return Requests(features, self.state, self._taken(features, member))
+        return Requests(features, self.state, self._taken(features, member), self._own)
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
         """Return for each collection whether it looks up a batch. A collection looks the batch up

@@ -378,7 +378,7 @@ class FusedUpdate:
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
             if rule != FROZEN:
-                row_U, links, _ = x.exact() if store.needs_exact else x
+                row_U, links, _ = x.exact()
                 store.update(gradients, links, row_U, mean_KU, rate)
         for missed, rate in zip(self._missed, rates, strict=True):
             if missed is not None:

@@ -55,11 +55,11 @@ class RowGradients(NamedTuple):
         only the device knows it.
         """
         links = self.links
-        if links.count is None:
+        if links.used is None:
             return self
-        rows = int(to_host(links.count))
+        rows = int(to_host(links.used))
         assert links.offsets_M1 is not None
-        entries = links._replace(offsets_M1=links.offsets_M1[: rows + 1], bags=rows, count=None)
+        entries = links._replace(offsets_M1=links.offsets_M1[: rows + 1], bags=rows, used=None)
         return self._replace(row_U=self.row_U[:rows], links=entries)
 
 

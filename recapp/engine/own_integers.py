@@ -60,7 +60,7 @@ class LinkedRequests(OwnRequests):
         self.row_U = a.row_U[here]
         self.gradient_links = Links(
             *(a.gradient_P[here], a.start_U[begins], gradient_weight_P, None, region.entries),
-            count=a.count_G[group : group + 1],
+            used=a.count_G[group : group + 1],
         )
 
     @override
@@ -132,9 +132,14 @@ class OwnIntegers:
         header = [number for record in (*places, *groups, report) for number in record]
         ends = regions[-1]
         sizes = BatchSizes(
-            *(_behind(ends.entry + ends.entries), _behind(ends.bag + ends.bags)),
-            *(len(places), len(groups), output.bags, state.routes[0].row_dtype),
-            *(offset_dtype(self._key_G1[-1]), offset_dtype(output.numel)),
+            _behind(ends.entry + ends.entries),
+            _behind(ends.bag + ends.bags),
+            len(places),
+            len(groups),
+            output.bags,
+            state.routes[0].row_dtype,
+            offset_dtype(self._key_G1[-1]),
+            offset_dtype(output.numel),
         )
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
         arrays = state.backend.integers_of_batch(

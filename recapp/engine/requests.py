@@ -72,6 +72,7 @@ class Requests:
         state.observer.begins()
         self.trains = torch.is_grad_enabled()
         self.lease = state.lease(self.trains)
+        self.asked: list[UniqueRequests | PooledRequests] = []
         side = state.comm.side
         side.follow()
         with side.beside():
@@ -122,8 +123,9 @@ class Requests:
             if _weighting(ids) != TRAINED_WEIGHTS:
                 self.rows = ids
                 self.output = state.outputs.of(ids, self.taken)
-                self.asked, check = self._own.begin(ids, self.output, self.lease[0])
-                self.counts_WG3 = np.zeros((1, len(self.asked), 3), np.int64)
+                linked, check = self._own.begin(ids, self.output, self.lease[0])
+                self.asked = [*linked]
+                self.counts_WG3 = np.zeros((1, len(linked), 3), np.int64)
                 return check
         rows, check = state.rows_of(features, self.taken)
         self._route_rows(rows)

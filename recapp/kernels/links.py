@@ -175,7 +175,7 @@ class Links(NamedTuple):
         at_M: The offset of each bag's result in the target; None: results stand side by side.
         bags: The number of bags M.
         staged: The strips in which the source is copied; None: it is not copied.
-        count: The number of bags that have entries, int32 on the device, where the host knows no
+        used: The number of bags that have entries, int32 on the device, where the host knows no
             more than `bags`, the largest possible number; None: all have.
     """
 
@@ -185,7 +185,7 @@ class Links(NamedTuple):
     at_M: Tensor | None
     bags: int
     staged: Staged | None = None
-    count: Tensor | None = None
+    used: Tensor | None = None
 
 
 @dataclass(frozen=True)

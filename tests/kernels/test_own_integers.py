@@ -35,7 +35,9 @@ def tables(plan="table_wise", row_order="natural", rule=None):
     both = [*bags, *sequences]
     cut = make_plan(plan, both, 1, row_order=row_order, column_width=4)
     members = [Member(lookups_of(bags)), Member(lookups_of(sequences))]
-    return ShardedTables(both, cut, comm, rule or rules.sgd(), 1, "triton", None, True, None, members)
+    return ShardedTables(
+        both, cut, comm, rule or rules.sgd(), 1, "triton", None, True, None, members
+    )
 
 
 def batch(samples, seed, most=3, weighted=False, outside=True):
@@ -64,7 +66,7 @@ def assert_equal(linked, reference):
     for asked, known in zip(linked.asked, reference.asked, strict=True):
         for name in ("combine_links", "gradient_links"):
             mine, wanted = getattr(asked, name), getattr(known, name)
-            bags = mine.bags if mine.count is None else int(mine.count)
+            bags = mine.bags if mine.used is None else int(mine.used)
             assert bags == wanted.bags
             assert torch.equal(mine.offsets_M1[: bags + 1], wanted.offsets_M1)
             assert torch.equal(mine.index_N.long(), wanted.index_N.long())
@@ -79,8 +81,8 @@ def assert_equal(linked, reference):
     [
         (5, 3, False, "table_wise", "natural"),
         (300, 6, True, "table_wise", "mixed"),
-        (40, 1, False, "column_wise", "natural"),
-        (2, 0, True, "row_wise", "natural"),
+        pytest.param(40, 1, False, "column_wise", "natural", marks=pytest.mark.full),
+        pytest.param(2, 0, True, "row_wise", "natural", marks=pytest.mark.full),
         (0, 0, False, "table_wise", "natural"),
     ],
 )
@@ -109,14 +111,14 @@ def test_an_id_outside_of_its_table_is_named(interpreted):
     features = batch(20, 1)
     features.values()[7] = 131
     features.values()[9] = -3
-    with pytest.raises(IdError, match="table t0: .*feature a has the id 131, which is outside"):
+    with pytest.raises(IdError, match=r"table t0: .*feature a has the id 131, which is outside"):
         links_of(shared, features, OwnIntegers(shared.state))
 
 
 def trained(shared, weighted):
     """Train a few steps, and return the outputs and the rows with their state."""
     outputs = []
-    for step in range(3):
+    for step in range(2):
         features = batch(30, step, weighted=weighted)
         vectors = [v for member in range(2) for v in shared(features, member)[0]]
         sum((v * v).sum() for v in vectors).backward()

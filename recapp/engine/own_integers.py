@@ -180,7 +180,9 @@ class OwnIntegers:
         for r, key, behind_keys in zip(
             self._state.routes, self._key_G1, self._key_G1[1:], strict=False
         ):
-            slot, first_entry, first_bag = len(places), entry, bag
+            slot = len(places)
+            first_entry = entry
+            first_bag = bag
             for f, column in zip(r.lookups, r.column_S.tolist(), strict=True):
                 x = outputs.lookups[f]
                 step = outputs.width(outputs.member_F[f]) if x.columns else x.dim
@@ -194,7 +196,8 @@ class OwnIntegers:
                 )
             )
             regions.append(Region(first_entry, entry - first_entry, first_bag, bag - first_bag))
-            entry, bag = _behind(entry), _behind(bag)
+            entry = _behind(entry)
+            bag = _behind(bag)
         return places, groups, regions
 
 

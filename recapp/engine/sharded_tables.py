@@ -21,6 +21,7 @@ tables are numbered over all ranks (`recapp/engine/dynamic_keys.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -227,10 +228,14 @@ class ShardedTables(nn.Module):
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)
         self._local = LocalLookup(state) if comm.world == 1 else None
-        self._own = OwnIntegers(state) if OwnIntegers.takes(state) else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
+
+    @cached_property
+    def _own(self) -> OwnIntegers | None:
+        """The integers of a GPU that holds all rows; None for other tables."""
+        return OwnIntegers(self.state) if OwnIntegers.takes(self.state) else None
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""

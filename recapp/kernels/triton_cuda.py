@@ -21,6 +21,7 @@ from recapp.kernels import triton_vectors as vectors
 from recapp.kernels.links import Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -30,6 +31,7 @@ class TritonBackend(TorchBackend):
     """The backend for tensors on a GPU."""
 
     name = "triton"
+    key_index = DeviceKeyIndex
 
     @override
     def pool(

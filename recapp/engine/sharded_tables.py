@@ -21,6 +21,7 @@ tables are numbered over all ranks (`recapp/engine/dynamic_keys.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from recapp.engine.dynamic_keys import RowsOfStretches, merge_rows_of_stretches
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
+from recapp.engine.own_integers import OwnIntegers
 from recapp.engine.requests import Requests
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
 from recapp.engine.state import EngineState, Member, RowStatistics
@@ -229,6 +231,11 @@ class ShardedTables(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
+
+    @cached_property
+    def _own(self) -> OwnIntegers | None:
+        """The integers of a GPU that holds all rows; None for other tables."""
+        return OwnIntegers(self.state) if OwnIntegers.takes(self.state) else None
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
@@ -497,7 +504,7 @@ class ShardedTables(nn.Module):
             features: The ids of the batch, or the error because of which this rank has none.
             member: The number of the collection that is called now; None ahead of all calls.
         """
-        return Requests(features, self.state, self._taken(features, member))
+        return Requests(features, self.state, self._taken(features, member), self._own)
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
         """Return for each collection whether it looks up a batch. A collection looks the batch up

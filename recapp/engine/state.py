@@ -600,10 +600,21 @@ class EngineState:
             ConfigError: The ids are not integers, or sample weights are missing.
         """
         check_have_values(features)
-        rows, check = self.id_rules.begin(features, [taken[m] for m in self.outputs.member_F])
+        rows, check = self.id_rules.begin(features, self._taken_lookups(taken))
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(self.dtype)
         return rows, check
+
+    def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:
+        """Return the raw ids of a batch in the place of its rows; see `rows_of`."""
+        check_have_values(features)
+        ids = self.id_rules.raw(features, self._taken_lookups(taken))
+        if ids.weights_L is not None:
+            ids.weights_L = ids.weights_L.to(self.dtype)
+        return ids
+
+    def _taken_lookups(self, taken: Sequence[bool]) -> list[bool]:
+        return [taken[member] for member in self.outputs.member_F]
 
     def lease(self, trains: bool) -> list[Scratch]:
         """Lease scratch memory to one batch in flight, by group.
@@ -612,7 +623,7 @@ class EngineState:
         would in time grow every lease of training to their size.
         """
         free = self._free_leases[trains]
-        return free.pop() if free else [Scratch() for _ in self.routes]
+        return free.pop() if free else [Scratch(self.comm.device) for _ in self.routes]
 
     def give_back(self, lease: list[Scratch], trains: bool) -> None:
         """Take back the lease of a batch that no longer needs it."""

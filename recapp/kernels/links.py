@@ -175,6 +175,8 @@ class Links(NamedTuple):
         at_M: The offset of each bag's result in the target; None: results stand side by side.
         bags: The number of bags M.
         staged: The strips in which the source is copied; None: it is not copied.
+        used: The number of bags that have entries, int32 on the device, where the host knows no
+            more than `bags`, the largest possible number; None: all have.
     """
 
     index_N: Tensor
@@ -183,6 +185,7 @@ class Links(NamedTuple):
     at_M: Tensor | None
     bags: int
     staged: Staged | None = None
+    used: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -290,18 +293,19 @@ def decay_of(lr: Rate, decay: float) -> float:
 
 
 class Scratch:
-    """Named arrays whose memory later batches use again.
+    """Named arrays of a device, by default the CPU, whose memory later batches use again.
 
     A new array costs a page fault per 4 KB, more than the arithmetic on it (measured). A scratch
     belongs to one group of one batch in flight, so the arrays of the batch keep their contents
     until its backward has run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """Return an array on the CPU whose contents are undefined.
+        """Return an array whose contents are undefined.
 
         Args:
             name: The name of the array; a later call with this name returns the same memory.
@@ -310,7 +314,7 @@ class Scratch:
         """
         memory = self._arrays.get(name)
         if memory is None or memory.numel() < n or memory.dtype != dtype:
-            memory = self._arrays[name] = with_room(n, dtype, torch.device("cpu"))
+            memory = self._arrays[name] = with_room(n, dtype, self._device)
         return memory[:n]
 
     def tensors(self) -> Iterable[Tensor]:

@@ -235,6 +235,7 @@ class TorchBackend:
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
+    integers_of_batch: Any = None  # the functions of single groups are called one by one
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 

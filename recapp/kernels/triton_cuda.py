@@ -56,8 +56,8 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = vectors.form(rows.width, TYPES[dtype], rows.records_RK.shape[1], rows.bits)
-        source = vectors.VectorSource(rows.records_RK, rows.numbers_RN)
+        form = vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
+        source = vectors.VectorSource(rows.packed_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
     @override

@@ -779,7 +779,7 @@ class Batch:
     weights: dict[str, Tensor]
     row_numbers_B: Tensor | None
     # the streams that use the memory, where that is of a slot (`recapp/transport/batch_slots.py`)
-    streams: set[Any] | None = field(repr=False, compare=False)
+    streams: set[Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __init__(
         self,

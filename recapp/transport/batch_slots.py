@@ -115,7 +115,7 @@ class _Slot:
 
     def _holders(self) -> int:
         """Return the number of tensors and other objects that have the device's memory."""
-        count: int = torch._C._storage_Use_Count(self._storage._cdata)  # type: ignore[attr-defined]
+        count: int = torch._C._storage_Use_Count(self._storage._cdata)
         return count
 
     def known_bytes(self, lengths: Tensor) -> int:

@@ -34,7 +34,6 @@ not run on a GPU.
 
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -42,8 +41,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recapp.kernels.links import RUN_BITS
+from recapp.kernels.links import STRETCH_BITS
 from recapp.kernels.row_memory import RowMemory
+from recapp.kernels.triton_launch import Launch
 from recapp.sparse.transfer import to_host, true_indices
 
 LANES = 256
@@ -116,6 +116,7 @@ def _insert(table, word_L, here_L, buckets):
         bucket_L = tl.where(here_L, _next(bucket_L, buckets), bucket_L)
 
 
+@Launch
 @triton.jit(do_not_specialize=["n", "buckets", "secret"])
 def find(
     table,
@@ -139,6 +140,7 @@ def find(
     tl.store(slot + at_L, slot_L, mask=here_L)
 
 
+@Launch
 @triton.jit(do_not_specialize=["n", "buckets", "cells", "secret"])
 def find_or_claim(
     table,
@@ -187,6 +189,7 @@ def _first(claims, cell, at_L, n):
     return (cell_L >= 0) & (tl.load(claims + cell_L, mask=cell_L >= 0, other=-1) == at_L)
 
 
+@Launch
 @triton.jit(do_not_specialize=["n"])
 def count_new(claims, cell, counts, n, LANES: tl.constexpr):
     """Write the number of new keys whose first entry is one of the program's."""
@@ -194,6 +197,7 @@ def count_new(claims, cell, counts, n, LANES: tl.constexpr):
     tl.store(counts + tl.program_id(0), tl.sum(_first(claims, cell, at_L, n).to(tl.int32), 0))
 
 
+@Launch
 @triton.jit(do_not_specialize=["n", "buckets", "secret"])
 def insert_new(
     table,
@@ -232,6 +236,7 @@ def insert_new(
     _insert(table, (hash_L << 32) | slot_L, first_L, buckets)
 
 
+@Launch
 @triton.jit(do_not_specialize=["n"])
 def follow(slot, claims, cell, n, LANES: tl.constexpr):
     """Give each entry of a new key the slot of the key's first entry."""
@@ -242,6 +247,7 @@ def follow(slot, claims, cell, n, LANES: tl.constexpr):
     tl.store(slot + at_L, tl.load(slot + first_L, mask=others_L, other=0), mask=others_L)
 
 
+@Launch
 @triton.jit(do_not_specialize=["old", "buckets"])
 def rebuild(table, larger, old, buckets, LANES: tl.constexpr):
     """Put the keys of a table into another one."""
@@ -250,6 +256,7 @@ def rebuild(table, larger, old, buckets, LANES: tl.constexpr):
     _insert(larger, word_L, word_L >= 0, buckets)
 
 
+@Launch
 @triton.jit(do_not_specialize=["n", "buckets", "secret"])
 def remove(table, positions, strips, slot, n, buckets, secret: tl.int64, LANES: tl.constexpr):
     """Mark the buckets of distinct slots as `GONE`."""
@@ -272,7 +279,7 @@ class DeviceKeyIndex:
     `SortedIndex`.
     """
 
-    def __init__(self, runs: Sequence[int], capacity: int, device: torch.device) -> None:
+    def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
         self.strips = RowMemory(capacity, 1, torch.int16, device)
         self._secret = (secrets.randbits(64) | 1) - 2**63
@@ -336,11 +343,13 @@ class DeviceKeyIndex:
         _launch(remove, n, *self._arrays(), slot_M.contiguous(), n, *self._numbers())
         self._keys -= n
 
-    def slots_of_run(self, run: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a run."""
+    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
+        """Return the slots of a strip whose positions lie in a stretch."""
         slot_K = self.slots_of(strip)
-        run_K = (self.positions.rows[slot_K, 0] >> (64 - RUN_BITS)) + (1 << RUN_BITS - 1)
-        return slot_K[true_indices(run_K == run)]
+        stretch_K = (self.positions.rows[slot_K, 0] >> (64 - STRETCH_BITS)) + (
+            1 << STRETCH_BITS - 1
+        )
+        return slot_K[true_indices(stretch_K == stretch)]
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
@@ -368,9 +377,7 @@ class DeviceKeyIndex:
         self._used = self._keys
 
 
-def _launch(kernel: Any, n: int, *arguments: Any) -> None:
-    """Launch a kernel with a lane for each of n entries, on the device of its first argument."""
-    device = arguments[0].device
+def _launch(kernel: Launch, n: int, *arguments: Any) -> None:
+    """Launch a kernel with a lane for each of n entries."""
     if n:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            kernel[triton.cdiv(n, LANES),](*arguments, LANES=LANES)
+        kernel((triton.cdiv(n, LANES),), arguments, (LANES,))

@@ -12,7 +12,7 @@ import torch
 from kernels.test_key_index import CPU, crowded, few, random_steps, spread
 
 from recapp.kernels.reference import SortedIndex
-from recapp.tables.positions import RUNS
+from recapp.tables.positions import STRETCHES
 
 TESTS = Path(__file__).parents[1]
 
@@ -22,7 +22,7 @@ def made(interpreted, monkeypatch):
     """Return a function that makes an index of few lanes and buckets: several programs, growth."""
     monkeypatch.setattr("recapp.kernels.triton_key_index.LANES", 32)
     monkeypatch.setattr("recapp.kernels.triton_key_index.LEAST_BUCKETS", 16)
-    return lambda: interpreted.key_index(range(RUNS), 1 << 16, CPU)
+    return lambda: interpreted.key_index(range(STRETCHES), 1 << 16, CPU)
 
 
 @pytest.mark.parametrize("positions", [spread, few])
@@ -77,10 +77,10 @@ def test_clear_forgets_all_keys(made):
 
 def test_no_keys_are_no_launch(made):
     none = torch.zeros(0, dtype=torch.int64)
-    for index in (made(), SortedIndex(range(RUNS), 8, CPU)):
+    for index in (made(), SortedIndex(range(STRETCHES), 8, CPU)):
         slot_N, first_U = index.find_or_insert(none, none.short(), torch.arange)
         assert len(slot_N) == len(first_U) == len(index.find(none, none.short())) == 0
-        assert len(index.slots_of(0)) == len(index.slots_of_run(0, 0)) == 0
+        assert len(index.slots_of(0)) == len(index.slots_of_stretch(0, 0)) == 0
 
 
 @pytest.mark.full

@@ -5,13 +5,13 @@ import torch
 
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.reference import SortedIndex
-from recapp.tables.positions import RUNS, first_position
+from recapp.tables.positions import STRETCHES, first_position
 
 CPU = torch.device("cpu")
 
 
 def crowded(generator, n):
-    """Positions of one run whose lowest 16 bits are equal."""
+    """Positions of one stretch whose lowest 16 bits are equal."""
     return first_position(40) + (torch.randint(0, 2**40, (n,), generator=generator) << 16)
 
 
@@ -60,15 +60,17 @@ def random_steps(index, positions, steps, n, strips=2, seed=3):
     for strip in range(strips):
         in_order = [slot for (_, s), slot in sorted(known.items()) if s == strip]
         assert index.slots_of(strip).tolist() == in_order
-        run = (min(known)[0] >> 58) + RUNS // 2
-        of_run = [s for (p, t), s in known.items() if t == strip and (p >> 58) + RUNS // 2 == run]
-        assert sorted(index.slots_of_run(run, strip).tolist()) == sorted(of_run)
+        stretch = (min(known)[0] >> 58) + STRETCHES // 2
+        of_stretch = [
+            s for (p, t), s in known.items() if t == strip and (p >> 58) + STRETCHES // 2 == stretch
+        ]
+        assert sorted(index.slots_of_stretch(stretch, strip).tolist()) == sorted(of_stretch)
 
 
 @pytest.mark.parametrize("positions", [spread, crowded, few])
 @pytest.mark.parametrize("kind", [SortedIndex, HashIndex])
 def test_keys_are_found_added_and_removed_as_in_a_dict(kind, positions):
-    random_steps(kind(range(RUNS), 1 << 16, CPU), positions, 12, 700)
+    random_steps(kind(range(STRETCHES), 1 << 16, CPU), positions, 12, 700)
 
 
 def test_ids_cannot_be_chosen_so_that_the_index_grows_for_a_few():

@@ -56,7 +56,7 @@ STEP_MS = Spread("median_ms", "ms", meaning="median of all steps, below it the q
 BEST_PLAN = Spread(
     "best_plan_ratio", "best plan\nratio", meaning="the fastest plan's time / the time of this plan"
 )
-# the columns of the table that each verb prints; the records have more entries
+# the columns of the table that each verb prints; the rows have more entries
 COLUMNS: dict[str, list[Column]] = {
     "step": [
         Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(settings: Bench, job: Job) -> None:
-    """Run the measurement of the job's verb, and print its records.
+    """Run the measurement of the job's verb, and print its rows of results.
 
     Args:
         settings: The settings of the verb.
@@ -171,7 +171,7 @@ def rules_of(plans: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
 def with_quartiles(
     rows: Sequence[dict[str, Any]], columns: Sequence[Column]
 ) -> list[dict[str, Any]]:
-    """Return the records for printing: medians and ratios as text, with quartiles below them."""
+    """Return the rows for printing: medians and ratios as text, with quartiles below them."""
     return [{column.key: _cell(row, column) for column in columns} for row in rows]
 
 

@@ -1,7 +1,7 @@
 """`calibrate`: measure the costs of lookup, update, messages and dense part on this machine, and
 write them as a hardware file for the planner.
 
-    kernels (`kernel_costs`) + messages               -> PATH, and a record of each number
+    kernels (`kernel_costs`) + messages               -> PATH, and a row for each number
         + dense part + plain copy
     a short run of recapp.train, predicted with PATH  -> measured minus predicted dense phase: the
                                                          overhead of a step
@@ -262,7 +262,7 @@ KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
 def calibrate(session: Session) -> None:
-    """Measure this machine, write its hardware file, and add the records of the table.
+    """Measure this machine, write its hardware file, and add the rows of the table.
 
     Args:
         session: The session; its settings are those of `recapp.plan`.
@@ -303,7 +303,7 @@ def measure_hardware(
         model: The model with the timed dense part.
 
     Returns:
-        The hardware, and a record for each line of the table.
+        The hardware, and a row for each line of the table.
     """
     local = comm.world // hosts_in_blocks(comm.all_gather(host_id()))
     if comm.rank == 0:
@@ -407,7 +407,7 @@ def with_overhead(path: Path, measured: Performance, predicted: PlanReport) -> d
         predicted: The content of the run's `predicted.json`.
 
     Returns:
-        The record for the table.
+        The row for the table.
     """
     hardware = read_hardware(path)
     measured_ms = measured.mean_phases()["dense"]
@@ -513,7 +513,7 @@ def _rows(
     links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return the records of the table: fitted kernels, messages, dense part."""
+    """Return the rows of the table: fitted kernels, messages, dense part."""
     rows = [
         _row(
             name,
@@ -543,6 +543,6 @@ def _rows(
 
 
 def _row(name: str, **numbers: float | None) -> dict[str, Any]:
-    """Return a record; numbers that it does not have are None."""
+    """Return a row of the table; numbers that it does not have are None."""
     keys = ("us", "items_per_second", "gb_per_s", "gflop_per_s", "share", "error")
     return {"name": name, **dict.fromkeys(keys), **numbers}

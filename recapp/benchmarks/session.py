@@ -1,4 +1,5 @@
-"""The session of a benchmark on one rank: settings, other ranks, records, plans and sharded tables.
+"""The session of a benchmark on one rank: settings, other ranks, plans, sharded tables and rows of
+results.
 
 JOB/resolved.yaml -> run -> a measurement -> JOB/rows.json, JOB/metrics.json
 """
@@ -34,7 +35,7 @@ from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.transport.communicator import Comm, leave_process_group
 from recapp.transport.join_ranks import make_comm
 
-ROWS_FILE = "rows.json"  # in the run's directory: the records so far
+ROWS_FILE = "rows.json"  # in the run's directory: the rows of results so far
 LEARNING_RATE = 0.01
 EPS = 1e-8
 CPU = torch.device("cpu")
@@ -95,9 +96,9 @@ class Session:
     Args:
         settings: The record of the verb's settings.
         comm: The ranks, through their process group.
-        directory: The directory of the run's records.
+        directory: The directory of `rows.json`.
         rules: The settings of each plan, by its name.
-        rows: The records so far.
+        rows: The rows of results so far.
         device: The device of the tables and of the model.
     """
 
@@ -109,12 +110,12 @@ class Session:
     device: torch.device = CPU
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a record, and write all records so far, in case a later measurement never ends."""
+        """Add a row of results, and write all so far, in case a later measurement never ends."""
         self.rows.append(row)
         self.write(ROWS_FILE)
 
     def write(self, name: str) -> None:
-        """Write all records into a file of the run's directory, on rank 0."""
+        """Write all rows into a file of the run's directory, on rank 0."""
         if self.comm.rank == 0:
             text = json.dumps({"rows": self.rows}, indent=1)
             (self.directory / name).write_text(text + "\n")
@@ -193,7 +194,7 @@ def run(plain: dict[str, Any], job_dir: Path) -> None:
         plain: The plain settings; and `command`, the name of their record in `COMMANDS`; `measure`,
             the dotted name of the function that measures in a session; `rules`, the settings of
             each plan by its name.
-        job_dir: The directory of the records.
+        job_dir: The directory of the results.
     """
     more = {key: plain.pop(key, {}) for key in ("command", "measure", "rules")}
     settings = recipe_of(plain, more["command"])

@@ -273,7 +273,7 @@ def _compare_strategies(
     both: dict[str, EmbeddingStep],
     memory: dict[tuple[str, str], dict[str, float]],
 ) -> None:
-    """Time forward alone and whole steps of all strategies, and add their records."""
+    """Time forward alone and whole steps of all strategies, and add their rows."""
     forward = {
         name: forward_alone(step.collection, step.batches, step.comm, step.messages)
         for name, step in both.items()

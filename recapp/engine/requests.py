@@ -25,12 +25,13 @@ from torch import Tensor
 
 from recapp.engine.exchange_modes import OwnRequests, PooledRequests, UniqueRequests
 from recapp.engine.fused_update import RowGradients
+from recapp.engine.own_integers import OwnIntegers
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype, one_by_one
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
-from recapp.tables.ids import IdRules, LookupRows, OutsideTable
+from recapp.tables.ids import IdRules, LookupRows, OutsideTable, PendingCheck
 from recapp.transport.communicator import Sent
 from recapp.transport.step_messages import MessageLayout, swap_counts
 
@@ -50,6 +51,7 @@ class Requests:
         state: The engine state of the tables.
         taken: For each collection that shares the exchange, whether it looks up this batch; None:
             all do.
+        own: The integers of a GPU that holds all rows; None: groups are routed one by one.
 
     `called_by` has the numbers of the collections that got their vectors.
 
@@ -61,13 +63,16 @@ class Requests:
         features: KeyedJaggedTensor | Exception,
         state: EngineState,
         taken: Sequence[bool] | None = None,
+        own: OwnIntegers | None = None,
     ) -> None:
         self.state = state
+        self._own = own
         self.taken = [True] * len(state.outputs.members) if taken is None else list(taken)
         self.called_by: set[int] = set()
         state.observer.begins()
         self.trains = torch.is_grad_enabled()
         self.lease = state.lease(self.trains)
+        self.asked: list[UniqueRequests | PooledRequests] = []
         side = state.comm.side
         side.follow()
         with side.beside():
@@ -98,8 +103,7 @@ class Requests:
         try:
             if isinstance(features, Exception):
                 raise features
-            rows, check = self.state.rows_of(features, self.taken)
-            self._route_rows(rows)
+            check = self._route_ids(features)
             check()
             self._check_room()
         except Exception as e:
@@ -110,6 +114,22 @@ class Requests:
             self._route_rows(_no_rows(self.state))
         self.state.observer.ends("route")
         return status, failure
+
+    def _route_ids(self, features: KeyedJaggedTensor) -> PendingCheck:
+        """Find the rows to request of each rank, and return the check of the ids."""
+        state = self.state
+        if self._own is not None:
+            ids = state.ids_of(features, self.taken)
+            if _weighting(ids) != TRAINED_WEIGHTS:
+                self.rows = ids
+                self.output = state.outputs.of(ids, self.taken)
+                linked, check = self._own.begin(ids, self.output, self.lease[0])
+                self.asked = [*linked]
+                self.counts_WG3 = np.zeros((1, len(linked), 3), np.int64)
+                return check
+        rows, check = state.rows_of(features, self.taken)
+        self._route_rows(rows)
+        return check
 
     def _check_room(self) -> None:
         """Check that `max_rows` of each dynamic table allows the rows of a training batch. Tables
@@ -130,8 +150,8 @@ class Requests:
                     raise ConfigError(
                         f"table {table.name}: dynamic.max_rows={most}: a batch has {rows:,} "
                         "distinct ids of this table, and each of them needs a row: raise "
-                        "max_rows (64 runs of keys share it, and a run may fill up early), or "
-                        "lower dataset.batch_size"
+                        "max_rows (64 stretches of keys share it, and a stretch may fill up "
+                        "early), or lower dataset.batch_size"
                     )
 
     def _route_rows(self, rows: LookupRows) -> None:

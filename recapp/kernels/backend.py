@@ -253,7 +253,7 @@ def _find_rows(kernels: Any, example: Tensor) -> None:
     strip = torch.zeros(1, dtype=torch.int16)
     slot, _ = index.insert(position, strip, _zero())
     index.find(position, strip)
-    index.slots_of_run(0, 0)
+    index.slots_of_stretch(0, 0)
     index.remove(slot)
     if example.dtype == torch.float32:
         kernels.write_start_values(example.clone(), slot, position, 0, range(example.shape[1]), 0.0)

@@ -17,7 +17,7 @@ slot: (strip, position) -> slot. `SortedIndex` defines the result that `numba_ke
 reproduces. It keeps the positions of a strip sorted, so adding some costs a sort of all. A
 read-only store has numbers that are sorted strip by strip (`find_sorted`).
 
-`recapp/tables/positions.py` explains positions and runs. N entries, M entries of keys that the
+`recapp/tables/positions.py` explains positions and stretches. N entries, M entries of keys that the
 index does not hold yet.
 """
 
@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.links import (
-    RUN_BITS,
     SQUARE_BLOCK,
+    STRETCH_BITS,
     Bags,
     Counts,
     Grouped,
@@ -43,9 +43,9 @@ from recapp.kernels.links import (
     gather,
     group,
     numbered,
-    numbered_runs,
+    numbered_ranges,
     offset_dtype,
-    runs,
+    ranges,
     starts,
 )
 from recapp.kernels.quantised import QuantisedRows, dequantise
@@ -58,7 +58,7 @@ class SortedIndex:
     """An index of the slots of all rows that exist.
 
     Args:
-        runs: The runs of positions that the store may hold.
+        stretches: The stretches whose rows the store may hold.
         capacity: The largest number of slots.
         device: The device of positions and slots.
 
@@ -67,7 +67,7 @@ class SortedIndex:
         strips: The strip of each slot, [capacity, 1], int16.
     """
 
-    def __init__(self, runs: Sequence[int], capacity: int, device: torch.device) -> None:
+    def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
         self.strips = RowMemory(capacity, 1, torch.int16, device)
         self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
@@ -142,10 +142,10 @@ class SortedIndex:
         none = torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
         return self._sorted.get(strip, (none, none))
 
-    def slots_of_run(self, run: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a run."""
+    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
+        """Return the slots of a strip whose positions lie in a stretch."""
         position_K, slot_K = self._of_strip(strip)
-        return slot_K[(position_K >> (64 - RUN_BITS)) + (1 << RUN_BITS - 1) == run]
+        return slot_K[(position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1) == stretch]
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
@@ -235,6 +235,7 @@ class TorchBackend:
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
+    integers_of_batch: Any = None  # the functions of single groups are called one by one
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 
@@ -374,12 +375,12 @@ class TorchBackend:
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
         length_V = vector.start_U1.diff().long()
-        nth_V, before_V, vectors_W, rows_W = numbered_runs(rank_V, length_V, world)
+        nth_V, before_V, vectors_W, rows_W = numbered_ranges(rank_V, length_V, world)
         order = vector.order_N
         rank_P = rank_P[order]
         local_P = local_P[order]
         pair_P = pair_P[order]
-        nth_P = runs(before_V, length_V, len(row_P))
+        nth_P = ranges(before_V, length_V, len(row_P))
         count_W2 = torch.stack([rows_W, vectors_W], 1)
         bag_rows = _BagRows(
             rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2
@@ -840,23 +841,24 @@ def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
     """
     device = b.rows_L.device
     first_S, last_S = to_device(np.stack([b.first_S, b.last_S]), device).unbind()
-    pair_P = runs(first_S, last_S - first_S, b.pairs)
+    pair_P = ranges(first_S, last_S - first_S, b.pairs)
     strip_P = torch.repeat_interleave(r.strip_S, last_S - first_S, output_size=len(pair_P))
     return b.rows_L[pair_P].long(), strip_P, pair_P
 
 
 def _keys(r: Routes) -> Tensor:
     """Return the number of each strip's first row when the rows of all strips are numbered one
-    after the other. For dynamic tables the runs are numbered: plans cut runs, not positions.
+    after the other. For dynamic tables the stretches are numbered: plans cut stretches, not
+    positions.
     """
-    rows_I = torch.full_like(r.rows_I, 1 << RUN_BITS) if r.dynamic else r.rows_I
+    rows_I = torch.full_like(r.rows_I, 1 << STRETCH_BITS) if r.dynamic else r.rows_I
     return starts(rows_I)[:-1]
 
 
 def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return the piece of each row of a strip, and its row in the owner's store."""
-    bits = 64 - RUN_BITS if r.dynamic else 0
-    least = -(1 << RUN_BITS - 1) if r.dynamic else 0
+    bits = 64 - STRETCH_BITS if r.dynamic else 0
+    least = -(1 << STRETCH_BITS - 1) if r.dynamic else 0
     first_K = (r.start_K >> bits) - least
     first_K = first_K + torch.repeat_interleave(
         _keys(r), r.piece_I1.diff(), output_size=len(r.start_K)

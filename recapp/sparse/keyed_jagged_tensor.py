@@ -437,7 +437,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         exact = not torch.compiler.is_exporting() and len(self._values) == total
         if exact and (self._weights is None or len(self._weights) == total):
             return self
-        return self._run(0, len(self._keys), self.offset_per_key(), self._inverse_indices)
+        return self._segment(0, len(self._keys), self.offset_per_key(), self._inverse_indices)
 
     def padded(self) -> "KeyedJaggedTensor":
         """Return a tensor in which all keys have the same number of bags, with empty bags after
@@ -455,7 +455,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         )
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        return self._run(self.index_of(key), 1, self.offset_per_key())._single()
+        return self._segment(self.index_of(key), 1, self.offset_per_key())._single()
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Return a jagged tensor for each key: views.
@@ -466,8 +466,8 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         """
         parts = self._jt_dict
         if parts is None:
-            runs = self.split([1] * len(self._keys))
-            parts = {run._keys[0]: run._single() for run in runs}
+            segments = self.split([1] * len(self._keys))
+            parts = {one._keys[0]: one._single() for one in segments}
         if compute_offsets:
             for part in parts.values():
                 part.offsets()
@@ -490,7 +490,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             )
         edge = self.offset_per_key()
         return [
-            self._run(first, n, edge)
+            self._segment(first, n, edge)
             for first, n in zip(accumulate(segments, initial=0), segments, strict=False)
         ]
 
@@ -522,7 +522,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             )
         first = order[0] if order else 0
         if order == list(range(first, first + len(order))):
-            return self._run(first, len(order), self.offset_per_key())
+            return self._segment(first, len(order), self.offset_per_key())
         per_key = self.length_per_key()
         if indices_tensor is None:
             indices_tensor = to_device(order, self._lengths.device)
@@ -593,7 +593,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         check_total(sum(per_key), self._values, self._weights)
         return per_key
 
-    def _run(
+    def _segment(
         self, first: int, count: int, edge: list[int], inverse: InverseIndices | None = None
     ) -> "KeyedJaggedTensor":
         """Return the keys from `first` to `first + count`, as views.
@@ -663,7 +663,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         if sum(key_splits) != len(self._keys) or min(key_splits, default=0) < 0:
             raise DataError(
                 f"key_splits {list(key_splits)} sum to {sum(key_splits)}, but there are "
-                f"{len(self._keys)} keys: give each key to one run"
+                f"{len(self._keys)} keys: give each key to one part"
             )
         values = sums_of(self.length_per_key(), key_splits)
         return [

@@ -5,13 +5,13 @@ import torch
 
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.reference import SortedIndex
-from recapp.tables.positions import RUNS, first_position
+from recapp.tables.positions import STRETCHES, first_position
 
 CPU = torch.device("cpu")
 
 
 def crowded(generator, n):
-    """Positions of one run whose lowest 16 bits are equal."""
+    """Positions of one stretch whose lowest 16 bits are equal."""
     return first_position(40) + (torch.randint(0, 2**40, (n,), generator=generator) << 16)
 
 
@@ -23,7 +23,7 @@ def spread(generator, n):
 @pytest.mark.parametrize("kind", [SortedIndex, HashIndex])
 def test_keys_are_found_added_and_removed_as_in_a_dict(kind, positions):
     generator = torch.Generator().manual_seed(3)
-    index = kind(range(RUNS), 1 << 16, CPU)
+    index = kind(range(STRETCHES), 1 << 16, CPU)
     known = {}
     free = list(range(1 << 15))
     for _ in range(12):

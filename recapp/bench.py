@@ -26,6 +26,7 @@ from recapp.cli.command import recipe_under, run
 from recapp.cli.job import Job, run_on_ranks
 from recapp.console import Column
 from recapp.errors import ConfigError
+from recapp.processes.launch import check_gpus
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.run.recipe import VERBS, Bench, BenchData, BenchOnRanks
@@ -126,8 +127,10 @@ def measure(settings: Bench, job: Job) -> None:
     plain |= {"command": f"bench_{job.verb}", "measure": MEASURES[job.verb]}
     ranks = 1
     if isinstance(settings, BenchOnRanks):
-        plain["rules"] = rules_of(settings.plans)
         ranks = settings.ranks
+        if getattr(settings, "device", "cpu") == "cuda" and external_rank() is None:
+            check_gpus(ranks)
+        plain["rules"] = rules_of(settings.plans)
     elif external_rank() is not None:
         raise ConfigError(
             f"bench {job.verb} measures one process: start it without torchrun or srun"

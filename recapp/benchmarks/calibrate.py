@@ -52,7 +52,7 @@ from recapp.planner.hardware import (
 )
 from recapp.planner.problem import dense_of, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import device_of, rank_info
 from recapp.reporting.run_record import Performance, PlanReport
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
@@ -268,7 +268,8 @@ def calibrate(session: Session) -> None:
         session: The session; its settings are those of `recapp.plan`.
     """
     recipe = session.settings
-    device = _device(recipe.trainer.accelerator)
+    on_cpu = recipe.trainer.accelerator == "cpu" or not torch.cuda.is_available()
+    device = device_of("cpu" if on_cpu else "cuda", rank_info())
     hardware, rows = measure_hardware(
         session.comm, device, recipe.engine.transport, recipe.engine.backend
     )
@@ -276,15 +277,6 @@ def calibrate(session: Session) -> None:
         session.add(row)
     if session.comm.rank == 0:
         write_hardware(hardware, recipe.path)
-
-
-def _device(accelerator: str) -> torch.device:
-    if accelerator == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    rank = rank_info()
-    device = torch.device("cuda", rank.gpu(torch.cuda.device_count()) if rank else 0)
-    torch.cuda.set_device(device)
-    return device
 
 
 def measure_hardware(

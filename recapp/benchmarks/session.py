@@ -25,7 +25,7 @@ from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import Topology
 from recapp.processes.process_memory import keep_freed_memory
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import device_of, rank_info
 from recapp.run.recipe import recipe_of
 from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -38,6 +38,7 @@ from recapp.transport.join_ranks import make_comm
 ROWS_FILE = "rows.json"  # in the run's directory: the rows of results so far
 LEARNING_RATE = 0.01
 EPS = 1e-8
+CPU = torch.device("cpu")
 
 
 def rule() -> RowRule:
@@ -98,6 +99,7 @@ class Session:
         directory: The directory of `rows.json`.
         rules: The settings of each plan, by its name.
         rows: The rows of results so far.
+        device: The device of the tables and of the model.
     """
 
     settings: Any
@@ -105,6 +107,7 @@ class Session:
     directory: Path
     rules: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    device: torch.device = CPU
 
     def add(self, row: dict[str, Any]) -> None:
         """Add a row of results, and write all so far, in case a later measurement never ends."""
@@ -149,7 +152,9 @@ class Session:
         Raises:
             LaunchError: The transport does not work here.
         """
-        return make_comm(dist.new_group() if dist.is_initialized() else None, transport=name)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        group = dist.new_group(backend=backend) if dist.is_initialized() else None
+        return make_comm(group, self.device, name)
 
     def plan(
         self,
@@ -198,9 +203,10 @@ def run(plain: dict[str, Any], job_dir: Path) -> None:
     if isinstance(threads := getattr(settings, "threads", None), int):
         torch.set_num_threads(threads)
     here = rank_info()
+    device = device_of(getattr(settings, "device", "cpu"), here)
     if here is not None and here.world > 1:
-        dist.init_process_group("gloo")
-    session = Session(settings, Comm(), job_dir, more["rules"])
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    session = Session(settings, Comm(), job_dir, more["rules"], device=device)
     module, _, function = more["measure"].rpartition(".")
     getattr(import_module(module), function)(session)
     session.comm.barrier()

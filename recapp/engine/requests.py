@@ -156,8 +156,8 @@ class Requests:
                     raise ConfigError(
                         f"table {table.name}: dynamic.max_rows={most}: a batch has {rows:,} "
                         "distinct ids of this table, and each of them needs a row: raise "
-                        "max_rows (64 runs of keys share it, and a run may fill up early), or "
-                        "lower dataset.batch_size"
+                        "max_rows (64 stretches of keys share it, and a stretch may fill up "
+                        "early), or lower dataset.batch_size"
                     )
 
     def advance(self) -> None:

@@ -20,6 +20,7 @@ from recapp.kernels import triton_vectors as vectors
 from recapp.kernels.links import Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -30,6 +31,7 @@ class TritonBackend(TorchBackend):
 
     name = "triton"
     fused_integers = triton_integers
+    key_index = DeviceKeyIndex
 
     @override
     def pool(
@@ -56,8 +58,8 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = vectors.form(rows.width, TYPES[dtype], rows.records_RK.shape[1], rows.bits)
-        source = vectors.VectorSource(rows.records_RK, rows.numbers_RN)
+        form = vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
+        source = vectors.VectorSource(rows.packed_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
     @override

@@ -226,9 +226,9 @@ class IdRules:
         rules = [RULE_NUMBERS[_rule_of(x)] for x in self.lookups]
         self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
-        self._runs = [
-            (rule, [i for i, _ in run])
-            for rule, run in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
+        self._blocks = [
+            (rule, [i for i, _ in block])
+            for rule, block in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> LookupRows:
@@ -329,14 +329,14 @@ class IdRules:
     def _rule_by_rule(
         self, ids: LookupRows, edge: list[int], raw_L: Tensor
     ) -> tuple[LookupRows, PendingCheck]:
-        """Apply the rules by torch operations, one run of lookups with equal rules at a time."""
+        """Apply the rules by torch operations, one block of lookups with equal rules at a time."""
         ids_L = ids.rows_L
         parts = list[Tensor]()
         outside = list[Tensor]()
         size_F, count_F = to_device(np.array([self._sizes, ids.per_F], np.int64), ids_L.device)
         size_L = torch.repeat_interleave(size_F, count_F, output_size=len(ids_L))
-        for rule, run in self._runs:
-            here = slice(edge[run[0]], edge[run[-1] + 1])
+        for rule, block in self._blocks:
+            here = slice(edge[block[0]], edge[block[-1] + 1])
             ids_N = ids_L[here]
             size_N = size_L[here]
             missing_N = ids_L[here] == MISSING
@@ -352,18 +352,18 @@ class IdRules:
             parts.append(row_N.clamp(min=0).minimum(size_N - 1))
             outside.append(parts[-1] != row_N)
         rows = replace(ids, rows_L=parts[0] if len(parts) == 1 else torch.cat(parts))
-        if ids_L.is_meta or all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._runs):
+        if ids_L.is_meta or all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._blocks):
             return rows, nothing_pending
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
-        if all(rule is not IdRule.DROP for rule, _ in self._runs):
+        if all(rule is not IdRule.DROP for rule, _ in self._blocks):
             return rows, lambda: self._check_outside(outside_F, outside_L, raw_L, edge)
         if not self._check_outside(outside_F, outside_L, raw_L, edge):
             return rows, nothing_pending
         keep_L = torch.cat(
             [
                 ~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
-                for (rule, _), outside_N in zip(self._runs, outside, strict=True)
+                for (rule, _), outside_N in zip(self._blocks, outside, strict=True)
             ]
         )
         return _drop(rows, keep_L), nothing_pending

@@ -24,7 +24,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
     },
     "engine/dynamic_keys.py": {
         "ExactCounter.count": 1,
-        "ExactCounter.keys_of_runs": 2,
+        "ExactCounter.keys_of_stretches": 2,
         "KeySlots.loaded": 2,
         "KeySlots.of_pieces": 2,
     },
@@ -32,13 +32,14 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "DynamicStore._begin": 1,
         "DynamicStore._slots_of_new_keys": 2,
         "DynamicStore.locate": 1,
-        "DynamicStore.rows_of_runs": 1,
+        "DynamicStore.rows_of_stretches": 1,
     },
     "engine/exchange_modes.py": {
         "ServedRequests.serve": 2,
         "UniqueRequests.write_requests": 1,
     },
     "engine/fused_update.py": {
+        "RowGradients.exact": 1,
         "_from_ranks": 1,
     },
     "engine/lookup.py": {
@@ -47,6 +48,11 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "LocalLookup._group_form": 1,
         "_ids_of_slots": 2,
         "send_back": 1,
+    },
+    "engine/own_integers.py": {
+        "OwnIntegers._places": 3,
+        "OwnIntegers.begin": 1,
+        "_numbers_of_slots": 2,
     },
     "engine/read_only_store.py": {
         "KeyedStore._with_start_rows": 2,
@@ -71,7 +77,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
     "engine/state.py": {
         "EngineState._where": 1,
         "EngineState.bags": 2,
-        "MixedLookups._run": 1,
+        "MixedLookups._block_positions": 1,
         "Outputs.parts": 1,
         "Outputs.where": 2,
         "RowStatistics._exchange": 4,
@@ -94,21 +100,25 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "_sums": 4,
         "rows_behind": 2,
     },
-    "tables/ids.py": {
-        "IdRules._check_outside": 4,
-        "IdRules._in_one_pass": 2,
-        "_at_most_hot": 1,
-        "_drop": 2,
+    "sparse/transfer.py": {
+        "copy_to_device": 1,
+        "true_indices": 2,
     },
     "tables/bags_of_samples.py": {
         "sequences_of_samples": 1,
     },
+    "tables/ids.py": {
+        "IdRules._check_outside": 4,
+        "IdRules._in_one_pass": 1,
+        "IdRules.count_changed": 1,
+        "_at_most_hot": 1,
+        "_drop": 2,
+    },
     "tables/positions.py": {
         "moved_rows": 1,
     },
-    "sparse/transfer.py": {
-        "copy_to_device": 1,
-        "true_indices": 2,
+    "trainer/datamodule.py": {
+        "ScoreWriter.on_predict_batch_end": 2,
     },
     "transport/communicator.py": {
         "GpuSideStream.hand_over": 1,
@@ -117,9 +127,6 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "MessageLayout.answers": 2,
         "MessageLayout.gradients": 2,
         "swap_counts": 1,
-    },
-    "trainer/datamodule.py": {
-        "ScoreWriter.on_predict_batch_end": 2,
     },
 }
 

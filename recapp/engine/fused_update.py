@@ -32,6 +32,7 @@ from recapp.optim.named_rules import group_names
 from recapp.optim.optimizer import joined
 from recapp.optim.rules import FROZEN, GRADIENT, WITHOUT_RATE, Rate, RowRule
 from recapp.sharding.layout import Layout
+from recapp.sparse.transfer import to_host
 from recapp.transport.communicator import Comm
 
 
@@ -48,6 +49,18 @@ class RowGradients(NamedTuple):
     row_U: Tensor
     links: Links
     pieces: RowPieces | None = None
+
+    def exact(self) -> "RowGradients":
+        """Return the same rows and links without room for more. The host waits for their number if
+        only the device knows it.
+        """
+        links = self.links
+        if links.used is None:
+            return self
+        rows = int(to_host(links.used))
+        assert links.offsets_M1 is not None
+        entries = links._replace(offsets_M1=links.offsets_M1[: rows + 1], bags=rows, used=None)
+        return self._replace(row_U=self.row_U[:rows], links=entries)
 
 
 def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | None]:
@@ -361,10 +374,11 @@ class FusedUpdate:
                 statistics, gradients_G, row_gradients_G
             )
             means_G = self._mean_squares(statistics, gradients_G, row_gradients_G, rate_G)
-        for store, gradients, (row_U, links, _), mean_KU, rate, rule in zip(
+        for store, gradients, x, mean_KU, rate, rule in zip(
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
             if rule != FROZEN:
+                row_U, links, _ = x.exact()
                 store.update(gradients, links, row_U, mean_KU, rate)
         for missed, rate in zip(self._missed, rates, strict=True):
             if missed is not None:
@@ -429,6 +443,7 @@ class FusedUpdate:
         are dropped.
         """
         state = self.state
+        x = x.exact()
         if self.rule_G[group] in WITHOUT_RATE:
             if self.rule_G[group] == GRADIENT:
                 state.stores[group].update(gradients, x.links, x.row_U, None, 0.0)

@@ -8,8 +8,6 @@ a kernel at its first call with new types or a new width, and keeps it on disk. 
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 import triton
@@ -17,10 +15,12 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.kernels import triton_integers
 from recapp.kernels import triton_vectors as vectors
 from recapp.kernels.links import Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -30,6 +30,8 @@ class TritonBackend(TorchBackend):
     """The backend for tensors on a GPU."""
 
     name = "triton"
+    fused_integers = triton_integers
+    key_index = DeviceKeyIndex
 
     @override
     def pool(
@@ -56,8 +58,8 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = vectors.form(rows.width, TYPES[dtype], rows.records_RK.shape[1], rows.bits)
-        source = vectors.VectorSource(rows.records_RK, rows.numbers_RN)
+        form = vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
+        source = vectors.VectorSource(rows.packed_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
     @override
@@ -69,10 +71,8 @@ class TritonBackend(TorchBackend):
             form = vectors.form(width, TYPES[dtype])
             source = vectors.VectorSource(gradients, None)
             matrix = _matrix(source, form, links, dtype)
-            with _current(gradients.device):
-                vectors.square_sums[triton.cdiv(links.bags, form.BAGS),](
-                    source, matrix, total_U, links.bags, form, enable_fp_fusion=False
-                )
+            grid = (triton.cdiv(links.bags, form.BAGS),)
+            vectors.square_sums(grid, (*source, *matrix, total_U, links.bags), (form,))
         return total_U
 
     def update(
@@ -101,23 +101,19 @@ class TritonBackend(TorchBackend):
         source = vectors.VectorSource(gradients, None)
         row0, row1, *_ = [*(kind == "row" for _, kind in rule.state), False, False]
         state0, state1, *_ = [*state, None, None]
-        constants = tuple(tl.constexpr(c) for c in rule.constants)
         matrix = _matrix(source, form, links, dtype)
-        with _current(weights_RD.device):
-            vectors.update[triton.cdiv(links.bags, form.BAGS),](
-                source,
-                matrix,
-                vectors.DeviceRows(row_U, mean_U, weights_RD, state0, state1),
-                constants,
-                links.bags,
-                *(*rates, 0.0, 0.0)[:3],
-                decay_of(lr, rule.decay),
-                vectors.device_function(rule.step),
+        rows = vectors.DeviceRows(row_U, mean_U, weights_RD, state0, state1)
+        numbers = (links.bags, *(*rates, 0.0, 0.0)[:3], decay_of(lr, rule.decay))
+        vectors.update(
+            (triton.cdiv(links.bags, form.BAGS),),
+            (*source, *matrix, *rows, *numbers),
+            (
+                vectors.device_function(rule.step, rule.constants),
                 vectors.sqrt,
                 vectors.RuleForm(len(rates), rule.decay > 0, row0, row1, rule.means > 0),
                 form,
-                enable_fp_fusion=False,
-            )
+            ),
+        )
 
     def catch_up(
         self,
@@ -140,21 +136,16 @@ class TritonBackend(TorchBackend):
             return
         form = vectors.form(weights_RD.shape[1], TYPES[dtype])
         state0, state1, *_ = [*state, None, None]
-        with _current(weights_RD.device):
-            vectors.catch_up[triton.cdiv(rows, form.BAGS),](
-                vectors.DeviceRows(row_S, None, weights_RD, state0, state1),
-                steps_R,
-                rates_TK,
-                tuple(tl.constexpr(c) for c in rule.constants),
-                rows,
-                first,
-                now,
-                vectors.device_function(rule.step),
+        vectors.catch_up(
+            (triton.cdiv(rows, form.BAGS),),
+            (weights_RD, row_S, state0, state1, steps_R, rates_TK, rows, first, now),
+            (
+                vectors.device_function(rule.step, rule.constants),
                 vectors.sqrt,
                 vectors.RuleForm(rates_TK.shape[1], False, False, False, False),
                 form,
-                enable_fp_fusion=False,
-            )
+            ),
+        )
 
 
 def _each_once(row_N: Tensor) -> Tensor:
@@ -173,22 +164,15 @@ def _pool(
     scale: float,
     in_lines: bool,
 ) -> None:
+    if links.used is not None and links.offsets_M1 is not None:
+        n = int(links.used)
+        links = links._replace(bags=n, offsets_M1=links.offsets_M1[: n + 1], used=None)
     if not links.bags:
         return
     matrix = _matrix(source, form, links, dtype)
     grid = triton.cdiv(links.bags, form.BAGS), triton.cdiv(form.WIDTH, form.COLUMNS)
-    with _current(target.device):
-        vectors.pool[grid](
-            source,
-            matrix,
-            target,
-            links.at_M,
-            links.bags,
-            scale,
-            form,
-            in_lines,
-            enable_fp_fusion=False,
-        )
+    arguments = (*source, *matrix, target, links.at_M, links.bags, scale)
+    vectors.pool(grid, arguments, (form, in_lines))
 
 
 def _matrix(
@@ -202,19 +186,8 @@ def _matrix(
     if links.offsets_M1 is None or entries <= form.RUN:
         return matrix
     positions = 2 * triton.cdiv(entries, form.RUN)
-    device = source.memory.device
-    partial = torch.empty(positions * form.WIDTH, dtype=dtype, device=device)
+    partial = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)
     matrix = matrix._replace(partial=partial)
-    with _current(device):
-        vectors.sum_runs[positions, triton.cdiv(form.WIDTH, form.COLUMNS)](
-            source, matrix, links.bags, form, enable_fp_fusion=False
-        )
+    grid = positions, triton.cdiv(form.WIDTH, form.COLUMNS)
+    vectors.sum_runs(grid, (*source, *matrix, links.bags), (form,))
     return matrix
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a device is the current one.
-
-    Triton launches on the current GPU, whichever GPU its arguments lie on.
-    """
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

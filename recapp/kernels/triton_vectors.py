@@ -16,11 +16,10 @@ summed in runs of `RUN` entries, counted from its own first entry, and then run 
 Multiplications and additions are never fused: with fused ones, two ways to compile one line could
 give different bits.
 
-Kernels take records of arrays, in which None stands for an absent array, and one record of
-constants, `Form`; where Triton itself needs a constant, the code gives it a name first. Learning
-rates are separate arguments, because Triton reads the numbers of a record in single precision. A
-rule's expression is a separate argument, because its source is part of the key under which Triton
-keeps a kernel.
+Kernels take flat arguments (`triton_launch.py`), group the arrays into records, and read one record
+of constants, `Form`; where Triton itself needs a constant, the code gives it a name first. A rule's
+expression is a separate argument, because its source is part of the key under which Triton keeps a
+kernel.
 """
 
 import ast
@@ -35,11 +34,13 @@ import triton
 import triton.language as tl
 
 from recapp.kernels.links import SQUARE_BLOCK
+from recapp.kernels.triton_launch import Launch
 
 RUN = 256  # entries; shorter runs need more partial sums, longer ones more additions in sequence
 TILE_ELEMENTS = 1024  # elements of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
 TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
+STEP_ARGUMENTS = ("w", "g", "mean_square", "lr", "sqrt")  # of a rule, before its constants
 AT_ONCE = 4  # entries whose loads do not wait for each other
 
 
@@ -147,25 +148,29 @@ def tile(width: int) -> tuple[int, int]:
 
 
 @lru_cache(None)
-def device_function(step: Callable[..., Any]) -> Any:
-    """Return a rule's expression as a Triton function for kernels, compiled from the Python source.
+def device_function(step: Callable[..., Any], constants: tuple[float, ...]) -> Any:
+    """Return a rule's expression with its constants as a Triton function for kernels, compiled from
+    the Python source.
 
     Triton would read the annotations of the expression as its own. So the source is compiled again
-    without annotations and put where `inspect` finds source. Triton's interpreter takes the
-    expression unchanged, because kernels are Python there; it needs `triton.language` in the module
-    of every decorated function.
+    without annotations and put where `inspect` finds source; the constants become names of its
+    module. Triton's interpreter takes the expression itself, because kernels are Python there.
     """
+    first = len(STEP_ARGUMENTS)
     if triton.knobs.runtime.interpret:
-        return step
+        return lambda *arguments: step(*arguments[:first], *constants, *arguments[first:])
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(step))).body
     assert isinstance(tree, ast.FunctionDef), "a rule is a function with a name"
     for argument in tree.args.args:
         argument.annotation = None
+    fixed = tree.args.args[first : first + len(constants)]
+    del tree.args.args[first : first + len(constants)]
     tree.returns = None
     tree.decorator_list = []
     source = ast.unparse(tree) + "\n"
-    file = f"<{step.__module__}.{step.__qualname__} on a GPU>"
+    file = f"<{step.__module__}.{step.__qualname__}{constants} on a GPU>"
     names = dict(step.__globals__)
+    names |= {name.arg: tl.constexpr(c) for name, c in zip(fixed, constants, strict=True)}
     linecache.cache[file] = len(source), None, source.splitlines(True), file
     exec(compile(source, file, "exec"), names)
     return triton.jit(names[tree.name])
@@ -263,13 +268,16 @@ def _sums(source, matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
         return total_BC
 
 
+@Launch
 @triton.jit(do_not_specialize=["bags"])
-def sum_runs(source, matrix, bags, F: tl.constexpr):
+def sum_runs(memory, numbers, index, offsets, weights, partial, bags, F: tl.constexpr):
     """Write the partial sums of bags longer than `RUN`.
 
     Program 2 w + 1 sums the run in window w that begins a long bag, program 2 w the run that
     continues one.
     """
+    source = VectorSource(memory, numbers)
+    matrix = DeviceMatrix(index, offsets, weights, partial)
     position = tl.program_id(0)
     window = (position // 2) * F.RUN
     begins = position % 2 == 1
@@ -300,9 +308,21 @@ def sum_runs(source, matrix, bags, F: tl.constexpr):
         )
 
 
+@Launch
 @triton.jit(do_not_specialize=["bags"])
 def pool(
-    source, matrix, target, at, bags, scale: tl.float64, F: tl.constexpr, IN_LINES: tl.constexpr
+    memory,
+    numbers,
+    index,
+    offsets,
+    weights,
+    partial,
+    target,
+    at,
+    bags,
+    scale: tl.float64,
+    F: tl.constexpr,
+    IN_LINES: tl.constexpr,
 ):
     """Write a tile of sums: target[at[m] : +width] = scale * sum of weights[k] *
     source[index[k] * stride : +width] over the entries k of bag m.
@@ -313,6 +333,8 @@ def pool(
     column_C = tl.program_id(1) * F.COLUMNS + tl.arange(0, F.COLUMNS)
     there_B = bag_B < bags
     inside_C = column_C < F.WIDTH
+    source = VectorSource(memory, numbers)
+    matrix = DeviceMatrix(index, offsets, weights, partial)
     total_BC = _sums(source, matrix, bag_B, there_B, column_C, inside_C, F)
     if at is None:
         offset_B = bag_B.to(tl.int64) * F.WIDTH
@@ -360,14 +382,17 @@ def _row_squares(source, matrix, bag_B, there_B, F: tl.constexpr):
     return total_B, grad_BC
 
 
+@Launch
 @triton.jit(do_not_specialize=["bags"])
-def square_sums(source, matrix, total, bags, F: tl.constexpr):
+def square_sums(memory, numbers, index, offsets, weights, partial, total, bags, F: tl.constexpr):
     """Write the fp64 sum of squares of each touched row's gradient.
 
     The strips of one row exchange these sums.
     """
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     there_B = bag_B < bags
+    source = VectorSource(memory, numbers)
+    matrix = DeviceMatrix(index, offsets, weights, partial)
     total_B, _ = _row_squares(source, matrix, bag_B, there_B, F)
     tl.store(total + bag_B, total_B, mask=there_B)
 
@@ -398,12 +423,20 @@ def write_rows(pointer, value, row_B, there_B, column_C, F: tl.constexpr, BY_ROW
         )
 
 
+@Launch
 @triton.jit(do_not_specialize=["bags"])
 def update(
-    source,
-    matrix,
-    t,
-    constants,
+    memory,
+    numbers,
+    index,
+    offsets,
+    uses,
+    partial,
+    row,
+    mean,
+    weights,
+    state0,
+    state1,
     bags,
     lr: tl.float64,
     lr1: tl.float64,
@@ -421,6 +454,9 @@ def update(
     row first. The rule gets the first RATES of lr, lr1 and lr2, as a tuple if there are several. If
     DECAYS, weights lose the part `decay` before the rule is applied.
     """
+    source = VectorSource(memory, numbers)
+    matrix = DeviceMatrix(index, offsets, uses, partial)
+    t = DeviceRows(row, mean, weights, state0, state1)
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     there_B = bag_B < bags
     if R.RATES == 1:
@@ -450,16 +486,14 @@ def update(
         if R.DECAYS:
             old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
         if t.state0 is None:
-            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants)
+            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT)
         elif t.state1 is None:
             first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.ROW0)
-            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state)
+            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, first_state)
         else:
             first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.ROW0)
             second_state = read_rows(t.state1, row_B, there_B, column_C, F, R.ROW1)
-            new = STEP(
-                old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
-            )
+            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, first_state, second_state)
         tl.debug_barrier()  # all threads must have read the values that one of them overwrites now
         write_rows(t.weights, new[0], row_B, there_B, column_C, F, False)
         if t.state0 is not None and (not R.ROW0 or first + F.COLUMNS >= F.WIDTH):
@@ -493,12 +527,15 @@ def _rows(t, bag_B, rows):
         return tl.load(t.row + bag_B, mask=bag_B < rows, other=-1).to(tl.int64)
 
 
+@Launch
 @triton.jit(do_not_specialize=["rows", "first", "now"])
 def catch_up(
-    t,
+    weights,
+    row,
+    state0,
+    state1,
     steps,
     rates,
-    constants,
     rows,
     first,
     now,
@@ -514,6 +551,7 @@ def catch_up(
     step keeps its values. Weights and state stay in registers until the last step. The rates of
     step first + i are rates[i * RATES : +RATES].
     """
+    t = DeviceRows(row, None, weights, state0, state1)
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
     row_B = _rows(t, bag_B, rows)
     there_B = (bag_B < rows) & (row_B >= 0)
@@ -537,12 +575,12 @@ def catch_up(
             rate = _rate(rates, (step - first) * R.RATES, R, F)
             takes_B1 = (begin_B <= step)[:, None]
             if t.state0 is None:
-                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, *constants)
+                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT)
             elif t.state1 is None:
-                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, *constants, first_BC)
+                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, first_BC)
                 first_BC = tl.where(takes_B1, new[1], first_BC)
             else:
-                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, *constants, first_BC, second_BC)
+                new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, first_BC, second_BC)
                 first_BC = tl.where(takes_B1, new[1], first_BC)
                 second_BC = tl.where(takes_B1, new[2], second_BC)
             w_BC = tl.where(takes_B1, new[0], w_BC)

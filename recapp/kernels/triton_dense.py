@@ -10,7 +10,8 @@ f1 itself added to its first row.
 
 A program computes `TILE` vectors of one sample, `BLOCK` of their columns at a time, so the numbers
 of vectors and of columns have no limit. Tensor cores multiply in the type of the result, fp32 in
-TF32, and add in fp32. No addition is atomic, so equal inputs give equal bits.
+TF32, and add in fp32. No addition is atomic, so equal inputs give equal bits. No load runs ahead of
+the products before it (`num_stages`): other programs use the time, and the memory it would take.
 
 These kernels are tested in Triton's interpreter and compiled for a Hopper GPU; they have not run on
 a GPU yet.
@@ -23,6 +24,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from recapp.kernels.triton_launch import Launch
 
 LEAST_TILE = 16  # of a matrix product on tensor cores
 MOST_TILE = 64  # a tile of products takes registers: 64 x 64 is 32 in each thread of 4 warps
@@ -57,20 +60,12 @@ def pair_dots(vectors_BFD: Tensor, columns: int, keeps_first: bool) -> Tensor:
     tile, block, warps = _tiles(vectors, width)
     tiles = triton.cdiv(vectors, tile)
     vectors_BFD = _rows(vectors_BFD)
-    with torch.cuda.device_of(out_BK):
-        write_dots[samples, tiles, tiles](
-            vectors_BFD,
-            out_BK,
-            columns,
-            vectors_BFD.stride(0),
-            vectors,
-            width,
-            keeps_first,
-            tile,
-            block,
-            num_warps=warps,
-            num_stages=1,  # the programs of other samples hide the loads, and need the memory
-        )
+    _WRITE_DOTS(
+        (samples, tiles, tiles),
+        (vectors_BFD, out_BK, columns),
+        (vectors_BFD.stride(0), vectors, width, keeps_first, tile, block),
+        warps,
+    )
     return out_BK
 
 
@@ -90,21 +85,12 @@ def pair_dots_backward(vectors_BFD: Tensor, grad_BK: Tensor, keeps_first: bool) 
     vectors_BFD = _rows(vectors_BFD)
     if grad_BK.stride(1) != 1:
         grad_BK = grad_BK.contiguous()
-    with torch.cuda.device_of(out_BFD):
-        write_gradients[samples, triton.cdiv(vectors, tile), triton.cdiv(width, block)](
-            vectors_BFD,
-            grad_BK,
-            out_BFD,
-            grad_BK.stride(0),
-            vectors_BFD.stride(0),
-            vectors,
-            width,
-            keeps_first,
-            tile,
-            block,
-            num_warps=warps,
-            num_stages=1,
-        )
+    _WRITE_GRADIENTS(
+        (samples, triton.cdiv(vectors, tile), triton.cdiv(width, block)),
+        (vectors_BFD, grad_BK, out_BFD, grad_BK.stride(0)),
+        (vectors_BFD.stride(0), vectors, width, keeps_first, tile, block),
+        warps,
+    )
     return out_BFD
 
 
@@ -154,7 +140,7 @@ def write_dots(
     low_T = low * TILE + tl.arange(0, TILE)
     WIDTH: tl.constexpr = D if KEEPS_FIRST else 0
     product_TT = tl.zeros([TILE, TILE], tl.float32)
-    for first in range(0, D, BLOCK):
+    for first in tl.range(0, D, BLOCK, num_stages=1):
         column_C = first + tl.arange(0, BLOCK)
         high_TC = _tile(vectors, high_T, column_C, F, D).to(out.dtype.element_ty)
         if F <= TILE:
@@ -196,7 +182,7 @@ def write_gradients(
     column_C = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     WIDTH: tl.constexpr = D if KEEPS_FIRST else 0
     total_TC = tl.zeros([TILE, BLOCK], tl.float32)
-    for first in range(0, F, TILE):
+    for first in tl.range(0, F, TILE, num_stages=1):
         other_T = first + tl.arange(0, TILE)
         high_TT = tl.maximum(vector_T[:, None], other_T[None, :])
         low_TT = tl.minimum(vector_T[:, None], other_T[None, :])
@@ -213,3 +199,7 @@ def write_gradients(
     inside_TC = (vector_T < F)[:, None] & (column_C < D)[None, :]
     to_TC = sample * (F * D) + vector_T[:, None] * D + column_C[None, :]
     tl.store(out + to_TC, total_TC.to(out.dtype.element_ty), mask=inside_TC)
+
+
+_WRITE_DOTS = Launch(write_dots)
+_WRITE_GRADIENTS = Launch(write_gradients)

@@ -125,16 +125,15 @@ class Admission:
             self.uses.grow(slots)
 
     def note_use(self, slot_N: Tensor, step: int) -> None:
-        """Record that a step uses rows. Entries below 0 are not rows."""
+        """Record that a step uses rows."""
         if not self._tracks:
             return
         last_S = self.last_used.rows.view(-1)
         uses_S = self.uses.rows.view(-1)
-        slot_N = slot_N[slot_N >= 0]
-        again_M = slot_N[last_S.index_select(0, slot_N) != step + 1]
-        last_S.index_fill_(0, again_M, step + 1)
+        again_N = last_S.index_select(0, slot_N) != step + 1
+        last_S.index_fill_(0, slot_N, step + 1)
         # duplicate slots all write the same number
-        uses_S.index_copy_(0, again_M, uses_S.index_select(0, again_M) + 1)
+        uses_S.index_copy_(0, slot_N, uses_S.index_select(0, slot_N) + again_N)
 
     def decide(
         self, slot_U: Tensor, position_U: Tensor, strip_U: Tensor, step: int
@@ -150,7 +149,6 @@ class Admission:
         Returns:
             Whether each key is admitted, and the slots of the rows that are evicted for them.
         """
-        self.begin(slot_U, step)
         admitted_U = torch.ones_like(slot_U, dtype=torch.bool)
         evicted = [slot_U[:0]]
         stretch_U = stretches_of(position_U)

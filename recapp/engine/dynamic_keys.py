@@ -14,6 +14,7 @@ that saw a key, for the keys of a strip.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,6 @@ from recapp.errors import CheckpointError
 from recapp.kernels.backend import Backend
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
-from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.positions import (
     SKETCH_LINES,
@@ -145,32 +145,36 @@ class KeySlots:
         """Return the bytes of the index with its positions and strips."""
         return int(self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes)
 
-    def take(self, n: int) -> Tensor:
-        """Return n free slots."""
-        again = self._free[max(0, len(self._free) - n) :]
-        self._free = self._free[: len(self._free) - len(again)]
-        new = self.behind(n - len(again))
-        self.used += len(new)
-        return torch.cat([again, new])
+    def find_or_insert(self, position_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, after giving free slots to keys that have none, and the
+        first entry of each such key. Arguments as for the index.
+        """
+        slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
+        again = min(len(first_U), len(self._free))
+        self._free = self._free[again:]
+        self.used += len(first_U) - again
+        return slot_N, first_U
+
+    def _next(self, n: int) -> Tensor:
+        """Return the n slots that are given out next. They stay free."""
+        again = self._free[:n]
+        new = n - len(again)
+        self._make_room(self.used + new)
+        return torch.cat([again, self.behind(new)])
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""
         return torch.arange(self.used, self.used + n, device=self._free.device)
 
-    def give_back(self, slot_M: Tensor) -> None:
-        """Take slots back. Where they are exactly the newest slots, `used` shrinks."""
-        n = len(slot_M)
-        newest = torch.arange(self.used - n, self.used, device=slot_M.device)
-        if torch.equal(slot_M, newest):
-            self.used -= n
-        else:
-            self._free = torch.cat([self._free, slot_M])
+    def _make_room(self, slots: int) -> None:
+        self.index.positions.grow(slots)
+        self.index.strips.grow(slots)
 
     def remove(self, slot_M: Tensor) -> None:
-        """Remove the keys of distinct slots, and take the slots back."""
+        """Remove the keys of distinct slots, which are given out again."""
         if len(slot_M):
             self.index.remove(slot_M)
-            self.give_back(slot_M)
+            self._free = torch.cat([slot_M, self._free])
 
     def clear(self) -> None:
         """Remove all keys, and make all slots free."""
@@ -209,6 +213,7 @@ class KeySlots:
         """
         slot_N = self.behind(n)
         self.used += n
+        self._make_room(self.used)
         key_N1 = torch.zeros(n, 1, dtype=torch.int64, device=slot_N.device)
         self._loading.append((strip, piece, slot_N, key_N1))
         return slice(self.used - n, self.used), key_N1
@@ -233,7 +238,7 @@ class KeySlots:
                 )
             if len(slot_N):
                 strip_N = torch.full_like(position_N, strip, dtype=torch.int16)
-                self.index.insert(position_N, strip_N, slot_N)
+                self.index.find_or_insert(position_N, strip_N, partial(slot_N.narrow, 0, 0))
                 yield strip, position_N
         self._loading = []
 
@@ -270,15 +275,9 @@ class ExactCounter:
     def count(self, position_U: Tensor) -> Tensor:
         """Add one to the count of each distinct key, and return the counts."""
         strip_U = torch.zeros_like(position_U, dtype=torch.int16)
-        slot_U = self.slots.index.find(position_U, strip_U)
-        absent_M = true_indices(slot_U < 0)
-        if len(absent_M):
-            fresh_M = self.slots.take(len(absent_M))
-            self.counts.grow(self.slots.used)
-            self.counts.rows[fresh_M] = 0
-            slot_U[absent_M], _ = self.slots.index.insert(
-                position_U[absent_M], strip_U[absent_M], fresh_M
-            )
+        slot_U, first_M = self.slots.find_or_insert(position_U, strip_U)
+        self.counts.grow(self.slots.used)
+        self.counts.rows[slot_U[first_M]] = 0
         self.counts.rows[slot_U] += 1
         return self.counts.rows[slot_U, 0]
 

@@ -99,41 +99,42 @@ class DynamicStore(FloatRows):
     @override
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
         assert strip_N is not None
-        trains = trains and self.trains
         row_N = row_N.long()
-        slot_N = self.index.find(row_N, strip_N)
-        if trains:
-            self.admission.note_use(slot_N, self.step)
-        absent_M = true_indices(slot_N < 0)
-        if len(absent_M):
-            add = self._slots_of_new_keys if trains else self._only_read
-            slot_N[absent_M] = add(row_N[absent_M], strip_N[absent_M])
+        if not (trains and self.trains):
+            return self._only_read(row_N, strip_N)
+        slot_N, first_U = self.slots.find_or_insert(row_N, strip_N)
+        if len(first_U):
+            self._grow(self.slots.used)
+            slot_U = slot_N[first_U]
+            new = slot_U, row_N[first_U], strip_N[first_U]
+            self._begin(*new)
+            self.admission.begin(slot_U, self.step)
+        self.admission.note_use(slot_N, self.step)
+        if len(first_U):
+            self._admit(*new)
         return slot_N
 
-    def _only_read(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
-        """Return slots with start values, behind all used slots. The next batch may reuse them."""
-        slot_M = self.slots.behind(len(position_M))
-        self._grow(self.slots.used + len(position_M))
-        self._begin(slot_M, position_M, strip_M)
-        return slot_M
-
-    def _slots_of_new_keys(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
-        """Return slots for the keys of a training batch without rows, and keep the slots of
-        admitted keys.
+    def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
+        """Return the slots of keys. Keys without a row get slots with start values behind all used
+        slots, which the next batch may reuse.
         """
-        fresh_M = self.slots.take(len(position_M))
-        self._grow(self.slots.used)
-        slot_M, first_U = self.index.insert(position_M, strip_M, fresh_M)
-        slot_U = fresh_M[: len(first_U)]
-        self.slots.give_back(fresh_M[len(first_U) :])
-        position_U = position_M[first_U]
-        strip_U = strip_M[first_U]
-        self._begin(slot_U, position_U, strip_U)
+        slot_N = self.index.find(position_N, strip_N)
+        absent_M = true_indices(slot_N < 0)
+        if len(absent_M):
+            slot_M = self.slots.behind(len(absent_M))
+            self._grow(self.slots.used + len(absent_M))
+            self._begin(slot_M, position_N[absent_M], strip_N[absent_M])
+            slot_N[absent_M] = slot_M
+        return slot_N
+
+    def _admit(self, slot_U: Tensor, position_U: Tensor, strip_U: Tensor) -> None:
+        """Keep the rows of admitted keys among those that are new in this step, until they are
+        evicted, and note the other ones.
+        """
         admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
         self.slots.remove(evicted_E)
         if not bool(admitted_U.all()):
             self._unadmitted.append(slot_U[~admitted_U])
-        return slot_M
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:

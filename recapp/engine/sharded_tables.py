@@ -33,9 +33,9 @@ from recapp.console import note
 from recapp.engine.admission import Changes
 from recapp.engine.dynamic_keys import RowsOfStretches, merge_rows_of_stretches
 from recapp.engine.dynamic_store import DynamicStore
+from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
-from recapp.engine.own_integers import OwnIntegers
 from recapp.engine.requests import Requests
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
 from recapp.engine.state import EngineState, Member, RowStatistics
@@ -233,9 +233,9 @@ class ShardedTables(nn.Module):
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
 
     @cached_property
-    def _own(self) -> OwnIntegers | None:
-        """The integers of a GPU that holds all rows; None for other tables."""
-        return OwnIntegers(self.state) if OwnIntegers.takes(self.state) else None
+    def _fused(self) -> FusedIntegers | None:
+        """The integers of all groups at once; None where kernels do not know these tables."""
+        return FusedIntegers(self.state) if FusedIntegers.takes(self.state) else None
 
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
@@ -504,7 +504,7 @@ class ShardedTables(nn.Module):
             features: The ids of the batch, or the error because of which this rank has none.
             member: The number of the collection that is called now; None ahead of all calls.
         """
-        return Requests(features, self.state, self._taken(features, member), self._own)
+        return Requests(features, self.state, self._taken(features, member), self._fused)
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
         """Return for each collection whether it looks up a batch. A collection looks the batch up

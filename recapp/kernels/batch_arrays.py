@@ -1,11 +1,10 @@
-"""The integers of a batch for all groups of one rank: the arrays that kernels write, and the
-numbers that they read.
+"""The integers of a batch for all groups at once: the arrays that kernels write, and the numbers
+that they read (`triton_integers.py`).
 
-A slot is a lookup of a strip; an entry is a pair of a slot and an id. The entries of a group have a
-region of whole blocks in every array, with room for one more, so that a program works for one
-group. So have its bags. Letters: S slots, G groups, P entries, M bags.
-
-`triton_integers.py` has the kernels.
+A slot is a lookup of a strip; an entry is a pair of a slot and an id. For the owner of rows, a slot
+is the request of a rank, and an entry is a requested row. The entries of a group have a region of
+whole blocks in every array, with room for one more, so that a program works for one group. So have
+its bags. Letters: S slots, G groups, K pieces, P entries, M bags, W ranks.
 """
 
 from typing import NamedTuple
@@ -28,7 +27,8 @@ class SlotNumbers(NamedTuple):
         factor: The multiplier of mixed rows.
         shift: The shift of mixed rows.
         mixed: The number of mixed rows; 0 where rows are not mixed.
-        base: The strip's first row in the store.
+        base: The strip's first row in the store, where this rank has all rows of the strip.
+        key: The strip's first key among those of its group.
         sequence: Whether each id is a bag.
         mean: Whether the ids of a bag are averaged.
         first: Whether the slot is the first of its lookup.
@@ -42,6 +42,7 @@ class SlotNumbers(NamedTuple):
     shift: int
     mixed: int
     base: int
+    key: int
     sequence: bool
     mean: bool
     first: bool
@@ -63,6 +64,54 @@ class SlotPlace(NamedTuple):
     bag: int
     vector: int
     step: int
+
+
+class PieceNumbers(NamedTuple):
+    """The constants of a piece of a table.
+
+    Args:
+        group: Its group.
+        key: Its first key among those of the group.
+        key_end: The key behind its last.
+        base: Its first row in the owner's store.
+        rank: Its owner; -1: all ranks have it.
+    """
+
+    group: int
+    key: int
+    key_end: int
+    base: int
+    rank: int
+
+
+class PiecePlace(NamedTuple):
+    """The place of a piece's requests.
+
+    Args:
+        first: The number of its first distinct row among those of its group.
+        id: The offset of its first row in the message of ids.
+        vector: The offset of its first vector in the message of vectors.
+    """
+
+    first: int
+    id: int
+    vector: int
+
+
+class GroupRequests(NamedTuple):
+    """The requests of a group.
+
+    Args:
+        piece: Its first piece.
+        piece_end: The piece behind its last.
+        width: The columns of its vectors.
+        everywhere: Whether every rank gets all requests.
+    """
+
+    piece: int
+    piece_end: int
+    width: int
+    everywhere: bool
 
 
 class GroupPlace(NamedTuple):
@@ -89,55 +138,59 @@ class GroupPlace(NamedTuple):
     no_key: int
 
 
-class BatchArrays(NamedTuple):
-    """The integers of a batch, group by group in regions of whole blocks.
+class Entries(NamedTuple):
+    """The entries of a batch, in the order of the batch.
 
     Args:
-        index_P: The row in the store of each entry, in the order of the batch.
+        key_P: The key of each entry's row; behind the entries of a group, its `no_key`.
+        row_P: The row of each entry in this rank's store.
+        where_P: The offset of each entry's gradient.
         weight_P: The weight of each entry; None where all are 1.
-        offset_M: Where the entries of each bag begin, counted from the group's first; the offset
-            behind a group's last bag is the number of its entries.
-        at_M: The offset of each bag's vector in the output.
-        row_U: The distinct rows.
-        start_U: Where the entries of each distinct row begin, like `offset_M`.
-        gradient_P: The offset of each entry's gradient, row by row.
-        gradient_weight_P: The weight of each entry, row by row; None where all are 1.
-        count_G: The number of distinct rows of each group, int32.
-        report: The index of the first id that is an error, or `NOTHING`; and the number of changed
-            ids of each lookup.
     """
 
-    index_P: Tensor
+    key_P: Tensor
+    row_P: Tensor
+    where_P: Tensor
     weight_P: Tensor | None
-    offset_M: Tensor
-    at_M: Tensor
+
+
+class DistinctRows(NamedTuple):
+    """The distinct rows of a batch; those of a group stand at the start of its region.
+
+    Args:
+        row_U: The rows: keys, counted from the group's first.
+        start_U: Where the entries of each row begin, counted from the group's first; behind those
+            of the last row stands the number of entries.
+        gradient_P: The offset of each entry's gradient, row by row.
+        weight_P: The weight of each entry, row by row; None where all are 1.
+        count_G: The number of distinct rows of each group, int32.
+        number_P: The number of each entry's row among the distinct rows, int32, in the order of the
+            batch; None where nobody asks for it.
+    """
+
     row_U: Tensor
     start_U: Tensor
     gradient_P: Tensor
-    gradient_weight_P: Tensor | None
+    weight_P: Tensor | None
     count_G: Tensor
-    report: Tensor
+    number_P: Tensor | None
 
 
-class BatchSizes(NamedTuple):
-    """The sizes of a batch that the host knows.
+class Sizes(NamedTuple):
+    """The sizes and types of a batch, which the host knows.
 
     Args:
         entries: The entries of all regions, P.
         bags: The bags of all regions, M.
-        slots: The slots, S.
         groups: The groups, G.
-        samples: The samples, B.
-        row_dtype: The type of rows in the stores.
-        key_dtype: The type of sort keys.
-        offset_dtype: The type of offsets in the output.
+        row: The type of rows in the stores.
+        key: The type of keys.
+        offset: The type of offsets in the output or in the message of vectors.
     """
 
     entries: int
     bags: int
-    slots: int
     groups: int
-    samples: int
-    row_dtype: torch.dtype
-    key_dtype: torch.dtype
-    offset_dtype: torch.dtype
+    row: torch.dtype
+    key: torch.dtype
+    offset: torch.dtype

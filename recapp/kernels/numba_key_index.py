@@ -22,7 +22,7 @@ A round of splits ends when all segments of its beginning are split, in their or
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from recapp.kernels.links import STRETCH_BITS
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.simd import prefetch
+from recapp.sparse.transfer import true_indices
 
 jit = compiled()
 SEGMENT_BITS = 12
@@ -378,10 +379,23 @@ class HashIndex:
         find_slots(self._table(), position_N.numpy(), strip_N.numpy(), slot_N.numpy())
         return slot_N
 
-    def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys that the index does not hold (see `SortedIndex.insert`)."""
-        self.positions.grow(int(fresh_M.max()) + 1)
-        self.strips.grow(int(fresh_M.max()) + 1)
+    def find_or_insert(
+        self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, and add keys that are absent (see `SortedIndex`)."""
+        slot_N = self.find(position_N, strip_N)
+        absent_M = true_indices(slot_N < 0)
+        if not len(absent_M):
+            return slot_N, absent_M
+        slot_N[absent_M], first_U = self._insert(
+            position_N[absent_M], strip_N[absent_M], free(len(absent_M))
+        )
+        return slot_N, absent_M[first_U]
+
+    def _insert(
+        self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add absent keys; return the slot of each entry and the first entry of each key."""
         segments = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
         if segments > self._segments:
             self._add_segments(segments - self._segments)

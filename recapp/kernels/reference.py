@@ -21,7 +21,7 @@ read-only store has numbers that are sorted strip by strip (`find_sorted`).
 index does not hold yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,27 +95,35 @@ class SortedIndex:
             slot_N = torch.where(found_N, slot_K[at_N], slot_N)
         return slot_N
 
-    def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys that the index does not hold.
+    def find_or_insert(
+        self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, after adding the keys that are absent.
 
         Args:
-            position_M: The positions of the keys; a key may occur several times.
-            strip_M: The strips of the keys.
-            fresh_M: Free slots, one for each entry.
+            position_N: The positions of the keys; a key may occur several times.
+            strip_N: The strips of the keys, int16.
+            free: A function that returns a number of free slots, for which `positions` and `strips`
+                have room. It is asked for as many as there are new keys, or for more.
 
         Returns:
-            The slot of each entry, and the first entry of each new key: these entries take the
-            fresh slots in order.
+            The slot of each entry, int64, and the first entry of each new key, ascending: these
+            entries took the free slots in order.
         """
+        slot_N = self.find(position_N, strip_N)
+        absent_M = true_indices(slot_N < 0)
+        if not len(absent_M):
+            return slot_N, absent_M
+        position_M = position_N[absent_M]
+        strip_M = strip_N[absent_M]
         same = group(position_M)
         keys = group(strip_M.long() * len(same.key_U) + same.number_N)
-        first_U = keys.order_N[keys.start_U1[:-1].long()].sort().values
-        slot_U = fresh_M[: len(first_U)]
-        rank_M = torch.empty_like(position_M)
-        rank_M[first_U] = slot_U
-        slot_M = rank_M[keys.order_N[keys.start_U1[:-1].long()]][keys.number_N.long()]
-        self.positions.grow(int(slot_U.max()) + 1)
-        self.strips.grow(int(slot_U.max()) + 1)
+        entry_U = keys.order_N[keys.start_U1[:-1].long()]
+        first_U = entry_U.sort().values
+        slot_U = free(len(first_U))
+        slot_M = torch.empty_like(position_M)
+        slot_M[first_U] = slot_U
+        slot_N[absent_M] = slot_M[entry_U][keys.number_N.long()]
         self.positions.rows[slot_U, 0] = position_M[first_U]
         self.strips.rows[slot_U, 0] = strip_M[first_U].to(torch.int16)
         for strip in set(strip_M[first_U].tolist()):
@@ -124,7 +132,7 @@ class SortedIndex:
             entries = self._of_strip(strip)
             position_K, order_K = torch.cat([entries[0], added[0]]).sort()
             self._sorted[strip] = position_K, torch.cat([entries[1], added[1]])[order_K]
-        return slot_M, first_U
+        return slot_N, absent_M[first_U]
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots."""
@@ -235,7 +243,7 @@ class TorchBackend:
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
-    integers_of_batch: Any = None  # the functions of single groups are called one by one
+    fused_integers: Any = None  # no functions for all groups at once
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 

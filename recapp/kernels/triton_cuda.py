@@ -15,11 +15,12 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.kernels import triton_integers
 from recapp.kernels import triton_vectors as vectors
 from recapp.kernels.links import Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
-from recapp.kernels.triton_integers import integers_of_batch
+from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -29,7 +30,8 @@ class TritonBackend(TorchBackend):
     """The backend for tensors on a GPU."""
 
     name = "triton"
-    integers_of_batch = staticmethod(integers_of_batch)
+    fused_integers = triton_integers
+    key_index = DeviceKeyIndex
 
     @override
     def pool(
@@ -162,6 +164,9 @@ def _pool(
     scale: float,
     in_lines: bool,
 ) -> None:
+    if links.used is not None and links.offsets_M1 is not None:
+        n = int(links.used)
+        links = links._replace(bags=n, offsets_M1=links.offsets_M1[: n + 1], used=None)
     if not links.bags:
         return
     matrix = _matrix(source, form, links, dtype)

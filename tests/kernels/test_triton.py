@@ -118,7 +118,11 @@ def test_a_hint_that_results_fill_lines_changes_no_result(kernels):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "world", "mode", "rule"),
-    [("mixed", 2, "unique", "rowwise_adagrad"), ("column_wise", 1, "pooled", "rowwise_adagrad")],
+    [
+        ("mixed", 2, "unique", "rowwise_adagrad"),
+        ("mixed", 2, "unique", "adam"),
+        ("column_wise", 1, "pooled", "rowwise_adagrad"),
+    ],
 )
 def test_a_model_trains_on_these_kernels_as_one_process_does(
     interpreted, ranks, kind, world, mode, rule

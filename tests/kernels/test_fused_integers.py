@@ -6,7 +6,8 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits
 
-from recapp.engine.own_integers import OwnIntegers
+from recapp.benchmarks.kernel_costs import Mirror
+from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.requests import Requests
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import Member
@@ -25,15 +26,15 @@ BAGS = {
 }
 
 
-def tables(plan="table_wise", row_order="natural", rule=None):
+def tables(plan="table_wise", row_order="natural", rule=None, world=1):
     bags = [
         EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=dim, feature_names=f, **more)
         for n, (rows, dim, f, more) in BAGS.items()
     ]
     sequences = [EmbeddingConfig(90, 8, "s0", feature_names=["d", "a"], id_rule="clamp")]
-    comm = Comm()
+    comm = Comm() if world == 1 else Mirror(torch.device("cpu"))
     both = [*bags, *sequences]
-    cut = make_plan(plan, both, 1, row_order=row_order, column_width=4)
+    cut = make_plan(plan, both, world, row_order=row_order, column_width=4)
     members = [Member(lookups_of(bags)), Member(lookups_of(sequences))]
     return ShardedTables(
         both, cut, comm, rule or rules.sgd(), 1, "triton", None, True, None, members
@@ -62,36 +63,50 @@ def links_of(shared, features, own):
     return requests
 
 
-def assert_equal(linked, reference):
-    for asked, known in zip(linked.asked, reference.asked, strict=True):
-        for name in ("combine_links", "gradient_links"):
-            mine, wanted = getattr(asked, name), getattr(known, name)
-            bags = mine.bags if mine.used is None else int(mine.used)
-            assert bags == wanted.bags
-            assert torch.equal(mine.offsets_M1[: bags + 1], wanted.offsets_M1)
-            assert torch.equal(mine.index_N.long(), wanted.index_N.long())
-            for a, b in ((mine.weights_N, wanted.weights_N), (mine.at_M, wanted.at_M)):
-                assert (a is None) == (b is None)
-                assert a is None or torch.equal(a, b)
-        assert torch.equal(asked.row_U[: len(known.row_U)].long(), known.row_U.long())
+def assert_same_links(mine, known):
+    bags = mine.bags if mine.used is None else int(mine.used)
+    assert bags == known.bags
+    if mine.offsets_M1 is not None:
+        assert torch.equal(mine.offsets_M1[: bags + 1], known.offsets_M1)
+    assert torch.equal(mine.index_N.long(), known.index_N.long())
+    assert (mine.weights_N is None) == (known.weights_N is None)
+    assert mine.weights_N is None or torch.equal(mine.weights_N, known.weights_N)
+    assert (mine.at_M is None) == (known.at_M is None)
+    assert mine.at_M is None or torch.equal(mine.at_M[:bags].long(), known.at_M.long())
+
+
+def assert_same_integers(linked, reference):
+    for mine, known in zip(linked.asked, reference.asked, strict=True):
+        assert_same_links(mine.combine_links, known.combine_links)
+        assert_same_links(mine.gradient_links, known.gradient_links)
+    for mine, known in zip(linked.served, reference.served, strict=True):
+        assert torch.equal(mine.row_U[: len(known.row_U)].long(), known.row_U.long())
+        assert_same_links(mine.gradient_links, known.gradient_links)
+        if len(linked.headers_W) > 1:
+            assert_same_links(mine.answer_links, known.answer_links)
 
 
 @pytest.mark.parametrize(
-    ("samples", "most", "weighted", "plan", "order"),
+    ("world", "samples", "most", "weighted", "plan", "order"),
     [
-        (5, 3, False, "table_wise", "natural"),
-        (300, 6, True, "table_wise", "mixed"),
-        pytest.param(40, 1, False, "column_wise", "natural", marks=pytest.mark.full),
-        pytest.param(2, 0, True, "row_wise", "natural", marks=pytest.mark.full),
-        (0, 0, False, "table_wise", "natural"),
+        (1, 5, 3, False, "table_wise", "natural"),
+        (1, 300, 6, True, "table_wise", "mixed"),
+        (2, 20, 3, True, "mixed", "mixed"),
+        pytest.param(2, 300, 4, False, "random", "natural", marks=pytest.mark.full),
+        pytest.param(2, 40, 4, False, "column_wise", "natural", marks=pytest.mark.full),
+        pytest.param(2, 40, 4, True, "data_parallel", "natural", marks=pytest.mark.full),
+        pytest.param(2, 0, 0, False, "row_wise", "natural", marks=pytest.mark.full),
+        pytest.param(1, 40, 1, False, "column_wise", "natural", marks=pytest.mark.full),
+        pytest.param(1, 2, 0, True, "row_wise", "natural", marks=pytest.mark.full),
+        (1, 0, 0, False, "table_wise", "natural"),
     ],
 )
 def test_the_integers_of_all_groups_are_those_of_the_reference(
-    interpreted, samples, most, weighted, plan, order
+    interpreted, world, samples, most, weighted, plan, order
 ):
-    shared = tables(plan, order)
-    assert OwnIntegers.takes(shared.state)
-    own = OwnIntegers(shared.state)
+    shared = tables(plan, order, world=world)
+    assert FusedIntegers.takes(shared.state)
+    own = FusedIntegers(shared.state)
     for seed in range(2):  # the second batch finds the memory of the first
         features = batch(samples, seed, most, weighted)
         linked = links_of(shared, features, own)
@@ -101,7 +116,7 @@ def test_the_integers_of_all_groups_are_those_of_the_reference(
         reference = links_of(shared, features, None)
         assert changed == once and (samples < 40 or changed["t2"] > 0)
         changed.update(dict.fromkeys(once, 0))
-        assert_equal(linked, reference)
+        assert_same_integers(linked, reference)
         linked.release()
         reference.release()
 
@@ -112,7 +127,7 @@ def test_an_id_outside_of_its_table_is_named(interpreted):
     features.values()[7] = 131
     features.values()[9] = -3
     with pytest.raises(IdError, match=r"table t0: .*feature a has the id 131, which is outside"):
-        links_of(shared, features, OwnIntegers(shared.state))
+        links_of(shared, features, FusedIntegers(shared.state))
 
 
 def trained(shared, weighted):
@@ -141,6 +156,6 @@ def test_training_has_the_bits_of_groups_that_are_routed_one_by_one(
     interpreted, monkeypatch, rule, weighted
 ):
     at_once = trained(tables(rule=rule), weighted)
-    monkeypatch.setattr(OwnIntegers, "takes", lambda state: False)
+    monkeypatch.setattr(FusedIntegers, "takes", lambda state: False)
     one_by_one = trained(tables(rule=rule), weighted)
     assert all(map(same_bits, at_once, one_by_one)) and len(at_once) == len(one_by_one)

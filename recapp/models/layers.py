@@ -436,7 +436,8 @@ class _PairDots(torch.autograd.Function):
         ctx.dim = vectors_BFD.shape[2] if keeps_first else 0
         if (kernels := _dense_kernels(vectors_BFD)) is not None:
             columns = whole_columns(ctx.dim + len(pair_P)) if keeps_first else len(pair_P)
-            return kernels.pair_dots(vectors_BFD, columns, keeps_first)  # type: ignore[no-any-return]
+            out_BK: Tensor = kernels.pair_dots(vectors_BFD, columns, keeps_first)
+            return out_BK
         dots_BP = torch.bmm(vectors_BFD, vectors_BFD.mT).flatten(1).index_select(1, pair_P)
         return torch.cat([vectors_BFD[:, 0], dots_BP], 1) if keeps_first else dots_BP
 

@@ -176,7 +176,7 @@ def jagged_tensor() -> Picture:
         c.note(
             0.2,
             2.55,
-            "A bag is a run of the flat values: bag i begins at offsets[i] and has lengths[i] "
+            "A bag is a range of the flat values: bag i begins at offsets[i] and has lengths[i] "
             "ids. Keys lie one behind the\nother, so taking a feature out copies nothing. The "
             "last bag is empty: its offset repeats.",
             fontsize=9,

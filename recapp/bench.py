@@ -26,6 +26,7 @@ from recapp.cli.command import recipe_under, run
 from recapp.cli.job import Job, run_on_ranks
 from recapp.console import Column
 from recapp.errors import ConfigError
+from recapp.processes.launch import check_gpus
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.run.recipe import VERBS, Bench, BenchData, BenchOnRanks
@@ -55,7 +56,7 @@ STEP_MS = Spread("median_ms", "ms", meaning="median of all steps, below it the q
 BEST_PLAN = Spread(
     "best_plan_ratio", "best plan\nratio", meaning="the fastest plan's time / the time of this plan"
 )
-# the columns of the table that each verb prints; the records have more entries
+# the columns of the table that each verb prints; the rows have more entries
 COLUMNS: dict[str, list[Column]] = {
     "step": [
         Column("workload", "work-\nload", meaning="tables and bags of a batch: docs/benchmarks.md"),
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(settings: Bench, job: Job) -> None:
-    """Run the measurement of the job's verb, and print its records.
+    """Run the measurement of the job's verb, and print its rows of results.
 
     Args:
         settings: The settings of the verb.
@@ -126,8 +127,10 @@ def measure(settings: Bench, job: Job) -> None:
     plain |= {"command": f"bench_{job.verb}", "measure": MEASURES[job.verb]}
     ranks = 1
     if isinstance(settings, BenchOnRanks):
-        plain["rules"] = rules_of(settings.plans)
         ranks = settings.ranks
+        if getattr(settings, "device", "cpu") == "cuda" and external_rank() is None:
+            check_gpus(ranks)
+        plain["rules"] = rules_of(settings.plans)
     elif external_rank() is not None:
         raise ConfigError(
             f"bench {job.verb} measures one process: start it without torchrun or srun"
@@ -168,7 +171,7 @@ def rules_of(plans: str | tuple[str, ...]) -> dict[str, dict[str, Any]]:
 def with_quartiles(
     rows: Sequence[dict[str, Any]], columns: Sequence[Column]
 ) -> list[dict[str, Any]]:
-    """Return the records for printing: medians and ratios as text, with quartiles below them."""
+    """Return the rows for printing: medians and ratios as text, with quartiles below them."""
     return [{column.key: _cell(row, column) for column in columns} for row in rows]
 
 

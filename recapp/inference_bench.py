@@ -134,7 +134,7 @@ def measure_ways(
     threads: int,
     ways: Mapping[str, Contender],
 ) -> None:
-    """Time all ways on batches of one size, and add a record for each."""
+    """Time all ways on batches of one size, and add a row of results for each."""
     title = f"{stored.quantize}, batch {of_size.size}, threads: {threads}"
     for way, times in session.measure(title, ways, MOST_STEPS).items():
         session.add(
@@ -149,7 +149,7 @@ def measure_ways(
 
 
 def latency(times: Measured, size: int) -> dict[str, Any]:
-    """Return the entries of a record: median, p99 and rows a second of batches of some size."""
+    """Return the entries of a row of results: median, p99 and rows a second of a size of batch."""
     steps = [ms for of_round in times.rounds["step"] for ms in of_round]
     p99 = float(np.quantile(steps, 0.99))
     return {

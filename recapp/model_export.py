@@ -105,7 +105,7 @@ def export_model(
         trust: Your packages whose classes the settings may name.
 
     Returns:
-        The report: `tables`, a record for each; `widths`, the metrics of each width on
+        The report: `tables`, a row of results for each; `widths`, the metrics of each width on
             `validation_rows`; `bytes` of the artefact; its `name` and `version`.
 
     Raises:
@@ -388,18 +388,18 @@ def _lookups(model: nn.Module) -> list[dict[str, Any]]:
 def _table_rows(
     tables: Sequence[EmbeddingConfig], rows: Mapping[str, int], data_types: Mapping[str, DataType]
 ) -> list[dict[str, Any]]:
-    """Return a record for each table.
+    """Return a row of results for each table.
 
     Args:
         tables: The tables, as they were trained.
         rows: The number of rows of each table.
         data_types: The storage type of each table.
     """
-    records = []
+    results = []
     for t in tables:
         before = rows[t.name] * row_bytes(t.data_type, t.embedding_dim)
         after = rows[t.name] * row_bytes(data_types[t.name], t.embedding_dim)
-        records.append(
+        results.append(
             {
                 "table": t.name,
                 "rows": rows[t.name],
@@ -410,7 +410,7 @@ def _table_rows(
                 "bytes_after": after,
             }
         )
-    return records
+    return results
 
 
 def _width_rows(
@@ -419,11 +419,11 @@ def _width_rows(
     exported_types: Mapping[str, DataType],
     probe: Probe,
 ) -> list[dict[str, Any]]:
-    """Measure each width and the chosen storage, and return a record for each."""
+    """Measure each width and the chosen storage, and return a row of results for each."""
     ways = {width: {t.name: storage_of(t, width) for t in tables} for width in QUANTIZE}
     ways[EXPORTED] = dict(exported_types)
     before = probe.measure({})
-    records = []
+    results = []
     for name, data_types in ways.items():
         size = sum(rows[t.name] * row_bytes(data_types[t.name], t.embedding_dim) for t in tables)
         try:
@@ -431,8 +431,8 @@ def _width_rows(
         except ValueError as error:
             console.note(f"quantize={name} is not measured: {error}")
             continue
-        records.append({"quantize": name, "bytes": size, **_changes(after, before, probe.task)})
-    return records
+        results.append({"quantize": name, "bytes": size, **_changes(after, before, probe.task)})
+    return results
 
 
 def _changes(after: MeasuredChoice, before: MeasuredChoice, task: Task) -> dict[str, Any]:

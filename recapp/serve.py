@@ -32,8 +32,8 @@ import yaml  # type: ignore[import-untyped]
 from recapp import console
 from recapp.cli.job import Job
 from recapp.errors import ConfigError, RankError
-from recapp.processes.launch import launch
-from recapp.processes.rank_environment import RankInfo, rank_info
+from recapp.processes.launch import check_gpus, launch
+from recapp.processes.rank_environment import device_of, rank_info
 from recapp.processes.rank_process import as_rank, leave, write_error_file
 from recapp.processes.stopping import Stopped, end_at_once, freeze_loaded_objects, listen, loading
 from recapp.run.recipe import Serve, recipe_of
@@ -41,8 +41,6 @@ from recapp.serving.limits import Limits
 from recapp.settings.records import to_plain
 
 if TYPE_CHECKING:
-    import torch
-
     from recapp.inference.scorer import Leader, Scorer
     from recapp.serving.served_model import Served
 
@@ -97,7 +95,7 @@ def serve(recipe: Serve, job: Job) -> None:
     load = partial(
         load_model,
         settings.artefact,
-        device_of(settings),
+        device_of(settings.device, None),
         trust=settings.trust,
         trust_compiled=settings.trust_compiled,
     )
@@ -118,13 +116,7 @@ def check(settings: Serve) -> None:
     from recapp.stored.stored_model import read_stored
 
     if settings.device == "cuda":
-        import torch
-
-        if (gpus := torch.cuda.device_count()) < settings.ranks:
-            raise ConfigError(
-                f"device=cuda ranks={settings.ranks}: each rank needs a GPU of its own, and there "
-                f"are {gpus} here: use device=cpu, or fewer ranks"
-            )
+        check_gpus(settings.ranks)
     read_stored(settings.artefact)
     http.bound_socket(settings.host, settings.port).close()
 
@@ -169,7 +161,7 @@ def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
     torch.set_num_threads(recipe.threads)
     here = rank_info()
     assert here is not None
-    words, tables, pulses = join_ranks(here, device_of(recipe, here))
+    words, tables, pulses = join_ranks(here, device_of(recipe.device, here))
     freeze_loaded_objects()
     load = partial(
         load_on,
@@ -228,25 +220,6 @@ def _end_soon(error: RankError, launched: bool) -> None:
 
 
 # ---- the process that gets the requests
-
-
-def device_of(settings: Serve, rank: RankInfo | None = None) -> "torch.device":
-    """Return the device on which this process computes.
-
-    Args:
-        settings: The settings of the command.
-        rank: The rank of this process; None if it serves alone.
-
-    Raises:
-        LaunchError: There are fewer GPUs than ranks here.
-    """
-    import torch
-
-    if settings.device == "cpu":
-        return torch.device("cpu")
-    number = rank.gpu(torch.cuda.device_count()) if rank else 0
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
 
 
 def answer(settings: Serve, load: "Callable[[], Scorer]", leader: "Leader | None" = None) -> None:

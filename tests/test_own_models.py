@@ -33,10 +33,10 @@ def made(kind):
 
 
 def listed(model):
-    records, failure = layer_table(model, 2, [*FEATURES, "C26"])
+    rows, failure = layer_table(model, 2, [*FEATURES, "C26"])
     assert failure is None
-    assert records[-1]["layer"] == "all"
-    return {record["layer"]: record["output"] for record in records[:-1]}
+    assert rows[-1]["layer"] == "all"
+    return {row["layer"]: row["output"] for row in rows[:-1]}
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ class Odd(nn.Module):
 def test_a_model_that_fails_on_the_made_up_batch_ends_the_table_and_stays_as_it_was():
     model = Odd()
     random = torch.get_rng_state()
-    records, failure = layer_table(model, 2)
-    assert [record["layer"] for record in records] == ["first"]
+    rows, failure = layer_table(model, 2)
+    assert [row["layer"] for row in rows] == ["first"]
     assert failure == "RuntimeError: no batch like this"
     assert model.calls == 0 and torch.equal(torch.get_rng_state(), random)
 

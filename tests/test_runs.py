@@ -338,7 +338,7 @@ def validations(base, name):
 
 @pytest.fixture(scope="module")
 def unbroken(base, train):
-    """Two epochs at a stretch; the metrics at their end."""
+    """Two epochs in one piece; the metrics at their end."""
     train("unbroken", "+plan=mixed", *SCHEDULE, "trainer.max_epochs=2")
     return last(base, "unbroken").metrics
 

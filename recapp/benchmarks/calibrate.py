@@ -1,7 +1,7 @@
 """`calibrate`: measure the costs of lookup, update, messages and dense part on this machine, and
 write them as a hardware file for the planner.
 
-    kernels (`kernel_costs`) + messages               -> PATH, and a record of each number
+    kernels (`kernel_costs`) + messages               -> PATH, and a row for each number
         + dense part + plain copy
     a short run of recapp.train, predicted with PATH  -> measured minus predicted dense phase: the
                                                          overhead of a step
@@ -52,7 +52,7 @@ from recapp.planner.hardware import (
 )
 from recapp.planner.problem import dense_of, hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import device_of, rank_info
 from recapp.reporting.run_record import Performance, PlanReport
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
@@ -262,13 +262,14 @@ KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
 def calibrate(session: Session) -> None:
-    """Measure this machine, write its hardware file, and add the records of the table.
+    """Measure this machine, write its hardware file, and add the rows of the table.
 
     Args:
         session: The session; its settings are those of `recapp.plan`.
     """
     recipe = session.settings
-    device = _device(recipe.trainer.accelerator)
+    on_cpu = recipe.trainer.accelerator == "cpu" or not torch.cuda.is_available()
+    device = device_of("cpu" if on_cpu else "cuda", rank_info())
     hardware, rows = measure_hardware(
         session.comm, device, recipe.engine.transport, recipe.engine.backend
     )
@@ -276,15 +277,6 @@ def calibrate(session: Session) -> None:
         session.add(row)
     if session.comm.rank == 0:
         write_hardware(hardware, recipe.path)
-
-
-def _device(accelerator: str) -> torch.device:
-    if accelerator == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    rank = rank_info()
-    device = torch.device("cuda", rank.gpu(torch.cuda.device_count()) if rank else 0)
-    torch.cuda.set_device(device)
-    return device
 
 
 def measure_hardware(
@@ -311,7 +303,7 @@ def measure_hardware(
         model: The model with the timed dense part.
 
     Returns:
-        The hardware, and a record for each line of the table.
+        The hardware, and a row for each line of the table.
     """
     local = comm.world // hosts_in_blocks(comm.all_gather(host_id()))
     if comm.rank == 0:
@@ -415,7 +407,7 @@ def with_overhead(path: Path, measured: Performance, predicted: PlanReport) -> d
         predicted: The content of the run's `predicted.json`.
 
     Returns:
-        The record for the table.
+        The row for the table.
     """
     hardware = read_hardware(path)
     measured_ms = measured.mean_phases()["dense"]
@@ -521,7 +513,7 @@ def _rows(
     links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Return the records of the table: fitted kernels, messages, dense part."""
+    """Return the rows of the table: fitted kernels, messages, dense part."""
     rows = [
         _row(
             name,
@@ -551,6 +543,6 @@ def _rows(
 
 
 def _row(name: str, **numbers: float | None) -> dict[str, Any]:
-    """Return a record; numbers that it does not have are None."""
+    """Return a row of the table; numbers that it does not have are None."""
     keys = ("us", "items_per_second", "gb_per_s", "gflop_per_s", "share", "error")
     return {"name": name, **dict.fromkeys(keys), **numbers}

@@ -1,4 +1,5 @@
-"""The session of a benchmark on one rank: settings, other ranks, records, plans and sharded tables.
+"""The session of a benchmark on one rank: settings, other ranks, plans, sharded tables and rows of
+results.
 
 JOB/resolved.yaml -> run -> a measurement -> JOB/rows.json, JOB/metrics.json
 """
@@ -24,7 +25,7 @@ from recapp.planner.plan_rules import plan_by_rules
 from recapp.planner.planner_settings import PlanSettings
 from recapp.planner.problem import Topology
 from recapp.processes.process_memory import keep_freed_memory
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import device_of, rank_info
 from recapp.run.recipe import recipe_of
 from recapp.settings.records import record
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -34,9 +35,10 @@ from recapp.tables.config import EmbeddingConfig, TableLookup
 from recapp.transport.communicator import Comm, leave_process_group
 from recapp.transport.join_ranks import make_comm
 
-ROWS_FILE = "rows.json"  # in the run's directory: the records so far
+ROWS_FILE = "rows.json"  # in the run's directory: the rows of results so far
 LEARNING_RATE = 0.01
 EPS = 1e-8
+CPU = torch.device("cpu")
 
 
 def rule() -> RowRule:
@@ -94,9 +96,10 @@ class Session:
     Args:
         settings: The record of the verb's settings.
         comm: The ranks, through their process group.
-        directory: The directory of the run's records.
+        directory: The directory of `rows.json`.
         rules: The settings of each plan, by its name.
-        rows: The records so far.
+        rows: The rows of results so far.
+        device: The device of the tables and of the model.
     """
 
     settings: Any
@@ -104,14 +107,15 @@ class Session:
     directory: Path
     rules: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    device: torch.device = CPU
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a record, and write all records so far, in case a later measurement never ends."""
+        """Add a row of results, and write all so far, in case a later measurement never ends."""
         self.rows.append(row)
         self.write(ROWS_FILE)
 
     def write(self, name: str) -> None:
-        """Write all records into a file of the run's directory, on rank 0."""
+        """Write all rows into a file of the run's directory, on rank 0."""
         if self.comm.rank == 0:
             text = json.dumps({"rows": self.rows}, indent=1)
             (self.directory / name).write_text(text + "\n")
@@ -148,7 +152,9 @@ class Session:
         Raises:
             LaunchError: The transport does not work here.
         """
-        return make_comm(dist.new_group() if dist.is_initialized() else None, transport=name)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        group = dist.new_group(backend=backend) if dist.is_initialized() else None
+        return make_comm(group, self.device, name)
 
     def plan(
         self,
@@ -188,7 +194,7 @@ def run(plain: dict[str, Any], job_dir: Path) -> None:
         plain: The plain settings; and `command`, the name of their record in `COMMANDS`; `measure`,
             the dotted name of the function that measures in a session; `rules`, the settings of
             each plan by its name.
-        job_dir: The directory of the records.
+        job_dir: The directory of the results.
     """
     more = {key: plain.pop(key, {}) for key in ("command", "measure", "rules")}
     settings = recipe_of(plain, more["command"])
@@ -197,9 +203,10 @@ def run(plain: dict[str, Any], job_dir: Path) -> None:
     if isinstance(threads := getattr(settings, "threads", None), int):
         torch.set_num_threads(threads)
     here = rank_info()
+    device = device_of(getattr(settings, "device", "cpu"), here)
     if here is not None and here.world > 1:
-        dist.init_process_group("gloo")
-    session = Session(settings, Comm(), job_dir, more["rules"])
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    session = Session(settings, Comm(), job_dir, more["rules"], device=device)
     module, _, function = more["measure"].rpartition(".")
     getattr(import_module(module), function)(session)
     session.comm.barrier()

@@ -26,6 +26,7 @@ stream and, in the same rounds, on batches of it that are held in memory; a roun
 of its steps.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -61,6 +62,18 @@ from recapp.transport.communicator import Comm
 MEMORY_STEPS = 3
 
 
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return a clock, in seconds, that a device has reached when it is read."""
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
+
+
 class StepOnRanks(Steps):
     """A contender whose steps all ranks begin together.
 
@@ -71,7 +84,7 @@ class StepOnRanks(Steps):
     """
 
     def __init__(self, work: Callable[[int], object], comm: Comm, messages: Comm) -> None:
-        super().__init__({"step": work}, comm.barrier)
+        super().__init__({"step": work}, comm.barrier, clock=clock_of(messages.device))
         self.comm = comm
         self.messages = messages
 
@@ -96,13 +109,9 @@ def forward_alone(
         messages: The Comm of the model's tables.
     """
 
-    @torch.no_grad()
-    def forward(batch: Any) -> None:
-        model(batch)
-        if messages.device.type == "cuda":
-            torch.cuda.synchronize(messages.device)
-
-    return StepOnRanks(in_turn(forward, batches), comm, messages)
+    steps = StepOnRanks(in_turn(model, batches), comm, messages)
+    steps.inside = torch.no_grad
+    return steps
 
 
 def batch_times(measured: Measured, batch_size: int, ranks: int) -> dict[str, float]:
@@ -142,7 +151,7 @@ class EmbeddingStep(StepOnRanks):
         self.collection = collection
         self.batches = batches
         with torch.no_grad():
-            self.gradients = [torch.randn(v.shape) for v in self._vectors(batches[0])]
+            self.gradients = [torch.randn_like(v) for v in self._vectors(batches[0])]
 
     def _train(self, batch: KeyedJaggedTensor) -> None:
         """Look up a batch and run its backward, which updates the tables."""
@@ -192,11 +201,12 @@ def measure_step(session: Session) -> None:
     """Measure every workload under every plan."""
     for workload in (WORKLOADS[name] for name in listed(session.settings.workload)):
         comm = session.transport(session.settings.transport)
-        batches = workload.batches(comm.rank)
+        on_host = workload.batches(comm.rank)
         plans = {
-            name: session.plan(name, workload.tables(), batches, workload.lookups())
+            name: session.plan(name, workload.tables(), on_host, workload.lookups())
             for name in session.rules
         }
+        batches = [batch.to(comm.device) for batch in on_host]
         steps = {
             name: EmbeddingStep(
                 shard_workload(workload, plan, comm, session.settings.backend),
@@ -263,7 +273,7 @@ def _compare_strategies(
     both: dict[str, EmbeddingStep],
     memory: dict[tuple[str, str], dict[str, float]],
 ) -> None:
-    """Time forward alone and whole steps of all strategies, and add their records."""
+    """Time forward alone and whole steps of all strategies, and add their rows."""
     forward = {
         name: forward_alone(step.collection, step.batches, step.comm, step.messages)
         for name, step in both.items()
@@ -318,7 +328,7 @@ class TrainingStep:
     ) -> None:
         torch.manual_seed(0)
         collection = session.shard(tables, plan, comm)
-        dlrm = DLRM(collection, DENSE, model.bottom_layers, model.top)
+        dlrm = DLRM(collection, DENSE, model.bottom_layers, model.top).to(comm.device)
         if compiled:
             compile_dense(dlrm)
         self.model = wrap_dense(
@@ -327,6 +337,7 @@ class TrainingStep:
         dense = [p for p in dlrm.parameters() if p.requires_grad and p.numel()]
         self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3, fused=True), sharded_tables(dlrm))
         self.barrier = session.comm
+        self.device = comm.device
 
     def in_memory(self, batches: Sequence[Batch]) -> Steps:
         """Return a contender that trains on batches in memory.
@@ -334,7 +345,9 @@ class TrainingStep:
         Args:
             batches: The batches of this rank, which steps take in turn.
         """
-        return Steps({"step": in_turn(self.step, batches)}, self.barrier.barrier)
+        moved = [batch.to(self.device) for batch in batches]
+        work = {"step": in_turn(self.step, moved)}
+        return Steps(work, self.barrier.barrier, clock=clock_of(self.device))
 
     def from_parquet(self, batches: Iterator[Batch]) -> Steps:
         """Return a contender that trains on each batch after reading it. Its part `read` is the

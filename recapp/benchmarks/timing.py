@@ -123,7 +123,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str, float]:
-    """Return the entries `<prefix>median_ms`, `<prefix>q1_ms` and `<prefix>q3_ms` of a record."""
+    """Return the entries `<prefix>median_ms`, `<prefix>q1_ms` and `<prefix>q3_ms` of a result."""
     return dict(
         zip(
             (f"{prefix}median_ms", f"{prefix}q1_ms", f"{prefix}q3_ms"),
@@ -160,7 +160,7 @@ def ratio(
 
 
 def compared(measured: Measured, others: Mapping[str, Measured | None]) -> dict[str, Any]:
-    """Return the common entries of a comparison's record: recapp's median and quartiles, the ratio
+    """Return the common entries of a comparison's row: recapp's median and quartiles, the ratio
     to each of the others, and the number of rounds.
 
     Args:

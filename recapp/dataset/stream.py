@@ -66,7 +66,7 @@ class Deal:
     Args:
         lanes: For each lane an int64 array [P, 3], with a row for each piece: (segment, first row
             within the segment, number of rows).
-        cut: For each segment, whether it was cut into stretches, so that its rows are interleaved
+        cut: For each segment, whether it was cut into blocks, so that its rows are interleaved
             over the lanes.
     """
 
@@ -79,7 +79,7 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
 
     In order, each segment goes to the lane with the fewest rows so far (for equal numbers, the
     lowest lane); a full lane passes the rest of a segment on. A segment of more than N/V rows is
-    first cut into stretches of shuffle_rows/V rows (without shuffling, of the default 4,096/V
+    first cut into blocks of shuffle_rows/V rows (without shuffling, of the default 4,096/V
     rows).
 
     Args:
@@ -88,14 +88,14 @@ def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
         shuffle_rows: The rows within which the order is shuffled, over all lanes.
     """
     total = sum(segment_rows)
-    stretch = max(1, (shuffle_rows or 4096) // lanes)
+    block = max(1, (shuffle_rows or 4096) // lanes)
     room = [total // lanes + (lane < total % lanes) for lane in range(lanes)]
     fill = [(0, lane) for lane in range(lanes) if room[lane]]
     heapify(fill)
     pieces: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
     cut = np.array([rows * lanes > total for rows in segment_rows], dtype=np.bool_)
     for segment, rows in enumerate(segment_rows):
-        step = stretch if cut[segment] else rows
+        step = block if cut[segment] else rows
         first = 0
         while first < rows:
             have, lane = heappop(fill)
@@ -241,10 +241,8 @@ class Reader:
         }
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
-        self._stretches = self._by_cursor(rest_by_lane)
-        self._due = {
-            key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._stretches.items()
-        }
+        self._ranges = self._by_cursor(rest_by_lane)
+        self._due = {key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._ranges.items()}
 
     def take(self, lane: int, count: int) -> Rows:
         """Return the next `count` rows of a lane; fewer (at least one) at its end.
@@ -283,9 +281,9 @@ class Reader:
         order = np.lexsort((pieces[:, 1], readers, pieces[:, 0]))
         cursors = np.column_stack((pieces[:, 0], readers))[order]
         starts = np.flatnonzero(np.diff(cursors, axis=0, prepend=-2).any(axis=1))
-        stretches = np.split(pieces[order, 1:], starts[1:])
+        ranges = np.split(pieces[order, 1:], starts[1:])
         keys = cursors[starts].tolist()
-        return {(key[0], key[1]): part for key, part in zip(keys, stretches, strict=True)}
+        return {(key[0], key[1]): part for key, part in zip(keys, ranges, strict=True)}
 
     def _next_part(self, lane: int, segment: int, count: int) -> Rows:
         """Return up to `count` rows of a lane from one segment, but at least one row."""
@@ -304,9 +302,7 @@ class Reader:
     def _advance(self, key: tuple[int, int]) -> None:
         """Decode one more chunk of a row group, and hand its rows to the lanes."""
         if key not in self._cursors:
-            self._cursors[key] = _stream(
-                self._source, key[0], self._stretches.pop(key), self._collate
-            )
+            self._cursors[key] = _stream(self._source, key[0], self._ranges.pop(key), self._collate)
         for lane, rows in next(self._cursors[key]):
             self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
             self._due[key] -= len(rows)
@@ -315,7 +311,7 @@ class Reader:
 
 
 def _stream(
-    source: Source, segment: int, stretches: IntArray, collate: Collate
+    source: Source, segment: int, ranges_P3: IntArray, collate: Collate
 ) -> Iterator[list[tuple[int, Rows]]]:
     """Decode the wanted rows of a segment, and yield the rows of each lane, chunk by chunk. Where
     `collate` numbers rows, they get their numbers in the data set.
@@ -324,7 +320,7 @@ def _stream(
     """
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
-    ranges = stretches + np.array([first, first, 0], dtype=np.int64)
+    ranges = ranges_P3 + np.array([first, first, 0], dtype=np.int64)
     before = sum(other.starts[-1] for other in source.files[:number]) if collate.numbered else None
     for begin, chunk in chunks(file, row_group, int(ranges[-1, 1])):
         end = begin + chunk.num_rows

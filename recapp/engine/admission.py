@@ -1,15 +1,15 @@
 """Decide which keys of dynamic tables get rows, and which rows are evicted.
 
-    absent key --counted--> seen often enough? --room in its run?--> admitted, others are evicted
+    absent key --counted--> seen often enough? --room in its stretch?--> admitted, others evicted
 
 A key counts once per step (a step ends with an update), however often and wherever it occurs. Each
-of the 64 runs of positions has its own limit of rows and evicts its own rows. No plan cuts a run,
-so decisions depend on neither the plan nor the number of ranks. Rows that the step uses stay. Where
-the rows of the step fill a run, the new keys with the smallest positions are admitted first, and
-the other keys keep their counts.
+of the 64 stretches of positions has its own limit of rows and evicts its own rows. No plan cuts a
+stretch, so decisions depend on neither the plan nor the number of ranks. Rows that the step uses
+stay. Where the rows of the step fill a stretch, the new keys with the smallest positions are
+admitted first, and the other keys keep their counts.
 
-A full run evicts a sixteenth of its rows at once. Otherwise every new key would search the rows of
-its run.
+A full stretch evicts a sixteenth of its rows at once. Otherwise every new key would search the rows
+of its stretch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
 from recapp.sparse.transfer import to_host, true_indices
-from recapp.tables.positions import RUNS, Counter, DynamicRows, Eviction, runs_of
+from recapp.tables.positions import STRETCHES, Counter, DynamicRows, Eviction, stretches_of
 
 NOT_HELD = 0  # last use of a slot that holds no row; steps of other slots count from 1
-EVICTED_AT_ONCE = 16  # a full run evicts 1 / EVICTED_AT_ONCE of its rows
+EVICTED_AT_ONCE = 16  # a full stretch evicts 1 / EVICTED_AT_ONCE of its rows
 SWEEPS = 8  # searches for expired rows in one time to live: more searches find their end sooner
 
 
@@ -57,7 +57,7 @@ class Admission:
     Args:
         settings: The settings of each strip's table.
         index: The index that finds the rows of the store.
-        runs: Runs of positions that the store may hold.
+        stretches: The stretches whose rows the store may hold.
         backend: Kernels.
         device: Device of the rows.
 
@@ -69,21 +69,23 @@ class Admission:
         self,
         settings: Sequence[DynamicRows],
         index: SortedIndex,
-        runs: Sequence[int],
+        stretches: Sequence[int],
         backend: Backend,
         device: torch.device,
     ) -> None:
         self.settings = list(settings)
         self.index = index
         self.changes = [Changes() for _ in settings]
-        self.rows_IR = np.zeros((len(settings), RUNS), np.int64)
+        self.rows_IR = np.zeros((len(settings), STRETCHES), np.int64)
         self._decides = any(s.max_rows is not None or s.seen > 1 for s in settings)
-        self._most_IR = np.array([[s.most_rows(run) or 0 for run in range(RUNS)] for s in settings])
+        self._most_IR = np.array(
+            [[s.most_rows(stretch) or 0 for stretch in range(STRETCHES)] for s in settings]
+        )
         self._tracks = any(s.tracks_use for s in settings)
         capacity = index.positions.capacity if self._tracks else 0
         self.last_used = RowMemory(capacity, 1, torch.int32, device)
         self.uses = RowMemory(capacity, 1, torch.int32, device)
-        self.counters = [_counter(s, runs, backend, device) for s in settings]
+        self.counters = [_counter(s, stretches, backend, device) for s in settings]
 
     @property
     def nbytes(self) -> int:
@@ -113,8 +115,8 @@ class Admission:
 
     def count_in(self, strip: int, position_N: Tensor) -> None:
         """Add rows to the count of a strip."""
-        run_N = runs_of(position_N)
-        self.rows_IR[strip] += to_host(torch.bincount(run_N, minlength=RUNS)).numpy()
+        stretch_N = stretches_of(position_N)
+        self.rows_IR[strip] += to_host(torch.bincount(stretch_N, minlength=STRETCHES)).numpy()
 
     def grow(self, slots: int) -> None:
         """Make room for a number of slots."""
@@ -123,16 +125,15 @@ class Admission:
             self.uses.grow(slots)
 
     def note_use(self, slot_N: Tensor, step: int) -> None:
-        """Record that a step uses rows. Entries below 0 are not rows."""
+        """Record that a step uses rows."""
         if not self._tracks:
             return
         last_S = self.last_used.rows.view(-1)
         uses_S = self.uses.rows.view(-1)
-        slot_N = slot_N[slot_N >= 0]
-        again_M = slot_N[last_S.index_select(0, slot_N) != step + 1]
-        last_S.index_fill_(0, again_M, step + 1)
+        again_N = last_S.index_select(0, slot_N) != step + 1
+        last_S.index_fill_(0, slot_N, step + 1)
         # duplicate slots all write the same number
-        uses_S.index_copy_(0, again_M, uses_S.index_select(0, again_M) + 1)
+        uses_S.index_copy_(0, slot_N, uses_S.index_select(0, slot_N) + again_N)
 
     def decide(
         self, slot_U: Tensor, position_U: Tensor, strip_U: Tensor, step: int
@@ -148,10 +149,9 @@ class Admission:
         Returns:
             Whether each key is admitted, and the slots of the rows that are evicted for them.
         """
-        self.begin(slot_U, step)
         admitted_U = torch.ones_like(slot_U, dtype=torch.bool)
         evicted = [slot_U[:0]]
-        run_U = runs_of(position_U)
+        stretch_U = stretches_of(position_U)
         if self._decides:
             for number, settings in enumerate(self.settings):
                 own_K = true_indices(strip_U == number)
@@ -162,7 +162,7 @@ class Admission:
                     admitted_U[own_K] = often_K
                     own_K = own_K[often_K]
                 if settings.max_rows is not None and len(own_K):
-                    out_K, gone = self._make_room(number, position_U[own_K], run_U[own_K], step)
+                    out_K, gone = self._make_room(number, position_U[own_K], stretch_U[own_K], step)
                     admitted_U[own_K[out_K]] = False
                     own_K = own_K[~out_K]
                     evicted.append(gone)
@@ -173,7 +173,7 @@ class Admission:
                 torch.bincount(strip_U, minlength=len(self.settings)).tolist()
             ):
                 self.changes[number].new += new
-        at_N = (strip_U.long() * RUNS + run_U)[admitted_U]
+        at_N = (strip_U.long() * STRETCHES + stretch_U)[admitted_U]
         added_IR = to_host(torch.bincount(at_N, minlength=self.rows_IR.size)).numpy()
         self.rows_IR += added_IR.reshape(self.rows_IR.shape)
         for changes, more in zip(
@@ -183,30 +183,30 @@ class Admission:
         return admitted_U, torch.cat(evicted)
 
     def _make_room(
-        self, strip: int, position_K: Tensor, run_K: Tensor, step: int
+        self, strip: int, position_K: Tensor, stretch_K: Tensor, step: int
     ) -> tuple[Tensor, Tensor]:
-        """Evict rows of a strip from the runs in which the new rows exceed the limit.
+        """Evict rows of a strip from the stretches in which the new rows exceed the limit.
 
         Returns:
             Which new rows find no room, and the slots of the evicted rows.
         """
-        out_K = torch.zeros_like(run_K, dtype=torch.bool)
-        gone = [run_K[:0]]
-        new_R = to_host(torch.bincount(run_K, minlength=RUNS)).numpy()
+        out_K = torch.zeros_like(stretch_K, dtype=torch.bool)
+        gone = [stretch_K[:0]]
+        new_R = to_host(torch.bincount(stretch_K, minlength=STRETCHES)).numpy()
         most_R = self._most_IR[strip]
         over_R = self.rows_IR[strip] + new_R - most_R
-        for run in np.flatnonzero((over_R > 0) & (new_R > 0)).tolist():
-            over = int(over_R[run])
-            slot_E = self.index.slots_of_run(run, strip)
+        for stretch in np.flatnonzero((over_R > 0) & (new_R > 0)).tolist():
+            over = int(over_R[stretch])
+            slot_E = self.index.slots_of_stretch(stretch, strip)
             slot_E = slot_E[self.last_used.rows[slot_E, 0] != step + 1]
-            at_once = max(over, int(most_R[run]) // EVICTED_AT_ONCE)
+            at_once = max(over, int(most_R[stretch]) // EVICTED_AT_ONCE)
             leaving_E = self._first_to_leave(strip, slot_E, at_once)
             self._left(strip, leaving_E)
             gone.append(leaving_E)
             # a loaded table may have more rows than its limit
-            surplus = min(over - len(leaving_E), int(new_R[run]))
+            surplus = min(over - len(leaving_E), int(new_R[stretch]))
             if surplus > 0:
-                here_K = true_indices(run_K == run)
+                here_K = true_indices(stretch_K == stretch)
                 out_K[here_K[position_K[here_K].argsort()[len(here_K) - surplus :]]] = True
         return out_K, torch.cat(gone)
 
@@ -222,8 +222,8 @@ class Admission:
 
     def _left(self, strip: int, slot_E: Tensor) -> None:
         """Subtract rows from the count of a strip, and release their slots."""
-        run_E = runs_of(self.index.positions.rows[slot_E, 0])
-        self.rows_IR[strip] -= to_host(torch.bincount(run_E, minlength=RUNS)).numpy()
+        stretch_E = stretches_of(self.index.positions.rows[slot_E, 0])
+        self.rows_IR[strip] -= to_host(torch.bincount(stretch_E, minlength=STRETCHES)).numpy()
         self.release(slot_E)
         self.changes[strip].evicted += len(slot_E)
 
@@ -254,10 +254,10 @@ class Admission:
             if settings.max_rows is None:
                 continue
             over_R = self.rows_IR[number] - self._most_IR[number]
-            for run in np.flatnonzero(over_R > 0).tolist():
-                slot_E = self.index.slots_of_run(run, number)
+            for stretch in np.flatnonzero(over_R > 0).tolist():
+                slot_E = self.index.slots_of_stretch(stretch, number)
                 slot_E = slot_E[self.last_used.rows[slot_E, 0] != NOT_HELD]
-                leaving_E = self._first_to_leave(number, slot_E, int(over_R[run]))
+                leaving_E = self._first_to_leave(number, slot_E, int(over_R[stretch]))
                 self._left(number, leaving_E)
                 slots.append(leaving_E)
         return torch.cat(slots)
@@ -267,18 +267,18 @@ class Admission:
         if self._tracks:
             self.last_used.rows[slot_M] = NOT_HELD
 
-    def waiting_of_runs(self, strip: int) -> list[int]:
-        """Return the number of keys with an exact count in each run."""
+    def waiting_of_stretches(self, strip: int) -> list[int]:
+        """Return the number of keys with an exact count in each stretch."""
         counter = self.counters[strip]
-        return counter.keys_of_runs() if isinstance(counter, ExactCounter) else [0] * RUNS
+        return counter.keys_of_stretches() if isinstance(counter, ExactCounter) else [0] * STRETCHES
 
 
 def _counter(
-    settings: DynamicRows, runs: Sequence[int], backend: Backend, device: torch.device
+    settings: DynamicRows, stretches: Sequence[int], backend: Backend, device: torch.device
 ) -> KeyCounter | None:
     """Return the counter of a table's keys without rows; None where the first step gives a row."""
     if settings.seen == 1:
         return None
     if settings.counter is Counter.SKETCH:
         return SketchCounter(settings.sketch_width, device)
-    return ExactCounter(runs, backend, device)
+    return ExactCounter(stretches, backend, device)

@@ -1,10 +1,10 @@
 """Blocks of dynamic tables in a checkpoint: rows in the order of their positions.
 
-    rows of run 0, of run 1, ..., of run 63        numbered 0 .. N - 1 over all ranks
+    rows of stretch 0, of stretch 1, ..., of stretch 63     numbered 0 .. N - 1 over all ranks
 
 So the rows of every strip are a range of numbers. A stored table has N rows, as a static table has,
-and a tensor `keys` in addition to its weights. The manifest has the number of rows of each run, so
-any plan and any number of ranks loads the table.
+and a tensor `keys` in addition to its weights. The manifest has the number of rows of each stretch,
+so any plan and any number of ranks loads the table.
 
 The slots of keys in memory that grows. An index finds the slot of a key. Slots that were used
 before are given out first.
@@ -14,6 +14,7 @@ that saw a key, for the keys of a strip.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +25,15 @@ from recapp.errors import CheckpointError
 from recapp.kernels.backend import Backend
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
-from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.positions import RUNS, SKETCH_LINES, DynamicRows, keys_of, positions_of, runs_of
+from recapp.tables.positions import (
+    SKETCH_LINES,
+    STRETCHES,
+    DynamicRows,
+    keys_of,
+    positions_of,
+    stretches_of,
+)
 
 # The tensor of a dynamic table that holds the key of each row, [N, 1].
 KEYS = "keys"
@@ -38,9 +45,9 @@ WAITING_COUNTS = "waiting_counts"
 SKETCH = "sketch"
 # The tensors of admission and eviction. Where a checkpoint lacks them, they start empty.
 OF_ADMISSION = ("last_used", "uses", "waiting_keys", WAITING_COUNTS, SKETCH)
-# By table: the number of `rows` and of `waiting` keys in each of the 64 runs. A waiting key is
+# By table: the number of `rows` and of `waiting` keys in each of the 64 stretches. A waiting key is
 # counted until it was seen often enough for a row.
-RowsOfRuns = dict[str, dict[str, list[int]]]
+RowsOfStretches = dict[str, dict[str, list[int]]]
 
 
 class DynamicStrip(NamedTuple):
@@ -50,7 +57,7 @@ class DynamicStrip(NamedTuple):
         table: The table.
         cols: The columns of the strip in the table.
         pieces: The pieces of the strip that the rank holds.
-        key: The number of the strip's first run among the runs of all strips of the group.
+        key: The number of the strip's first stretch among the stretches of all strips of the group.
         seed: Seed of the start values.
     """
 
@@ -80,14 +87,18 @@ class Numbered(NamedTuple):
 
     @staticmethod
     def of(rows_R: list[int], piece: Piece) -> "Numbered":
-        """Return the numbers of a piece's rows, from the number of rows in each run."""
+        """Return the numbers of a piece's rows, from the number of rows in each stretch."""
         first = sum(rows_R[: piece.rows.start])
         count = sum(rows_R[piece.rows.start : piece.rows.stop])
         return Numbered(sum(rows_R), range(first, first + count))
 
 
-def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[int]]]) -> None:
-    """Add the runs of another strip or rank. A run that both hold has the same numbers in both."""
+def merge_rows_of_stretches(
+    into: RowsOfStretches, more: Mapping[str, Mapping[str, list[int]]]
+) -> None:
+    """Add the stretches of another strip or rank. A stretch that both hold has the same numbers in
+    both.
+    """
     for table, counts in more.items():
         counts_of_table = into.setdefault(table, {})
         for name, count_R in counts.items():
@@ -95,9 +106,9 @@ def merge_rows_of_runs(into: RowsOfRuns, more: Mapping[str, Mapping[str, list[in
             counts_of_table[name] = [max(pair) for pair in zip(before, count_R, strict=True)]
 
 
-def without_waiting(rows_of_runs: RowsOfRuns) -> RowsOfRuns:
+def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     """Return the numbers of rows without the numbers of waiting keys."""
-    return {t: {ROWS: c[ROWS], WAITING: [0] * RUNS} for t, c in rows_of_runs.items()}
+    return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
@@ -112,7 +123,7 @@ class KeySlots:
     """The slots of the keys of some strips.
 
     Args:
-        runs: The runs of positions that may occur.
+        stretches: The stretches of positions in which keys may lie.
         capacity: The largest number of slots.
         backend: Kernels.
         device: Device of positions and slots.
@@ -122,9 +133,9 @@ class KeySlots:
     """
 
     def __init__(
-        self, runs: Sequence[int], capacity: int, backend: Backend, device: torch.device
+        self, stretches: Sequence[int], capacity: int, backend: Backend, device: torch.device
     ) -> None:
-        self.index = backend.key_index(runs, capacity, device)
+        self.index = backend.key_index(stretches, capacity, device)
         self.used = 0
         self._free = torch.zeros(0, dtype=torch.int64, device=device)
         self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
@@ -134,32 +145,36 @@ class KeySlots:
         """Return the bytes of the index with its positions and strips."""
         return int(self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes)
 
-    def take(self, n: int) -> Tensor:
-        """Return n free slots."""
-        again = self._free[max(0, len(self._free) - n) :]
-        self._free = self._free[: len(self._free) - len(again)]
-        new = self.behind(n - len(again))
-        self.used += len(new)
-        return torch.cat([again, new])
+    def find_or_insert(self, position_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, after giving free slots to keys that have none, and the
+        first entry of each such key. Arguments as for the index.
+        """
+        slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
+        again = min(len(first_U), len(self._free))
+        self._free = self._free[again:]
+        self.used += len(first_U) - again
+        return slot_N, first_U
+
+    def _next(self, n: int) -> Tensor:
+        """Return the n slots that are given out next. They stay free."""
+        again = self._free[:n]
+        new = n - len(again)
+        self._make_room(self.used + new)
+        return torch.cat([again, self.behind(new)])
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""
         return torch.arange(self.used, self.used + n, device=self._free.device)
 
-    def give_back(self, slot_M: Tensor) -> None:
-        """Take slots back. Where they are exactly the newest slots, `used` shrinks."""
-        n = len(slot_M)
-        newest = torch.arange(self.used - n, self.used, device=slot_M.device)
-        if torch.equal(slot_M, newest):
-            self.used -= n
-        else:
-            self._free = torch.cat([self._free, slot_M])
+    def _make_room(self, slots: int) -> None:
+        self.index.positions.grow(slots)
+        self.index.strips.grow(slots)
 
     def remove(self, slot_M: Tensor) -> None:
-        """Remove the keys of distinct slots, and take the slots back."""
+        """Remove the keys of distinct slots, which are given out again."""
         if len(slot_M):
             self.index.remove(slot_M)
-            self.give_back(slot_M)
+            self._free = torch.cat([slot_M, self._free])
 
     def clear(self) -> None:
         """Remove all keys, and make all slots free."""
@@ -183,9 +198,9 @@ class KeySlots:
         slot_N = self.index.slots_of(strip)
         if unadmitted is not None:
             slot_N = slot_N[~torch.isin(slot_N, unadmitted)]
-        run_N = runs_of(self.index.positions.rows[slot_N, 0])
+        stretch_N = stretches_of(self.index.positions.rows[slot_N, 0])
         for p in pieces:
-            held_N = slot_N[(run_N >= p.rows.start) & (run_N < p.rows.stop)]
+            held_N = slot_N[(stretch_N >= p.rows.start) & (stretch_N < p.rows.stop)]
             yield p, held_N, keys_of(self.index.positions.rows[held_N])
 
     def begin_load(self) -> None:
@@ -198,6 +213,7 @@ class KeySlots:
         """
         slot_N = self.behind(n)
         self.used += n
+        self._make_room(self.used)
         key_N1 = torch.zeros(n, 1, dtype=torch.int64, device=slot_N.device)
         self._loading.append((strip, piece, slot_N, key_N1))
         return slice(self.used - n, self.used), key_N1
@@ -209,12 +225,12 @@ class KeySlots:
             tables: The table of each strip, for errors.
 
         Raises:
-            CheckpointError: A key occurs twice or lies in a run where it does not belong.
+            CheckpointError: A key occurs twice or lies in a stretch where it does not belong.
         """
         for strip, p, slot_N, key_N1 in self._loading:
             position_N = positions_of(key_N1[:, 0])
-            run_N = runs_of(position_N)
-            inside = bool(((run_N >= p.rows.start) & (run_N < p.rows.stop)).all())
+            stretch_N = stretches_of(position_N)
+            inside = bool(((stretch_N >= p.rows.start) & (stretch_N < p.rows.stop)).all())
             if not inside or bool((position_N[1:] <= position_N[:-1]).any()):
                 raise CheckpointError(
                     f"table {tables[strip]}: the stored keys are not in the order of their "
@@ -222,7 +238,7 @@ class KeySlots:
                 )
             if len(slot_N):
                 strip_N = torch.full_like(position_N, strip, dtype=torch.int16)
-                self.index.insert(position_N, strip_N, slot_N)
+                self.index.find_or_insert(position_N, strip_N, partial(slot_N.narrow, 0, 0))
                 yield strip, position_N
         self._loading = []
 
@@ -241,14 +257,14 @@ class ExactCounter:
     """A count for each key of a strip that was seen and has no row.
 
     Args:
-        runs: Runs of positions that the store may hold.
+        stretches: The stretches whose rows the store may hold.
         backend: Kernels.
         device: Device of the counts.
     """
 
-    def __init__(self, runs: Sequence[int], backend: Backend, device: torch.device) -> None:
+    def __init__(self, stretches: Sequence[int], backend: Backend, device: torch.device) -> None:
         capacity = most_slots(device, _BYTES_OF_A_COUNT)
-        self.slots = KeySlots(runs, capacity, backend, device)
+        self.slots = KeySlots(stretches, capacity, backend, device)
         self.counts = RowMemory(capacity, 1, torch.int32, device)
 
     @property
@@ -259,15 +275,9 @@ class ExactCounter:
     def count(self, position_U: Tensor) -> Tensor:
         """Add one to the count of each distinct key, and return the counts."""
         strip_U = torch.zeros_like(position_U, dtype=torch.int16)
-        slot_U = self.slots.index.find(position_U, strip_U)
-        absent_M = true_indices(slot_U < 0)
-        if len(absent_M):
-            fresh_M = self.slots.take(len(absent_M))
-            self.counts.grow(self.slots.used)
-            self.counts.rows[fresh_M] = 0
-            slot_U[absent_M], _ = self.slots.index.insert(
-                position_U[absent_M], strip_U[absent_M], fresh_M
-            )
+        slot_U, first_M = self.slots.find_or_insert(position_U, strip_U)
+        self.counts.grow(self.slots.used)
+        self.counts.rows[slot_U[first_M]] = 0
         self.counts.rows[slot_U] += 1
         return self.counts.rows[slot_U, 0]
 
@@ -280,11 +290,11 @@ class ExactCounter:
         """Forget all counts."""
         self.slots.clear()
 
-    def keys_of_runs(self) -> list[int]:
-        """Return the number of counted keys in each run."""
+    def keys_of_stretches(self) -> list[int]:
+        """Return the number of counted keys in each stretch."""
         index = self.slots.index
-        run_N = runs_of(index.positions.rows[index.slots_of(0), 0])
-        counted: list[int] = torch.bincount(run_N, minlength=RUNS).tolist()
+        stretch_N = stretches_of(index.positions.rows[index.slots_of(0), 0])
+        counted: list[int] = torch.bincount(stretch_N, minlength=STRETCHES).tolist()
         return counted
 
     def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
@@ -292,7 +302,7 @@ class ExactCounter:
 
         Args:
             strip: The strip.
-            waiting_R: The number of counted keys in each run, over all ranks.
+            waiting_R: The number of counted keys in each stretch, over all ranks.
             owner: Whether this rank writes the blocks.
         """
         for p, slot_N, key_N1 in self.slots.of_pieces(0, strip.pieces):
@@ -315,16 +325,16 @@ class ExactCounter:
 
 
 class SketchCounter:
-    """A count-min sketch of the keys of a strip, one for each run of positions.
+    """A count-min sketch of the keys of a strip, one for each stretch of positions.
 
     Args:
-        width: The number of counts in each line, over all runs.
+        width: The number of counts in each line, over all stretches.
         device: Device of the counts.
     """
 
     def __init__(self, width: int, device: torch.device) -> None:
-        self.width = width // RUNS
-        shape = (RUNS, SKETCH_LINES * self.width)
+        self.width = width // STRETCHES
+        shape = (STRETCHES, SKETCH_LINES * self.width)
         self.counts_RC = torch.zeros(shape, dtype=torch.int32, device=device)
 
     @property
@@ -334,7 +344,7 @@ class SketchCounter:
 
     def _cells(self, position_U: Tensor) -> Tensor:
         """Return the indices of each key's counts, [lines, U]."""
-        first_U = runs_of(position_U) * self.counts_RC.shape[1]
+        first_U = stretches_of(position_U) * self.counts_RC.shape[1]
         lines = [
             first_U + line * self.width + ((position_U * odd >> 33) & 0x7FFFFFFF) % self.width
             for line, odd in enumerate(_LINE_MULTIPLIERS)
@@ -357,8 +367,8 @@ class SketchCounter:
         self.counts_RC.zero_()
 
     def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
-        """Yield the counts of the runs of every piece."""
-        shape = (RUNS, self.counts_RC.shape[1])
+        """Yield the counts of the stretches of every piece."""
+        shape = (STRETCHES, self.counts_RC.shape[1])
         for p in strip.pieces:
             data = self.counts_RC[p.rows.start : p.rows.stop]
             yield Block(strip.table.name, SKETCH, shape, p.rows, range(shape[1]), data, owner)
@@ -366,7 +376,7 @@ class SketchCounter:
     def blocks_to_load(
         self, strip: DynamicStrip, waiting_R: list[int], owner: bool
     ) -> Iterator[Block]:
-        """Yield the counts of the runs of every piece, as views that a checkpoint fills."""
+        """Yield the counts of the stretches of every piece, as views that a checkpoint fills."""
         return self.blocks(strip, waiting_R, owner)
 
 

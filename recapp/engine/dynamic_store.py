@@ -2,9 +2,9 @@
 
     position, strip --index--> slot --> weights[slot], state[slot]
 
-`recapp/tables/positions.py` defines keys, positions and runs. A slot holds one row of any strip of
-the group, in memory that grows without moving rows. Rows come and go in the step of a training
-batch, never during its look-ahead:
+`recapp/tables/positions.py` defines keys, positions and stretches. A slot holds one row of any
+strip of the group, in memory that grows without moving rows. Rows come and go in the step of a
+training batch, never during its look-ahead:
 
     a key without a row    gets a slot with its start value; it is an *unadmitted key* at first
     admitted               its row stays and trains (`recapp/engine/admission.py` decides)
@@ -12,9 +12,9 @@ batch, never during its look-ahead:
                            the update
     evicted                its slot is free; a key that comes back starts again without a row
 
-These decisions depend only on the keys of this step and of earlier steps, run by run. So they are
-the same under every plan and number of ranks. A batch that is not trained changes nothing: a key
-without a row answers its start value.
+These decisions depend only on the keys of this step and of earlier steps, stretch by stretch. So
+they are the same under every plan and number of ranks. A batch that is not trained changes nothing:
+a key without a row answers its start value.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,8 +35,8 @@ from recapp.engine.dynamic_keys import (
     ExactCounter,
     KeySlots,
     Numbered,
-    RowsOfRuns,
-    merge_rows_of_runs,
+    RowsOfStretches,
+    merge_rows_of_stretches,
     most_slots,
 )
 from recapp.engine.row_average import RowsToWrite
@@ -45,7 +45,7 @@ from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.sparse.transfer import true_indices
 from recapp.tables.initial import write_start_values
-from recapp.tables.positions import keys_of, runs_of
+from recapp.tables.positions import keys_of, stretches_of
 
 
 class DynamicStore(FloatRows):
@@ -73,13 +73,13 @@ class DynamicStore(FloatRows):
             for i, s in enumerate(layout.strips)
             if s.group == group.number
         ]
-        runs = sorted({run for s in self.strips for p in s.pieces for run in p.rows})
-        self.slots = KeySlots(runs, self.rows, self.backend, group.device)
+        stretches = sorted({stretch for s in self.strips for p in s.pieces for stretch in p.rows})
+        self.slots = KeySlots(stretches, self.rows, self.backend, group.device)
         self.index = self.slots.index
         self.step = 0
         self._unadmitted: list[Tensor] = []
         self.admission = Admission(
-            [s.settings for s in self.strips], self.index, runs, self.backend, group.device
+            [s.settings for s in self.strips], self.index, stretches, self.backend, group.device
         )
 
     @property
@@ -92,48 +92,49 @@ class DynamicStore(FloatRows):
     def piece_keys(self, row_U: Tensor) -> Tensor:
         key_I = torch.tensor([s.key for s in self.strips], device=row_U.device)
         strip_U = self.index.strips.rows[row_U, 0].long()
-        return key_I[strip_U] + runs_of(self.index.positions.rows[row_U, 0])
+        return key_I[strip_U] + stretches_of(self.index.positions.rows[row_U, 0])
 
     # ---- rows come and go
 
     @override
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
         assert strip_N is not None
-        trains = trains and self.trains
         row_N = row_N.long()
-        slot_N = self.index.find(row_N, strip_N)
-        if trains:
-            self.admission.note_use(slot_N, self.step)
-        absent_M = true_indices(slot_N < 0)
-        if len(absent_M):
-            add = self._slots_of_new_keys if trains else self._only_read
-            slot_N[absent_M] = add(row_N[absent_M], strip_N[absent_M])
+        if not (trains and self.trains):
+            return self._only_read(row_N, strip_N)
+        slot_N, first_U = self.slots.find_or_insert(row_N, strip_N)
+        if len(first_U):
+            self._grow(self.slots.used)
+            slot_U = slot_N[first_U]
+            new = slot_U, row_N[first_U], strip_N[first_U]
+            self._begin(*new)
+            self.admission.begin(slot_U, self.step)
+        self.admission.note_use(slot_N, self.step)
+        if len(first_U):
+            self._admit(*new)
         return slot_N
 
-    def _only_read(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
-        """Return slots with start values, behind all used slots. The next batch may reuse them."""
-        slot_M = self.slots.behind(len(position_M))
-        self._grow(self.slots.used + len(position_M))
-        self._begin(slot_M, position_M, strip_M)
-        return slot_M
-
-    def _slots_of_new_keys(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
-        """Return slots for the keys of a training batch without rows, and keep the slots of
-        admitted keys.
+    def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
+        """Return the slots of keys. Keys without a row get slots with start values behind all used
+        slots, which the next batch may reuse.
         """
-        fresh_M = self.slots.take(len(position_M))
-        self._grow(self.slots.used)
-        slot_M, first_U = self.index.insert(position_M, strip_M, fresh_M)
-        slot_U = fresh_M[: len(first_U)]
-        self.slots.give_back(fresh_M[len(first_U) :])
-        position_U = position_M[first_U]
-        strip_U = strip_M[first_U]
-        self._begin(slot_U, position_U, strip_U)
+        slot_N = self.index.find(position_N, strip_N)
+        absent_M = true_indices(slot_N < 0)
+        if len(absent_M):
+            slot_M = self.slots.behind(len(absent_M))
+            self._grow(self.slots.used + len(absent_M))
+            self._begin(slot_M, position_N[absent_M], strip_N[absent_M])
+            slot_N[absent_M] = slot_M
+        return slot_N
+
+    def _admit(self, slot_U: Tensor, position_U: Tensor, strip_U: Tensor) -> None:
+        """Keep the rows of admitted keys among those that are new in this step, until they are
+        evicted, and note the other ones.
+        """
         admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
         self.slots.remove(evicted_E)
         if not bool(admitted_U.all()):
             self._unadmitted.append(slot_U[~admitted_U])
-        return slot_M
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
@@ -221,13 +222,13 @@ class DynamicStore(FloatRows):
             if self._owns_rows(strip)
         }
 
-    def rows_of_runs(self) -> RowsOfRuns:
-        """Return by table the number of rows and of keys counted for admission in each run."""
-        counted: RowsOfRuns = {}
+    def rows_of_stretches(self) -> RowsOfStretches:
+        """Return by table the number of rows and of keys counted for admission in each stretch."""
+        counted: RowsOfStretches = {}
         for number, strip in enumerate(self.strips):
             rows_R = self.admission.rows_IR[number].tolist()
-            waiting_R = self.admission.waiting_of_runs(number)
-            merge_rows_of_runs(counted, {strip.table.name: {ROWS: rows_R, WAITING: waiting_R}})
+            waiting_R = self.admission.waiting_of_stretches(number)
+            merge_rows_of_stretches(counted, {strip.table.name: {ROWS: rows_R, WAITING: waiting_R}})
         return counted
 
     def _all_unadmitted(self) -> Tensor:
@@ -236,7 +237,7 @@ class DynamicStore(FloatRows):
     # ---- checkpoints
 
     def blocks(
-        self, averaged: bool = False, rows_of_runs: RowsOfRuns | None = None
+        self, averaged: bool = False, rows_of_stretches: RowsOfStretches | None = None
     ) -> Iterator[Block]:
         """Yield the blocks of rows, keys and state that a checkpoint writes, piece by piece.
 
@@ -244,9 +245,10 @@ class DynamicStore(FloatRows):
 
         Args:
             averaged: Whether the weights are the average (`RowStore.blocks`).
-            rows_of_runs: The rows of the runs on all ranks; None where this rank has all rows.
+            rows_of_stretches: The rows of the stretches on all ranks; None where this rank has all
+                rows.
         """
-        counts = self.rows_of_runs() if rows_of_runs is None else rows_of_runs
+        counts = self.rows_of_stretches() if rows_of_stretches is None else rows_of_stretches
         unadmitted = self._all_unadmitted()
         weights = self._saved_weights(averaged)
         for number, strip in enumerate(self.strips):
@@ -299,18 +301,18 @@ class DynamicStore(FloatRows):
             yield Block(name, tensor, (total, 1), rows, range(1), data, self._owns_rows(strip))
 
     def blocks_to_load(
-        self, rows_of_runs: RowsOfRuns, step: int, averaged: bool = False
+        self, rows_of_stretches: RowsOfStretches, step: int, averaged: bool = False
     ) -> Iterator[Block]:
         """Forget the rows of some tables, and yield the blocks that a checkpoint fills. `loaded`
         ends the load.
 
         Args:
-            rows_of_runs: The stored rows of these tables, by run.
+            rows_of_stretches: The stored rows of these tables, by stretch.
             step: The number of updates of the stored rows.
             averaged: Whether to fill the average, too (`RowStore.blocks_to_fill`).
         """
         self.settle(step)
-        loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_runs}
+        loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_stretches}
         for number in loads:
             slot_N = self.index.slots_of(number)
             self.slots.remove(slot_N)
@@ -319,13 +321,13 @@ class DynamicStore(FloatRows):
             self.slots.clear()
         self.slots.begin_load()
         more = sum(
-            len(Numbered.of(rows_of_runs[strip.table.name][ROWS], p).rows)
+            len(Numbered.of(rows_of_stretches[strip.table.name][ROWS], p).rows)
             for strip in loads.values()
             for p in strip.pieces
         )
         self._grow(self.slots.used + more)  # now: later growth would move yielded rows
         for number, strip in loads.items():
-            stored = rows_of_runs[strip.table.name]
+            stored = rows_of_stretches[strip.table.name]
             for p in strip.pieces:
                 numbered = Numbered.of(stored[ROWS], p)
                 here, key_N1 = self.slots.load(number, p, len(numbered.rows))
@@ -341,7 +343,7 @@ class DynamicStore(FloatRows):
         """Put the loaded rows into the index.
 
         Raises:
-            CheckpointError: A key occurs twice or lies in a run where it does not belong.
+            CheckpointError: A key occurs twice or lies in a stretch where it does not belong.
         """
         names = [strip.table.name for strip in self.strips]
         for number, position_N in self.slots.loaded(names):

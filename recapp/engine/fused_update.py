@@ -49,6 +49,13 @@ class RowGradients(NamedTuple):
     links: Links
     pieces: RowPieces | None = None
 
+    def exact(self) -> "RowGradients":
+        """Return the same rows and links without room for more. The host waits for their number if
+        only the device knows it.
+        """
+        links = self.links.exact()
+        return self._replace(row_U=self.row_U[: links.bags], links=links)
+
 
 def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | None]:
     """Return the row rule of each group, whose number the layout holds; None where there are no
@@ -362,10 +369,11 @@ class FusedUpdate:
                 statistics, gradients_G, row_gradients_G
             )
             means_G = self._mean_squares(statistics, gradients_G, row_gradients_G, rate_G)
-        for store, gradients, (row_U, links, _), mean_KU, rate, rule in zip(
+        for store, gradients, x, mean_KU, rate, rule in zip(
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
             if rule != FROZEN:
+                row_U, links, _ = x.exact() if store.needs_exact else x
                 store.update(gradients, links, row_U, mean_KU, rate)
         for missed, rate in zip(self._missed, rates, strict=True):
             if missed is not None:
@@ -430,6 +438,7 @@ class FusedUpdate:
         are dropped.
         """
         state = self.state
+        x = x.exact()
         if self.rule_G[group] in WITHOUT_RATE:
             if self.rule_G[group] == GRADIENT:
                 state.stores[group].update(gradients, x.links, x.row_U, None, 0.0)

@@ -35,7 +35,7 @@ from recapp.engine.requests import Requests
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
 from recapp.errors import ConfigError
-from recapp.kernels.links import Bags, Counts, Links, gather, runs, starts
+from recapp.kernels.links import Bags, Counts, Links, gather, ranges, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.ids import LookupRows, OutsideTable
@@ -398,4 +398,4 @@ def _ids_of_slots(
     if np.array_equal(first_S, behind[: len(first_S)]):
         return slice(begins, begins + total)
     first_S2, count_S2 = to_device(np.stack([first_S, count_S]), device)
-    return runs(first_S2, count_S2, total)
+    return ranges(first_S2, count_S2, total)

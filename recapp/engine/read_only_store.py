@@ -22,7 +22,7 @@ from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block
 
-# The rows of a store: floats [R, width], or quantised records.
+# The rows of a store: floats [R, width], or packed rows.
 Held = Tensor | QuantisedRows
 
 # Returns the start values of keys without rows, from the number of a strip within its group and the
@@ -171,7 +171,7 @@ class KeyedStore(ReadOnlyStore):
 
 def values_of(rows: Held) -> Tensor:
     """Return the tensor of the rows, [R, ...]."""
-    return rows.records_RK if isinstance(rows, QuantisedRows) else rows
+    return rows.packed_RK if isinstance(rows, QuantisedRows) else rows
 
 
 def like(rows: Held, values: Tensor) -> Held:

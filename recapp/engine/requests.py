@@ -15,27 +15,32 @@ this rank. For the third, `finish` already groups the requested rows.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.exchange_modes import OwnRequests, PooledRequests, UniqueRequests
+from recapp.engine.exchange_modes import HomeRequests
+from recapp.engine.fused_integers import FusedBatch, FusedIntegers
 from recapp.engine.fused_update import RowGradients
-from recapp.engine.state import EngineState
+from recapp.engine.integers import (
+    NO_IDS,
+    TRAINED_WEIGHTS,
+    GroupIntegers,
+    no_rows,
+    weighting,
+)
+from recapp.engine.state import BatchOutput, EngineState
 from recapp.errors import ConfigError, RankError
-from recapp.kernels.links import Counts, Routes, offset_dtype, one_by_one
+from recapp.kernels.links import Counts, offset_dtype, one_by_one
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
 from recapp.tables.ids import IdRules, LookupRows, OutsideTable
 from recapp.transport.communicator import Sent
-from recapp.transport.step_messages import MessageLayout, swap_counts
+from recapp.transport.step_messages import MessageLayout
 
 OK, OUTSIDE, FAILED = range(3)  # status in the header
-NO_IDS, UNWEIGHTED, WEIGHTED, TRAINED_WEIGHTS = range(4)  # sample weights in the header
 
 
 class Requests:
@@ -50,6 +55,7 @@ class Requests:
         state: The engine state of the tables.
         taken: For each collection that shares the exchange, whether it looks up this batch; None:
             all do.
+        fused: The integers of all groups at once; None: groups are routed one by one.
 
     `called_by` has the numbers of the collections that got their vectors.
 
@@ -61,6 +67,7 @@ class Requests:
         features: KeyedJaggedTensor | Exception,
         state: EngineState,
         taken: Sequence[bool] | None = None,
+        fused: FusedIntegers | None = None,
     ) -> None:
         self.state = state
         self.taken = [True] * len(state.outputs.members) if taken is None else list(taken)
@@ -71,47 +78,66 @@ class Requests:
         side = state.comm.side
         side.follow()
         with side.beside():
-            status, self.failure = self._route(features)
+            status, self.failure, self.integers = self._begin(features, fused)
             samples = 0 if self.failure or isinstance(features, Exception) else samples_of(features)
+            weights = weighting(self.rows)
             self.weights_L = self.rows.weights_L
-            header = [status[0], samples, state.header.wanted, _weighting(self.rows), *status[1:]]
-            self._counts = state.waits.sent(swap_counts(state.comm, header, self.counts_WG3))
+            header = [status[0], samples, state.header.wanted, weights, *status[1:]]
+            self._counts = state.waits.sent(self.integers.send(header))
+        state.observer.ends("route")
         self._sent_ids: Sent[None] | None = None
         self.ids: Tensor | None = None
         self.headers_W: Counts = np.zeros((0, 0), np.int64)
         self.row_gradients_G: list[RowGradients] = []
         self.spent = False
 
-    def _route(
-        self, features: KeyedJaggedTensor | Exception
-    ) -> tuple[tuple[int, int, int], Exception | None]:
+    @property
+    def rows(self) -> LookupRows:
+        """The rows of the batch, or its raw ids in their place."""
+        return self.integers.rows
+
+    @property
+    def output(self) -> BatchOutput:
+        """The output of the batch."""
+        return self.integers.output
+
+    @property
+    def asked(self) -> Sequence[HomeRequests]:
+        """The requests of this rank, by group."""
+        return self.integers.asked
+
+    def _begin(
+        self, features: KeyedJaggedTensor | Exception, fused: FusedIntegers | None
+    ) -> tuple[tuple[int, int, int], Exception | None, GroupIntegers | FusedBatch]:
         """Find the rows to request of each rank. After an error, request nothing.
 
         On a GPU the host learns of ids outside their tables together with the sizes of the distinct
         rows. So ids are routed before the result of their check is read.
 
         Returns:
-            The numbers of the header that describe the error, and the error.
+            The numbers of the header that describe the error, the error, and the integers.
         """
-        status = (OK, 0, 0)
-        failure: Exception | None = None
+        state = self.state
         try:
             if isinstance(features, Exception):
                 raise features
-            rows, check = self.state.rows_of(features, self.taken)
-            self._route_rows(rows)
+            if fused is not None:
+                ids = state.ids_of(features, self.taken)
+                if weighting(ids) != TRAINED_WEIGHTS:
+                    output = state.outputs.of(ids, self.taken)
+                    return (OK, 0, 0), None, FusedBatch(fused, ids, output, self.lease[0])
+            rows, check = state.rows_of(features, self.taken)
+            integers = GroupIntegers(state, rows, self.taken, self.lease)
             check()
-            self._check_room()
+            self._check_room(integers.asked)
         except Exception as e:
             status = (
                 (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0)
             )
-            failure = e
-            self._route_rows(_no_rows(self.state))
-        self.state.observer.ends("route")
-        return status, failure
+            return status, e, GroupIntegers(state, no_rows(state), self.taken, self.lease)
+        return (OK, 0, 0), None, integers
 
-    def _check_room(self) -> None:
+    def _check_room(self, asked: Sequence[HomeRequests]) -> None:
         """Check that `max_rows` of each dynamic table allows the rows of a training batch. Tables
         that admit keys only after several steps are not checked, because most keys of a batch may
         need no row.
@@ -119,10 +145,10 @@ class Requests:
         Raises:
             ConfigError: A table does not allow them.
         """
-        for asked, store, tables in zip(
-            self.asked, self.state.stores, self.state.dynamic_tables_G, strict=True
+        for a, store, tables in zip(
+            asked, self.state.stores, self.state.dynamic_tables_G, strict=True
         ):
-            for table, rows in zip(tables, asked.rows_I.tolist() if tables else (), strict=True):
+            for table, rows in zip(tables, a.rows_I.tolist() if tables else (), strict=True):
                 known = table.dynamic
                 most = known.max_rows if known and known.seen == 1 else None
                 trains = self.trains and getattr(store, "trains", False)
@@ -130,25 +156,9 @@ class Requests:
                     raise ConfigError(
                         f"table {table.name}: dynamic.max_rows={most}: a batch has {rows:,} "
                         "distinct ids of this table, and each of them needs a row: raise "
-                        "max_rows (64 runs of keys share it, and a run may fill up early), or "
-                        "lower dataset.batch_size"
+                        "max_rows (64 stretches of keys share it, and a stretch may fill up "
+                        "early), or lower dataset.batch_size"
                     )
-
-    def _route_rows(self, rows: LookupRows) -> None:
-        state = self.state
-        world = state.comm.world
-        self.rows = rows
-        self.output = state.outputs.of(rows, self.taken)
-        plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
-        self.asked = [
-            _kind_of_requests(mode, world)(state.backend, r, world, take)
-            for mode, r, take in zip(
-                _modes(state.routes, _weighting(rows)), state.routes, self.lease, strict=False
-            )
-        ]
-        self.counts_WG3 = np.stack(
-            [a.route(b) for a, b in zip(self.asked, state.bags(plain, self.output), strict=True)], 1
-        )
 
     def advance(self) -> None:
         """Wait for the counts, and send the ids. Every rank calls it at the same point of its
@@ -163,8 +173,9 @@ class Requests:
     def _advance(self) -> None:
         state = self.state
         comm = state.comm
-        out_WG3 = self.counts_WG3
         self.headers_W, self.in_WG3 = state.wait("counts", self._counts)
+        out_WG3 = self.integers.counts_WG3
+        self.failure = self.failure or self.integers.failure
         weighting_W = self.headers_W[:, 3]
         differ = ((weighting_W != NO_IDS) & (weighting_W != weighting_W.max())).any()
         if self.headers_W[:, 0].any() or differ:
@@ -180,21 +191,11 @@ class Requests:
         self.ids = ids = state.messages.take(
             self.words.numel, state.routes[0].row_dtype, comm.device
         )
-        for g, a in enumerate(self.asked):
-            a.write_requests(
-                ids, self.words.asked_WG1[:, g], self.vectors.asked_WG1[:, g], self.offset_dtype
-            )
+        self.integers.write(ids, self.words, self.vectors, self.offset_dtype)
         state.observer.ends("place")
         self._sent_ids = state.waits.sent(comm.swap(ids, *self.words.requests()))
-        self._link(late=False)
+        self.integers.link(late=False)
         state.observer.ends("link")
-
-    def _link(self, *, late: bool) -> None:
-        """Make the matrices of the groups whose `late` has this value."""
-        trains = torch.is_grad_enabled()
-        for a, store in zip(self.asked, self.state.stores, strict=True):
-            if a.late is late:
-                a.link(self.state.dtype, partial(store.locate, trains=trains))
 
     def finish(self) -> None:
         """Wait for the requests of the other ranks, and serve them.
@@ -214,25 +215,15 @@ class Requests:
 
     def _finish(self) -> None:
         state = self.state
-        # a rank without ids also serves requests, in the mode of the ranks with ids
-        modes = _modes(state.routes, max(self.headers_W[:, 3].tolist()))
         assert self._sent_ids is not None and self.ids is not None
         state.wait("ids", self._sent_ids)
-        self.served = [a.owner(mode) for a, mode in zip(self.asked, modes, strict=True)]
-        trains = torch.is_grad_enabled()
-        for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True)):
-            s.serve(
-                self.ids,
-                self.words.served_WG1[:, g],
-                self.vectors.served_WG1[:, g],
-                self.in_WG3[:, g],
-                state.dtype,
-                self.offset_dtype,
-                partial(store.locate, trains=trains),
-            )
+        self.served = self.integers.serve(
+            *(self.ids, self.words, self.vectors, self.offset_dtype, self.in_WG3),
+            max(self.headers_W[:, 3].tolist()),
+        )
         state.messages.give_back(self.ids)
         self.ids = None
-        self._link(late=True)  # after `serve`, which decided on each new key
+        self.integers.link(late=True)  # after `serve`, which decided on each new key
         state.observer.ends("serve")
         if state.comm.side.overlaps and torch.is_grad_enabled():
             self.group()
@@ -307,34 +298,6 @@ class Requests:
             yield self.ids
 
 
-def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequests]:
-    if world == 1:
-        return OwnRequests
-    return PooledRequests if mode == "pooled" else UniqueRequests
-
-
-def _no_rows(state: EngineState) -> LookupRows:
-    device = state.comm.device
-    lengths = torch.zeros(len(state.layout.lookups), 0, dtype=torch.int64, device=device)
-    return LookupRows(
-        torch.zeros(0, dtype=torch.int64, device=device), lengths, None, [0] * len(lengths)
-    )
-
-
-def _weighting(rows: LookupRows) -> int:
-    if not len(rows.rows_L):
-        return NO_IDS
-    if rows.weights_L is None:
-        return UNWEIGHTED
-    return TRAINED_WEIGHTS if rows.weights_L.requires_grad and torch.is_grad_enabled() else WEIGHTED
-
-
-def _modes(routes: list[Routes], weighting: int) -> list[str]:
-    return [
-        "unique" if weighting == TRAINED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes
-    ]
-
-
 def _raise_together(
     headers_W: Counts, rules: IdRules, own_rank: int, failure: Exception | None
 ) -> None:
@@ -353,10 +316,10 @@ def _raise_together(
     names = ["no ids", "no sample weights", "sample weights", "sample weights that need a gradient"]
     weighting_W = headers_W[:, 3].tolist()
     most = max(weighting_W)
-    for rank, weighting in enumerate(weighting_W):
-        if weighting not in (NO_IDS, most):
+    for rank, of_rank in enumerate(weighting_W):
+        if of_rank not in (NO_IDS, most):
             raise ConfigError(
-                f"rank {rank} has a batch with {names[weighting]}, rank "
+                f"rank {rank} has a batch with {names[of_rank]}, rank "
                 f"{weighting_W.index(most)} one with {names[most]}: give the batches of all "
                 "ranks the same kind of weights (weights of 1 change nothing)"
             )

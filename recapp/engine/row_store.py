@@ -238,10 +238,12 @@ class RowStore(nn.Module, ABC):
         group: The group of the rows, and the kernels that compute with them.
 
     `rows` is larger than any located row that `pool` and `update` take. `finds_rows` is true where
-    `locate` must search for rows. Located rows are valid until `settled` changes.
+    `locate` must search for rows. `needs_exact` is true where `update` takes no rows whose number
+    only the device knows. Located rows are valid until `settled` changes.
     """
 
     finds_rows = False
+    needs_exact = True
     settled = 0
 
     def __init__(self, group: StoredGroup) -> None:
@@ -443,6 +445,12 @@ class FloatRows(RowStore):
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
         return ~self.frozen.among(row_U) if self.frozen.names else None
+
+    @property
+    def needs_exact(self) -> bool:  # type: ignore[override]
+        """Return whether more than one kernel of the device reads the rows of an update."""
+        squares = self.rule is not None and self.rule.squares is not None
+        return squares or self._steps is not None or bool(self.frozen.names)
 
     @property
     def weights(self) -> Tensor:

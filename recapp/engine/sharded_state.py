@@ -62,7 +62,7 @@ from recapp.errors import ConfigError
 from recapp.sharding.layout import Block, Layout, copy_rows, overlap
 from recapp.sparse.transfer import true_indices
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.positions import RUNS, RowOrder, positions_of, runs_of
+from recapp.tables.positions import STRETCHES, RowOrder, positions_of, stretches_of
 from recapp.transport.communicator import Comm
 
 if TYPE_CHECKING:
@@ -389,14 +389,14 @@ class _GivenKeys(NamedTuple):
         total: The rows of the table.
         row_N: The row of each key in the state dict.
         key_N: The keys.
-        run_N: The runs of the keys.
+        stretch_N: The stretches of the keys.
         are_distinct: Whether no key occurs twice.
     """
 
     total: int
     row_N: Tensor
     key_N: Tensor
-    run_N: Tensor
+    stretch_N: Tensor
     are_distinct: bool
 
     @staticmethod
@@ -412,7 +412,7 @@ class _GivenKeys(NamedTuple):
         position_N, order_N = positions_of(key_N[row_N]).sort()
         row_N = row_N[order_N]
         distinct = bool((position_N[1:] != position_N[:-1]).all())
-        return _GivenKeys(total, row_N, key_N[row_N], runs_of(position_N), distinct)
+        return _GivenKeys(total, row_N, key_N[row_N], stretches_of(position_N), distinct)
 
 
 def load_dynamic(
@@ -446,7 +446,7 @@ def load_dynamic(
 
 
 def _pieces(shared: ShardedTables, table: str) -> list[tuple[range, range]]:
-    """Return the runs and columns of a table that this rank holds."""
+    """Return the stretches and columns of a table that this rank holds."""
     return [
         (piece.rows, strip.cols)
         for store in shared.state.stores
@@ -470,10 +470,10 @@ def _has_rows(
     return all(
         bool(
             filled_ND[
-                stored_keys.row_N[_inside(stored_keys.run_N, runs)], cols.start : cols.stop
+                stored_keys.row_N[_inside(stored_keys.stretch_N, stretches)], cols.start : cols.stop
             ].all()
         )
-        for runs, cols in pieces
+        for stretches, cols in pieces
     )
 
 
@@ -486,14 +486,16 @@ def _fault_of_ranks(
     """Return the reason why a rank cannot load its part, or why some rows reach no rank that takes
     them; else an empty string. The result is the same on all ranks.
     """
-    rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
-    rows_of_run = {run: rows_R[run] for runs, _ in pieces for run in runs}
-    answers_W = shared.comm.all_gather((fault, stored_keys.total, rows_of_run))
+    rows_R = torch.bincount(stored_keys.stretch_N, minlength=STRETCHES).tolist()
+    rows_of_stretch = {stretch: rows_R[stretch] for stretches, _ in pieces for stretch in stretches}
+    answers_W = shared.comm.all_gather((fault, stored_keys.total, rows_of_stretch))
     for rank, (of_rank, _, _) in enumerate(answers_W):
         if of_rank:
             return fault or f"rank {rank} cannot load it: {of_rank}"
     total = max(n for _, n, _ in answers_W)
-    rows_reached = sum(min(n[run] for _, _, n in answers_W if run in n) for run in range(RUNS))
+    rows_reached = sum(
+        min(n[stretch] for _, _, n in answers_W if stretch in n) for stretch in range(STRETCHES)
+    )
     if rows_reached == total:
         return ""
     return (
@@ -508,8 +510,8 @@ def _fill(
     """Replace the rows of a table by the rows of the given keys."""
     number_N = torch.full((stored_keys.total,), -1, device="cpu")
     number_N[stored_keys.row_N] = torch.arange(len(stored_keys.row_N), device="cpu")
-    rows_R = torch.bincount(stored_keys.run_N, minlength=RUNS).tolist()
-    counts = {table: {ROWS: rows_R, WAITING: [0] * RUNS}}
+    rows_R = torch.bincount(stored_keys.stretch_N, minlength=STRETCHES).tolist()
+    counts = {table: {ROWS: rows_R, WAITING: [0] * STRETCHES}}
     for block in shared.blocks_to_load(counts, shared.updates, table):
         if block.tensor == KEYS:
             block.data.copy_(stored_keys.key_N[block.rows.start : block.rows.stop, None])

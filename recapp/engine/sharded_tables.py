@@ -21,6 +21,7 @@ tables are numbered over all ranks (`recapp/engine/dynamic_keys.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -30,8 +31,9 @@ from torch import Tensor, nn
 
 from recapp.console import note
 from recapp.engine.admission import Changes
-from recapp.engine.dynamic_keys import RowsOfRuns, merge_rows_of_runs
+from recapp.engine.dynamic_keys import RowsOfStretches, merge_rows_of_stretches
 from recapp.engine.dynamic_store import DynamicStore
+from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.requests import Requests
@@ -230,6 +232,11 @@ class ShardedTables(nn.Module):
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
 
+    @cached_property
+    def _fused(self) -> FusedIntegers | None:
+        """The integers of all groups at once; None where kernels do not know these tables."""
+        return FusedIntegers(self.state) if FusedIntegers.takes(self.state) else None
+
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
         for parameter in self.parameters_of.values():
@@ -364,7 +371,7 @@ class ShardedTables(nn.Module):
         Args:
             averaged: Whether the weights are the average (`RowStore.blocks`).
         """
-        counts = self.rows_of_runs()
+        counts = self.rows_of_stretches()
         for store in self.state.stores:
             yield from (
                 store.blocks(averaged, counts)
@@ -372,16 +379,16 @@ class ShardedTables(nn.Module):
                 else store.blocks(averaged)
             )
 
-    def rows_of_runs(self) -> RowsOfRuns:
-        """End the step, and return the number of rows in each run of the dynamic tables, over all
-        ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
+    def rows_of_stretches(self) -> RowsOfStretches:
+        """End the step, and return the number of rows in each stretch of the dynamic tables, over
+        all ranks. The manifest of a checkpoint stores these numbers. Every rank calls it.
         """
         self.update.complete()
-        counts: RowsOfRuns = {}
+        counts: RowsOfStretches = {}
         if self.dynamic_stores:
-            here = [store.rows_of_runs() for store in self.dynamic_stores]
+            here = [store.rows_of_stretches() for store in self.dynamic_stores]
             for of_store in chain.from_iterable(self.comm.all_gather(here)):
-                merge_rows_of_runs(counts, of_store)
+                merge_rows_of_stretches(counts, of_store)
         return counts
 
     def changes(self) -> dict[str, Changes]:
@@ -396,7 +403,7 @@ class ShardedTables(nn.Module):
 
     def blocks_to_load(
         self,
-        rows_of_runs: RowsOfRuns,
+        rows_of_stretches: RowsOfStretches,
         updates: int,
         table: str | None = None,
         averaged: bool = False,
@@ -405,7 +412,7 @@ class ShardedTables(nn.Module):
         fill. `loaded` ends the load. Every rank calls both.
 
         Args:
-            rows_of_runs: The rows of the dynamic tables in the checkpoint, by run.
+            rows_of_stretches: The rows of the dynamic tables in the checkpoint, by stretch.
             updates: The number of updates of the stored rows.
             table: The name of the only table to load; None loads all.
             averaged: Whether to fill the average, too (`RowStore.blocks_to_fill`).
@@ -415,13 +422,13 @@ class ShardedTables(nn.Module):
         """
         self.update.complete()
         for t in self.state.layout.tables:
-            if table is None and t.dynamic is not None and t.name not in rows_of_runs:
+            if table is None and t.dynamic is not None and t.name not in rows_of_stretches:
                 raise CheckpointError(
                     f"table {t.name}: the table is dynamic in the model, and static or absent in "
                     "the checkpoint: train it anew, or set num_embeddings to the number of its "
                     "rows"
                 )
-            if table is None and t.dynamic is None and t.name in rows_of_runs:
+            if table is None and t.dynamic is None and t.name in rows_of_stretches:
                 raise CheckpointError(
                     f"table {t.name}: the table is static in the model and dynamic in the "
                     "checkpoint, where its rows have another order: set "
@@ -429,7 +436,7 @@ class ShardedTables(nn.Module):
                 )
         for store in self.state.stores:
             blocks = (
-                store.blocks_to_load(rows_of_runs, updates, averaged)
+                store.blocks_to_load(rows_of_stretches, updates, averaged)
                 if isinstance(store, DynamicStore)
                 else store.blocks_to_fill(averaged)
             )
@@ -497,7 +504,7 @@ class ShardedTables(nn.Module):
             features: The ids of the batch, or the error because of which this rank has none.
             member: The number of the collection that is called now; None ahead of all calls.
         """
-        return Requests(features, self.state, self._taken(features, member))
+        return Requests(features, self.state, self._taken(features, member), self._fused)
 
     def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
         """Return for each collection whether it looks up a batch. A collection looks the batch up

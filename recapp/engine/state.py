@@ -454,14 +454,14 @@ class MixedLookups:
     Args:
         layout: The places of the rows of all tables.
         kernel: A faster implementation for rows on the CPU. The torch operations of this class
-            define the result; they process a run of neighbouring lookups at once.
+            define the result; they process a block of neighbouring lookups at once.
     """
 
     def __init__(self, layout: Layout, kernel: Kernel | None = None) -> None:
         order_of = {t.name: order for t, order in zip(layout.tables, layout.orders, strict=True)}
         order_F = [order_of[x.table.name] for x in layout.lookups]
-        runs = groupby(range(len(order_F)), key=lambda f: order_F[f] is not None)
-        self._runs = [list(run) for mixed, run in runs if mixed]
+        blocks = groupby(range(len(order_F)), key=lambda f: order_F[f] is not None)
+        self._blocks = [list(block) for mixed, block in blocks if mixed]
         self._most = max((o.rows for o in order_F if o is not None), default=0)
         self._numbers_F3 = np.array(
             [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in order_F], np.int64
@@ -472,23 +472,23 @@ class MixedLookups:
         """Return the positions of a batch's rows. Rows of tables that are not mixed stay as they
         are.
         """
-        if not self._runs:
+        if not self._blocks:
             return rows.rows_L
         edges = [0, *accumulate(rows.per_F)]
         if self._kernel is not None:
             return self._kernel(rows.rows_L, edges, torch.from_numpy(self._numbers_F3))
         made_L = rows.rows_L.clone()
-        for run in self._runs:
-            part_N = made_L[edges[run[0]] : edges[run[-1] + 1]]
-            part_N.copy_(self._run(part_N, run, rows.per_F))
+        for block in self._blocks:
+            part_N = made_L[edges[block[0]] : edges[block[-1] + 1]]
+            part_N.copy_(self._block_positions(part_N, block, rows.per_F))
         return made_L
 
-    def _run(self, row_N: Tensor, run: list[int], per_F: list[int]) -> Tensor:
-        numbers_R3 = self._numbers_F3[run]
-        if len(run) == 1:
+    def _block_positions(self, row_N: Tensor, block: list[int], per_F: list[int]) -> Tensor:
+        numbers_R3 = self._numbers_F3[block]
+        if len(block) == 1:
             multiplier, shift, rows = numbers_R3[0].tolist()
             return affine(row_N, multiplier, shift, rows, self._most)
-        counts = np.array([per_F[f] for f in run], np.int64)
+        counts = np.array([per_F[f] for f in block], np.int64)
         *each, count_R = to_device(np.vstack([numbers_R3.T, counts]), row_N.device)
         multiplier_N, shift_N, rows_N = (
             torch.repeat_interleave(number_R, count_R, output_size=len(row_N)) for number_R in each
@@ -601,10 +601,21 @@ class EngineState:
             ConfigError: The ids are not integers, or sample weights are missing.
         """
         check_have_values(features)
-        rows, check = self.id_rules.begin(features, [taken[m] for m in self.outputs.member_F])
+        rows, check = self.id_rules.begin(features, self._taken_lookups(taken))
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(self.dtype)
         return rows, check
+
+    def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:
+        """Return the raw ids of a batch in the place of its rows; see `rows_of`."""
+        check_have_values(features)
+        ids = self.id_rules.raw(features, self._taken_lookups(taken))
+        if ids.weights_L is not None:
+            ids.weights_L = ids.weights_L.to(self.dtype)
+        return ids
+
+    def _taken_lookups(self, taken: Sequence[bool]) -> list[bool]:
+        return [taken[member] for member in self.outputs.member_F]
 
     def lease(self, trains: bool) -> list[Scratch]:
         """Lease scratch memory to one batch in flight, by group.
@@ -613,7 +624,7 @@ class EngineState:
         would in time grow every lease of training to their size.
         """
         free = self._free_leases[trains]
-        return free.pop() if free else [Scratch() for _ in self.routes]
+        return free.pop() if free else [Scratch(self.comm.device) for _ in self.routes]
 
     def give_back(self, lease: list[Scratch], trains: bool) -> None:
         """Take back the lease of a batch that no longer needs it."""

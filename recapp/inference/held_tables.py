@@ -44,7 +44,7 @@ from recapp.engine.read_only_store import (
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import shard_model
 from recapp.errors import CheckpointError
-from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise, quantise
+from recapp.kernels.quantised import QuantisedRows, bytes_of_packed_row, dequantise, quantise
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.problem import Topology
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
@@ -56,7 +56,7 @@ from recapp.stored.stored_model import Artefact, Checkpoint
 from recapp.tables.collections import embedding_lookups, embedding_tables
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.initial import start_hash, values_of_hash
-from recapp.tables.positions import RUNS, first_position, keys_of, positions_of
+from recapp.tables.positions import STRETCHES, first_position, keys_of, positions_of
 from recapp.transport.communicator import Comm, together
 
 T = TypeVar("T")
@@ -229,10 +229,10 @@ class HeldTables:
         if positions is None:
             return piece.rows
         first, last = (
-            int(torch.searchsorted(positions, first_position(run)))
-            if run < RUNS
+            int(torch.searchsorted(positions, first_position(stretch)))
+            if stretch < STRETCHES
             else len(positions)
-            for run in (piece.rows.start, piece.rows.stop)
+            for stretch in (piece.rows.start, piece.rows.stop)
         )
         return range(first, last)
 
@@ -351,7 +351,7 @@ QUANTIZE = ("none", "fp16", "int8", "int4")
 def row_bytes(data_type: DataType, dim: int) -> int:
     """Return the bytes of a stored row."""
     if data_type.bits is not None:
-        return bytes_of_record(dim, data_type.bits)
+        return bytes_of_packed_row(dim, data_type.bits)
     return dim * data_type.dtype.itemsize
 
 

@@ -251,9 +251,10 @@ def _find_rows(kernels: Any, example: Tensor) -> None:
     index = kernels.key_index([0], 8, example.device)
     position = _zero() - 2**63
     strip = torch.zeros(1, dtype=torch.int16)
-    slot, _ = index.insert(position, strip, _zero())
-    index.find(position, strip)
-    index.slots_of_run(0, 0)
+    index.positions.grow(1)
+    index.strips.grow(1)
+    slot, _ = index.find_or_insert(position, strip, lambda n: torch.arange(n))
+    index.slots_of_stretch(0, 0)
     index.remove(slot)
     if example.dtype == torch.float32:
         kernels.write_start_values(example.clone(), slot, position, 0, range(example.shape[1]), 0.0)

@@ -26,7 +26,7 @@ from recapp.sparse.transfer import to_device, to_host, true_indices
 
 CACHE_LINE_BYTES = 64
 SQUARE_BLOCK = 64  # columns: the default width of a vertical strip (sharding/sharding_types.py)
-RUN_BITS = 6  # the highest bits of a position are its run; the smallest position is in run 0
+STRETCH_BITS = 6  # the highest bits of a position: 0 is the stretch of the smallest positions
 
 
 class Grouped(NamedTuple):
@@ -51,12 +51,12 @@ def starts(counts_M: Tensor) -> Tensor:
     return F.pad(counts_M.cumsum(0, dtype=counts_M.dtype), (1, 0))
 
 
-def runs(first_K: Tensor, count_K: Tensor, total: int) -> Tensor:
+def ranges(first_K: Tensor, count_K: Tensor, total: int) -> Tensor:
     """Return first0, first0 + 1, ... (count0 numbers), first1, ... as one tensor.
 
     Args:
-        first_K: The first number of each run.
-        count_K: The length of each run.
+        first_K: The first number of each range.
+        count_K: The length of each range.
         total: The sum of the lengths, which the host knows.
     """
     return torch.repeat_interleave(
@@ -76,11 +76,11 @@ def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(nth_N).index_copy_(0, order_N, nth_N), first_K1.diff()
 
 
-def numbered_runs(
+def numbered_ranges(
     kind_V: Tensor, length_V: Tensor, kinds: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the numbers of runs and of entries of the same kind before each run, both [V]; and the
-    numbers of runs and of entries of each of the kinds 0 .. kinds - 1, both [kinds].
+    """Return the numbers of ranges and of entries of the same kind before each range, both [V]; and
+    the numbers of ranges and of entries of each of the kinds 0 .. kinds - 1, both [kinds].
     """
     if kinds == 1:  # there is nothing to sort
         before_V1 = starts(length_V)
@@ -175,9 +175,9 @@ class Links(NamedTuple):
         at_M: The offset of each bag's result in the target; None: results stand side by side.
         bags: The number of bags M.
         staged: The strips in which the source is copied; None: it is not copied.
-        count_1: The number of bags on the device, int32, where the host does not know it; `bags` is
-            then the room of the arrays, and nothing behind the count is read. None: the number is
-            `bags`. Only a GPU has such matrices.
+        used: The number of bags that have entries, int32 on the device, [1], where the host knows
+            no more than `bags`, the largest possible number; None: all have. Nothing behind them
+            is read, whatever room the arrays have.
     """
 
     index_N: Tensor
@@ -186,13 +186,13 @@ class Links(NamedTuple):
     at_M: Tensor | None
     bags: int
     staged: Staged | None = None
-    count_1: Tensor | None = None
+    used: Tensor | None = None
 
     def exact(self) -> "Links":
         """Return the matrix cut to its count, for which the host waits."""
-        if self.count_1 is None:
+        if self.used is None:
             return self
-        bags = int(to_host(self.count_1))
+        bags = int(to_host(self.used))
         entries = bags if self.offsets_M1 is None else int(to_host(self.offsets_M1[bags]))
         return Links(
             self.index_N[:entries],
@@ -299,7 +299,7 @@ class Bags:
         if np.array_equal(self.bag_S, self.bags_S1[:-1]) and int(self.bags_S1[-1]) == len(value_N):
             return value_N  # the group's slots are the lookups of the batch
         bag_S, count_S = to_device(np.stack([self.bag_S, np.diff(self.bags_S1)]), value_N.device)
-        return value_N[runs(bag_S, count_S, int(self.bags_S1[-1]))]
+        return value_N[ranges(bag_S, count_S, int(self.bags_S1[-1]))]
 
 
 class DeviceRate(NamedTuple):
@@ -323,18 +323,19 @@ def decay_of(lr: Rate, decay: float) -> float:
 
 
 class Scratch:
-    """Named arrays whose memory later batches use again.
+    """Named arrays of a device, by default the CPU, whose memory later batches use again.
 
     A new array costs a page fault per 4 KB, more than the arithmetic on it (measured). A scratch
     belongs to one group of one batch in flight, so the arrays of the batch keep their contents
     until its backward has run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """Return an array on the CPU whose contents are undefined.
+        """Return an array whose contents are undefined.
 
         Args:
             name: The name of the array; a later call with this name returns the same memory.
@@ -343,7 +344,7 @@ class Scratch:
         """
         memory = self._arrays.get(name)
         if memory is None or memory.numel() < n or memory.dtype != dtype:
-            memory = self._arrays[name] = with_room(n, dtype, torch.device("cpu"))
+            memory = self._arrays[name] = with_room(n, dtype, self._device)
         return memory[:n]
 
     def tensors(self) -> Iterable[Tensor]:

@@ -596,7 +596,7 @@ class NumbaBackend(TorchBackend):
     ) -> None:
         made_for = rows.width, past_caches(in_lines, target), rows.bits
         result = _target(links, target, dtype, scale)
-        arguments = rows.arrays, matrix(links, dtype), result, rows.records_RK.shape[1]
+        arguments = rows.arrays, matrix(links, dtype), result, rows.packed_RK.shape[1]
         run_bags(vectors.pool, vectors.pool_on_threads, made_for, arguments, links)
 
     @override

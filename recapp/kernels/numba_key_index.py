@@ -5,8 +5,8 @@ uses open addressing:
 
 The hash table consists of segments of 4,096 buckets, each a small hash table (linear probing). It
 grows by linear hashing (Litwin 1980): one segment at a time is split into two, so no step waits
-until a whole table is hashed again. A segment belongs to one run of positions, so the rows of a run
-are found without reading those of other runs.
+until a whole table is hashed again. A segment belongs to one stretch of positions, so the rows of a
+stretch are found without reading those of other stretches.
 
 Buckets hold no positions. The position of a slot stands beside the store's rows, where reading it
 costs a wait for memory. So a bucket has a tag, a byte of the key's hash: of 127 other keys on the
@@ -22,17 +22,18 @@ A round of splits ends when all segments of its beginning are split, in their or
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.kernels.links import RUN_BITS
+from recapp.kernels.links import STRETCH_BITS
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.simd import prefetch
+from recapp.sparse.transfer import true_indices
 
 jit = compiled()
 SEGMENT_BITS = 12
@@ -40,8 +41,8 @@ SEGMENT = 1 << SEGMENT_BITS
 FULL = SEGMENT - SEGMENT // 16  # a segment with this many used buckets makes the table grow
 BLOCK = 64  # keys whose buckets, and then positions, are fetched together
 STRIPS = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads the strips of one position
-RUN = np.int64(64 - RUN_BITS)
-HALF = np.int64(1 << RUN_BITS - 1)
+STRETCH_SHIFT = np.int64(64 - STRETCH_BITS)
+HALF = np.int64(1 << STRETCH_BITS - 1)
 
 
 class KeyTable(NamedTuple):
@@ -53,8 +54,8 @@ class KeyTable(NamedTuple):
         used_G: The number of used buckets of each segment.
         position_S: The position of each slot.
         strip_S: The strip of each slot.
-        place_R: The number of each run among the runs that the store holds.
-        places: The number of runs that the store holds.
+        place_R: The number of each stretch among the stretches that the store holds.
+        places: The number of stretches that the store holds.
         segments: The number of segments.
         secret: An odd number of 64 bits, different in each process.
     """
@@ -72,20 +73,20 @@ class KeyTable(NamedTuple):
 
 @jit
 def hash_of(position: Any, strip: Any, secret: Any) -> Any:
-    """Return the hash of a key within its run. Without the secret, an attacker cannot choose ids
-    that crowd in one place.
+    """Return the hash of a key within its stretch. Without the secret, an attacker cannot choose
+    ids that crowd in one place.
     """
-    h = (np.uint64(position) << np.uint64(RUN_BITS)) ^ (np.uint64(strip) * STRIPS)
+    h = (np.uint64(position) << np.uint64(STRETCH_BITS)) ^ (np.uint64(strip) * STRIPS)
     h *= secret
     return h ^ (h >> np.uint64(32))
 
 
 @jit
 def whole_segments(places: Any, segments: Any) -> Any:
-    """Return the number of segments of each run before the current round of splits: a power of 2.
+    """Return the number of segments of a stretch before the current round of splits: a power of 2.
 
     Args:
-        places: The number of runs.
+        places: The number of stretches.
         segments: The number of segments.
     """
     whole = 1
@@ -100,12 +101,12 @@ def segment_of(h: Any, place: Any, places: Any, segments: Any, whole: Any) -> An
 
     Args:
         h: The hash, from `hash_of`.
-        place: The number of the key's run among the runs that the store holds.
-        places: The number of runs that the store holds.
+        place: The number of the key's stretch among the stretches that the store holds.
+        places: The number of stretches that the store holds.
         segments: The number of segments.
         whole: The result of `whole_segments`.
     """
-    at = np.int64(h >> np.uint64(RUN_BITS)) & (2 * whole - 1)
+    at = np.int64(h >> np.uint64(STRETCH_BITS)) & (2 * whole - 1)
     segment = at * places + place
     return segment if segment < segments else segment - whole * places
 
@@ -147,7 +148,7 @@ def fetch_buckets(
     """Fetch the buckets of a block of keys, and write the segment of each."""
     for n in range(first, last):
         h = hash_of(position_N[n], strip_N[n], table.secret)
-        place = table.place_R[(position_N[n] >> RUN) + HALF]
+        place = table.place_R[(position_N[n] >> STRETCH_SHIFT) + HALF]
         segment = segment_of(h, place, table.places, table.segments, whole)
         segment_K[n - first] = segment
         bucket = segment * SEGMENT + home_of(h)
@@ -270,7 +271,7 @@ def remove_slots(table: Any, slot_M: Any) -> None:
         position = table.position_S[slot]
         strip = table.strip_S[slot]
         h = hash_of(position, strip, table.secret)
-        place = table.place_R[(position >> RUN) + HALF]
+        place = table.place_R[(position >> STRETCH_SHIFT) + HALF]
         segment = segment_of(h, place, table.places, table.segments, whole)
         first = segment * SEGMENT
         bucket = bucket_of(table, position, strip, h, segment)
@@ -315,14 +316,14 @@ class HashIndex:
     `SortedIndex`.
     """
 
-    def __init__(self, runs: Sequence[int], capacity: int, device: torch.device) -> None:
+    def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
         self.strips = RowMemory(capacity, 1, torch.int16, device)
-        self._places = max(1, len(runs))
+        self._places = max(1, len(stretches))
         self._secret = np.uint64(secrets.randbits(64) | 1)
-        self._place_R = np.zeros(1 << RUN_BITS, np.int64)
-        for place, run in enumerate(sorted(runs)):
-            self._place_R[run] = place
+        self._place_R = np.zeros(1 << STRETCH_BITS, np.int64)
+        for place, stretch in enumerate(sorted(stretches)):
+            self._place_R[stretch] = place
         # a table whose keys crowd into few segments needs many times more segments
         most = 16 * (self._places + int(capacity / MOST_USED) // SEGMENT + 1)
         self._tags = RowMemory(most * SEGMENT, 1, torch.uint8, device)
@@ -378,10 +379,23 @@ class HashIndex:
         find_slots(self._table(), position_N.numpy(), strip_N.numpy(), slot_N.numpy())
         return slot_N
 
-    def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys that the index does not hold (see `SortedIndex.insert`)."""
-        self.positions.grow(int(fresh_M.max()) + 1)
-        self.strips.grow(int(fresh_M.max()) + 1)
+    def find_or_insert(
+        self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, and add keys that are absent (see `SortedIndex`)."""
+        slot_N = self.find(position_N, strip_N)
+        absent_M = true_indices(slot_N < 0)
+        if not len(absent_M):
+            return slot_N, absent_M
+        slot_N[absent_M], first_U = self._insert(
+            position_N[absent_M], strip_N[absent_M], free(len(absent_M))
+        )
+        return slot_N, absent_M[first_U]
+
+    def _insert(
+        self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add absent keys; return the slot of each entry and the first entry of each key."""
         segments = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
         if segments > self._segments:
             self._add_segments(segments - self._segments)
@@ -411,9 +425,9 @@ class HashIndex:
         self._keys -= len(slot_M)
         remove_slots(self._table(), slot_M.numpy())
 
-    def slots_of_run(self, run: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a run."""
-        return self._slots_in(int(self._place_R[run]), self._places, strip)
+    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
+        """Return the slots of a strip whose positions lie in a stretch."""
+        return self._slots_in(int(self._place_R[stretch]), self._places, strip)
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""

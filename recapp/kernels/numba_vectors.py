@@ -43,7 +43,7 @@ from numba.extending import register_jitable
 
 from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_integers import piece_of
-from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_record
+from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_packed_row
 from recapp.kernels.simd import (
     broadcast,
     cast,
@@ -150,11 +150,11 @@ WIDE_COLUMNS = 64  # the sum of a wider row takes nearly all registers of AVX2
 # A vector is prefetched this many vectors before its use (of 4 to 64, 16 to 32 are best, up to a
 # quarter faster than 12).
 AHEAD = 24
-# A record is fetched into the second level of the caches FAR_RECORDS before its use, into the first
-# level NEAR_RECORDS before. Together they take a random record of 136 bytes from 27 to 9.5 ns (one
+# A packed row is fetched into the second level of the caches FAR_AHEAD before its use, into the
+# first level NEAR_AHEAD before. Together they take a random row of 136 bytes from 27 to 9.5 ns (one
 # level, 24 ahead: 27; the second alone: 16; 4 to 16 and 48 to 96 were tried).
-FAR_RECORDS = 48
-NEAR_RECORDS = 12
+FAR_AHEAD = 48
+NEAR_AHEAD = 12
 ROWS_AHEAD = 6  # a row of the store is prefetched this many rows before its update
 
 
@@ -264,10 +264,10 @@ def summed(width: int) -> Callable[..., Any]:
 def summed_packed(width: int, bits: int) -> Callable[..., Any]:
     """Return the function that sums packed rows as `summed` sums floats.
 
-    Its `source` is the memory of the records as (bytes, numbers), its `stride` the bytes of a
-    record. It computes the values of a row when it adds the row (`recapp/kernels/quantised.py`).
+    Its `source` is the memory of the packed rows as (bytes, numbers), its `stride` the bytes of
+    one. It computes the values of a row when it adds the row (`recapp/kernels/quantised.py`).
     """
-    size = bytes_of_record(width, bits)
+    size = bytes_of_packed_row(width, bits)
     numbers = size // NUMBER_TYPES[bits].itemsize
 
     @inlined(width, bits)
@@ -278,10 +278,10 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
         weighted = len(m.weights_N) > 0
         N = len(index_N)
         for k in range(begin, end):
-            if k + FAR_RECORDS < N:
-                prefetch_far(packed, get(index_N, k + FAR_RECORDS) * size, size)
-            if k + NEAR_RECORDS < N:
-                prefetch(packed, get(index_N, k + NEAR_RECORDS) * size, size)
+            if k + FAR_AHEAD < N:
+                prefetch_far(packed, get(index_N, k + FAR_AHEAD) * size, size)
+            if k + NEAR_AHEAD < N:
+                prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
             r = int(get(index_N, k))
             scale = broadcast(floats, r * numbers + (numbers - 2), like, width)
             bias = broadcast(floats, r * numbers + (numbers - 1), like, width)
@@ -310,7 +310,7 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
         bits: The bits of packed rows; 0 where the source holds floats.
     """
     total = summed_packed(width, bits) if bits else summed(width)
-    size = bytes_of_record(width, bits) if bits else 0
+    size = bytes_of_packed_row(width, bits) if bits else 0
 
     @inlined(width, streamed, bits)
     def pooling(source: Any, matrix: Any, target: Any, stride: Any, first: Any, last: Any) -> None:
@@ -322,7 +322,7 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
         if bags:
             begin = int(get(m.offsets_M1, first))
         if bits:  # a small batch ends before the prefetches in the loop help
-            for k in range(begin, min(begin + FAR_RECORDS, len(m.index_N))):
+            for k in range(begin, min(begin + FAR_AHEAD, len(m.index_N))):
                 prefetch_far(source[0], get(m.index_N, k) * stride, size)
         for b in range(first, last):
             end = b + 1

@@ -1,9 +1,9 @@
-"""Rows in 8 or 4 bits, for inference: one record per row in contiguous memory, quantised by the
-minimum and maximum of the row, as in FBGEMM's fused row-wise formats.
+"""Rows in 8 or 4 bits, for inference: packed rows in contiguous memory, quantised by the
+minimum and maximum of each row, as in FBGEMM's fused row-wise formats.
 
-    record = [packed values | zeros up to whole words | scale | bias]
+    packed row = [packed values | zeros up to whole words | scale | bias]
 
-| bits | packed values       | scale, bias | a record of 128 columns |
+| bits | packed values       | scale, bias | a row of 128 columns    |
 |------|---------------------|-------------|-------------------------|
 | 8    | a byte for each     | fp32        | 128 + 8 = 136 bytes     |
 | 4    | a byte for two; the | fp16        | 64 + 4 = 68 bytes       |
@@ -12,17 +12,17 @@ minimum and maximum of the row, as in FBGEMM's fused row-wise formats.
 A value is `scale * q + bias`: a product and a sum, each rounded, in the type of the arithmetic. For
 a row of floats with smallest value `low` and largest value `high`, in fp32:
 
-    bias  = low, rounded to the type of the record
-    scale = (high - bias) / (2^bits - 1), rounded to the type of the record; 0 for one value
+    bias  = low, rounded to its type
+    scale = (high - bias) / (2^bits - 1), rounded to its type; 0 for one value
     q     = (value - bias) / scale, rounded to the nearest integer, ties to even, then cut off to
             0 .. 2^bits - 1
 
-So a value changes by at most half a scale, plus the effect of rounding scale and bias. The record
-of a row depends on that row alone, not on the parts in which a table is written.
+So a value changes by at most half a scale, plus the effect of rounding scale and bias. A packed
+row depends on its row of floats alone, not on the parts in which a table is written.
 
 These torch functions define the result that faster kernels (`pool_quantised` of the backends)
-reproduce. Records may lie in files that are mapped read-only: only `QuantisedRows.fill` writes to
-records.
+reproduce. Packed rows may lie in files that are mapped read-only: only `QuantisedRows.fill` writes
+to them.
 """
 
 from dataclasses import dataclass
@@ -39,50 +39,51 @@ from recapp.kernels.row_memory import RowMemory
 # The possible numbers of bits of a value.
 BITS = (8, 4)
 WORD_BYTES = 4
-# The type of a record's scale and bias, by the bits of its values.
+# The type of a packed row's scale and bias, by the bits of its values.
 NUMBER_TYPES = {8: torch.float32, 4: torch.float16}
 PART_ELEMENTS = 1 << 22  # converted at a time; each element needs some floats of scratch memory
 
 
 @dataclass(frozen=True, eq=False)
 class QuantisedRows:
-    """The rows of a table or of a store as records, in memory or in a mapped file.
+    """The rows of a table or of a store as packed rows, in memory or in a mapped file.
 
     Args:
-        records_RK: The records (uint8), [R, K] without gaps, K = `bytes_of_record(width, bits)`;
-            the first record begins at a multiple of four bytes.
+        packed_RK: The packed rows (uint8), [R, K] without gaps, the first at a multiple of four
+            bytes; K = `bytes_of_packed_row(width, bits)`.
         width: The number of columns D.
         bits: The bits of a value, 8 or 4.
 
     Raises:
-        ValueError: Records have another type or size, have gaps, or are not aligned to four bytes.
+        ValueError: Packed rows have another type or size, have gaps, or are not aligned to four
+            bytes.
     """
 
-    records_RK: Tensor
+    packed_RK: Tensor
     width: int
     bits: int
 
     def __post_init__(self) -> None:
-        size = bytes_of_record(self.width, self.bits)
-        records_RK = self.records_RK
-        what = f"records of {self.width} columns in {self.bits} bits are"
-        if records_RK.dtype != torch.uint8 or records_RK.shape[1:] != (size,):
+        size = bytes_of_packed_row(self.width, self.bits)
+        packed_RK = self.packed_RK
+        what = f"packed rows of {self.width} columns in {self.bits} bits are"
+        if packed_RK.dtype != torch.uint8 or packed_RK.shape[1:] != (size,):
             raise ValueError(
-                f"{what} uint8 [rows, {size}]; these are {_name(records_RK.dtype)} "
-                f"{list(records_RK.shape)}"
+                f"{what} uint8 [rows, {size}]; these are {_name(packed_RK.dtype)} "
+                f"{list(packed_RK.shape)}"
             )
-        if not records_RK.is_contiguous() or records_RK.data_ptr() % WORD_BYTES:
+        if not packed_RK.is_contiguous() or packed_RK.data_ptr() % WORD_BYTES:
             raise ValueError(
                 f"{what} read word by word: they lie without gaps, from a multiple of "
-                f"{WORD_BYTES} bytes on; these have strides {list(records_RK.stride())} at byte "
-                f"{records_RK.data_ptr() % WORD_BYTES} of a word: copy them"
+                f"{WORD_BYTES} bytes on; these have strides {list(packed_RK.stride())} at byte "
+                f"{packed_RK.data_ptr() % WORD_BYTES} of a word: copy them"
             )
 
     def __len__(self) -> int:
-        return len(self.records_RK)
+        return len(self.packed_RK)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"records_RK": self.records_RK, "width": self.width, "bits": self.bits}
+        return {"packed_RK": self.packed_RK, "width": self.width, "bits": self.bits}
 
     @cached_property
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[Any]]:
@@ -92,19 +93,19 @@ class QuantisedRows:
         numbers = self.numbers_RN.view(-1)
         if numbers.dtype == torch.float16:
             numbers = numbers.view(torch.uint16)
-        return self.records_RK.view(-1).numpy(), numbers.numpy()
+        return self.packed_RK.view(-1).numpy(), numbers.numpy()
 
     @property
-    def packed_RP(self) -> Tensor:
+    def values_RP(self) -> Tensor:
         """The bytes of the values, [R, P], a view without the padding."""
-        return self.records_RK[:, : -(-self.width * self.bits // 8)]
+        return self.packed_RK[:, : -(-self.width * self.bits // 8)]
 
     @property
     def numbers_RN(self) -> Tensor:
         """The memory in the type of scale and bias, [R, n], a view: the last two numbers of a row
         are its scale and bias.
         """
-        return self.records_RK.view(NUMBER_TYPES[self.bits])
+        return self.packed_RK.view(NUMBER_TYPES[self.bits])
 
     @property
     def scale_R(self) -> Tensor:
@@ -117,17 +118,17 @@ class QuantisedRows:
         return self.numbers_RN[:, -1]
 
     def fill(self, first: int, weights_RD: Tensor) -> None:
-        """Quantise rows of floats into the records from number `first` on.
+        """Quantise rows of floats into the packed rows from number `first` on.
 
         It takes memory for a few million values more, whatever the number of rows.
 
         Args:
-            first: The number of the record of the first row.
+            first: The number of the first packed row to write.
             weights_RD: The rows.
 
         Raises:
             ValueError: The rows have other columns or are too many, or a row has a value that is
-                not finite or too large; the records before this row have been written.
+                not finite or too large; the packed rows before this row have been written.
         """
         if weights_RD.dim() != 2 or weights_RD.shape[1] != self.width:
             raise ValueError(
@@ -136,25 +137,26 @@ class QuantisedRows:
             )
         if not 0 <= first <= len(self) - len(weights_RD):
             raise ValueError(
-                f"{len(weights_RD):,} rows from {first:,} on do not fit in {len(self):,} records"
+                f"{len(weights_RD):,} rows from {first:,} on do not fit in {len(self):,} "
+                "packed rows"
             )
         step = _rows_of_part(self.width)
         for begin in range(0, len(weights_RD), step):
             part_RD = weights_RD[begin : begin + step].float()
             here = first + begin
-            records_RK = self.records_RK[here : here + len(part_RD)]
-            _write(QuantisedRows(records_RK, self.width, self.bits), part_RD, here)
+            packed_RK = self.packed_RK[here : here + len(part_RD)]
+            _write(QuantisedRows(packed_RK, self.width, self.bits), part_RD, here)
 
     def strip_of(self, rows: range, columns: range) -> "QuantisedRows":
-        """Return a rectangle whose records keep the scale and bias of the whole rows: its values
-        have the same bits as in the whole rows.
+        """Return a rectangle whose packed rows keep the scale and bias of the whole rows: its
+        values have the same bits as in the whole rows.
 
         With 4 bits a strip may begin and end at odd columns as well: its values are packed again.
 
         Args:
             rows: The rows of the rectangle.
-            columns: The columns of the rectangle. All columns give a view of these records, fewer a
-                copy.
+            columns: The columns of the rectangle. All columns give a view of these packed rows,
+                fewer a copy.
 
         Raises:
             ValueError: The rectangle is not inside of the table, has no columns, or skips some.
@@ -165,28 +167,28 @@ class QuantisedRows:
                 f"rows {rows}, columns {columns}: no rectangle of {len(self):,} rows x "
                 f"{self.width} columns"
             )
-        records_RK = self.records_RK[rows.start : max(rows.start, rows.stop)]
-        whole = QuantisedRows(records_RK, self.width, self.bits)
+        packed_RK = self.packed_RK[rows.start : max(rows.start, rows.stop)]
+        whole = QuantisedRows(packed_RK, self.width, self.bits)
         if len(columns) == self.width:
             return whole
-        strip = empty_rows(len(rows), len(columns), self.bits, records_RK.device)
+        strip = empty_rows(len(rows), len(columns), self.bits, packed_RK.device)
         step = _rows_of_part(self.width)
         for begin in range(0, len(rows), step):
-            part = QuantisedRows(records_RK[begin : begin + step], self.width, self.bits)
+            part = QuantisedRows(packed_RK[begin : begin + step], self.width, self.bits)
             q_RD = _unpacked(part)[:, columns.start : columns.stop]
             here = slice(begin, begin + len(part))
-            written = QuantisedRows(strip.records_RK[here], strip.width, strip.bits)
+            written = QuantisedRows(strip.packed_RK[here], strip.width, strip.bits)
             _put(written, q_RD, part.scale_R, part.bias_R)
         return strip
 
 
-def bytes_of_record(width: int, bits: int) -> int:
-    """Return the bytes of the record of a row of `width` columns.
+def bytes_of_packed_row(width: int, bits: int) -> int:
+    """Return the bytes of a packed row of `width` columns.
 
     Values are padded to whole words of four bytes, so that every scale is aligned. More padding
-    gains nothing: a record of some cache lines and a few bytes (136 or 68 bytes for 128 columns)
-    touches one line more, whatever word it begins at, and whole lines for each record would take
-    1.4 and 1.9 times the memory.
+    gains nothing: a row of some cache lines and a few bytes (136 or 68 bytes for 128 columns)
+    touches one line more, whatever word it begins at, and whole lines for each row would take 1.4
+    and 1.9 times the memory.
 
     Raises:
         ValueError: `bits` is neither 8 nor 4, or there are no columns.
@@ -202,34 +204,34 @@ def bytes_of_record(width: int, bits: int) -> int:
 def empty_rows(
     rows: int, width: int, bits: int, device: torch.device | str = "cpu"
 ) -> QuantisedRows:
-    """Return empty records, for `QuantisedRows.fill`.
+    """Return empty packed rows, for `QuantisedRows.fill`.
 
-    Large memory asks for huge pages (`row_memory.py`). Among gigabytes of records, a random one is
+    Large memory asks for huge pages (`row_memory.py`). Among gigabytes, a random packed row is
     then read in half to a fifth of the time that it takes in a mapped file, whose pages have 4 KB.
 
     Raises:
         ValueError: `bits` is neither 8 nor 4, or there are no columns.
     """
-    memory = RowMemory(rows, bytes_of_record(width, bits), torch.uint8, torch.device(device))
+    memory = RowMemory(rows, bytes_of_packed_row(width, bits), torch.uint8, torch.device(device))
     memory.grow(rows)
     return QuantisedRows(memory.rows, width, bits)
 
 
 def quantise(weights_RD: Tensor, bits: int) -> QuantisedRows:
-    """Return the records of rows of floats.
+    """Return rows of floats as packed rows.
 
     Raises:
         ValueError: `bits` is neither 8 nor 4, there are no columns, or a row has a value that is
             not finite or too large.
     """
-    records = empty_rows(len(weights_RD), weights_RD.shape[1], bits, weights_RD.device)
-    records.fill(0, weights_RD)
-    return records
+    packed = empty_rows(len(weights_RD), weights_RD.shape[1], bits, weights_RD.device)
+    packed.fill(0, weights_RD)
+    return packed
 
 
 def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the values of some rows, [N, D], computed in `dtype`."""
-    read = QuantisedRows(rows.records_RK[row_N.long()], rows.width, rows.bits)
+    read = QuantisedRows(rows.packed_RK[row_N.long()], rows.width, rows.bits)
     values_ND = _unpacked(read).to(dtype) * read.scale_R[:, None].to(dtype)
     return values_ND + read.bias_R[:, None].to(dtype)
 
@@ -262,21 +264,21 @@ def _refuse(wrong_R: Tensor, first: int, why: str) -> None:
 
 
 def _put(rows: QuantisedRows, q_RD: Tensor, scale_R: Tensor, bias_R: Tensor) -> None:
-    """Write integers, scales and biases into records."""
-    packed_RP = q_RD
+    """Write integers, scales and biases into packed rows."""
+    values_RP = q_RD
     if rows.bits == 4:
         odd_RP = torch.nn.functional.pad(q_RD, (0, rows.width % 2))[:, 1::2]
-        packed_RP = q_RD[:, ::2] | odd_RP << 4
-    rows.packed_RP.copy_(packed_RP)
+        values_RP = q_RD[:, ::2] | odd_RP << 4
+    rows.values_RP.copy_(values_RP)
     numbers = 2 * NUMBER_TYPES[rows.bits].itemsize
-    rows.records_RK[:, packed_RP.shape[1] : -numbers] = 0
+    rows.packed_RK[:, values_RP.shape[1] : -numbers] = 0
     rows.scale_R.copy_(scale_R)
     rows.bias_R.copy_(bias_R)
 
 
 def _unpacked(rows: QuantisedRows) -> Tensor:
     """Return the integers of rows, [R, D]."""
-    q_RP = rows.packed_RP
+    q_RP = rows.values_RP
     if rows.bits == 8:
         return q_RP
     return torch.stack([q_RP & 15, q_RP >> 4], 2).flatten(1)[:, : rows.width]

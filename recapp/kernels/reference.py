@@ -17,11 +17,11 @@ slot: (strip, position) -> slot. `SortedIndex` defines the result that `numba_ke
 reproduces. It keeps the positions of a strip sorted, so adding some costs a sort of all. A
 read-only store has numbers that are sorted strip by strip (`find_sorted`).
 
-`recapp/tables/positions.py` explains positions and runs. N entries, M entries of keys that the
+`recapp/tables/positions.py` explains positions and stretches. N entries, M entries of keys that the
 index does not hold yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from recapp.kernels.links import (
-    RUN_BITS,
+    STRETCH_BITS,
     Bags,
     Counts,
     Grouped,
@@ -40,9 +40,9 @@ from recapp.kernels.links import (
     decay_of,
     group,
     numbered,
-    numbered_runs,
+    numbered_ranges,
     offset_dtype,
-    runs,
+    ranges,
     starts,
 )
 from recapp.kernels.quantised import QuantisedRows, dequantise
@@ -56,7 +56,7 @@ class SortedIndex:
     """An index of the slots of all rows that exist.
 
     Args:
-        runs: The runs of positions that the store may hold.
+        stretches: The stretches whose rows the store may hold.
         capacity: The largest number of slots.
         device: The device of positions and slots.
 
@@ -65,7 +65,7 @@ class SortedIndex:
         strips: The strip of each slot, [capacity, 1], int16.
     """
 
-    def __init__(self, runs: Sequence[int], capacity: int, device: torch.device) -> None:
+    def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
         self.strips = RowMemory(capacity, 1, torch.int16, device)
         self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
@@ -93,27 +93,35 @@ class SortedIndex:
             slot_N = torch.where(found_N, slot_K[at_N], slot_N)
         return slot_N
 
-    def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys that the index does not hold.
+    def find_or_insert(
+        self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, after adding the keys that are absent.
 
         Args:
-            position_M: The positions of the keys; a key may occur several times.
-            strip_M: The strips of the keys.
-            fresh_M: Free slots, one for each entry.
+            position_N: The positions of the keys; a key may occur several times.
+            strip_N: The strips of the keys, int16.
+            free: A function that returns a number of free slots, for which `positions` and `strips`
+                have room. It is asked for as many as there are new keys, or for more.
 
         Returns:
-            The slot of each entry, and the first entry of each new key: these entries take the
-            fresh slots in order.
+            The slot of each entry, int64, and the first entry of each new key, ascending: these
+            entries took the free slots in order.
         """
+        slot_N = self.find(position_N, strip_N)
+        absent_M = true_indices(slot_N < 0)
+        if not len(absent_M):
+            return slot_N, absent_M
+        position_M = position_N[absent_M]
+        strip_M = strip_N[absent_M]
         same = group(position_M)
         keys = group(strip_M.long() * len(same.key_U) + same.number_N)
-        first_U = keys.order_N[keys.start_U1[:-1].long()].sort().values
-        slot_U = fresh_M[: len(first_U)]
-        rank_M = torch.empty_like(position_M)
-        rank_M[first_U] = slot_U
-        slot_M = rank_M[keys.order_N[keys.start_U1[:-1].long()]][keys.number_N.long()]
-        self.positions.grow(int(slot_U.max()) + 1)
-        self.strips.grow(int(slot_U.max()) + 1)
+        entry_U = keys.order_N[keys.start_U1[:-1].long()]
+        first_U = entry_U.sort().values
+        slot_U = free(len(first_U))
+        slot_M = torch.empty_like(position_M)
+        slot_M[first_U] = slot_U
+        slot_N[absent_M] = slot_M[entry_U][keys.number_N.long()]
         self.positions.rows[slot_U, 0] = position_M[first_U]
         self.strips.rows[slot_U, 0] = strip_M[first_U].to(torch.int16)
         for strip in set(strip_M[first_U].tolist()):
@@ -122,7 +130,7 @@ class SortedIndex:
             entries = self._of_strip(strip)
             position_K, order_K = torch.cat([entries[0], added[0]]).sort()
             self._sorted[strip] = position_K, torch.cat([entries[1], added[1]])[order_K]
-        return slot_M, first_U
+        return slot_N, absent_M[first_U]
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots."""
@@ -140,10 +148,10 @@ class SortedIndex:
         none = torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
         return self._sorted.get(strip, (none, none))
 
-    def slots_of_run(self, run: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a run."""
+    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
+        """Return the slots of a strip whose positions lie in a stretch."""
         position_K, slot_K = self._of_strip(strip)
-        return slot_K[(position_K >> (64 - RUN_BITS)) + (1 << RUN_BITS - 1) == run]
+        return slot_K[(position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1) == stretch]
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
@@ -237,6 +245,7 @@ class TorchBackend:
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
+    fused_integers: Any = None  # no functions for all groups at once
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 
@@ -376,12 +385,12 @@ class TorchBackend:
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
         length_V = vector.start_U1.diff().long()
-        nth_V, before_V, vectors_W, rows_W = numbered_runs(rank_V, length_V, world)
+        nth_V, before_V, vectors_W, rows_W = numbered_ranges(rank_V, length_V, world)
         order = vector.order_N
         rank_P = rank_P[order]
         local_P = local_P[order]
         pair_P = pair_P[order]
-        nth_P = runs(before_V, length_V, len(row_P))
+        nth_P = ranges(before_V, length_V, len(row_P))
         count_W2 = torch.stack([rows_W, vectors_W], 1)
         bag_rows = _BagRows(
             rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2
@@ -828,23 +837,24 @@ def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
     """
     device = b.rows_L.device
     first_S, last_S = to_device(np.stack([b.first_S, b.last_S]), device).unbind()
-    pair_P = runs(first_S, last_S - first_S, b.pairs)
+    pair_P = ranges(first_S, last_S - first_S, b.pairs)
     strip_P = torch.repeat_interleave(r.strip_S, last_S - first_S, output_size=len(pair_P))
     return b.rows_L[pair_P].long(), strip_P, pair_P
 
 
 def _keys(r: Routes) -> Tensor:
     """Return the number of each strip's first row when the rows of all strips are numbered one
-    after the other. For dynamic tables the runs are numbered: plans cut runs, not positions.
+    after the other. For dynamic tables the stretches are numbered: plans cut stretches, not
+    positions.
     """
-    rows_I = torch.full_like(r.rows_I, 1 << RUN_BITS) if r.dynamic else r.rows_I
+    rows_I = torch.full_like(r.rows_I, 1 << STRETCH_BITS) if r.dynamic else r.rows_I
     return starts(rows_I)[:-1]
 
 
 def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return the piece of each row of a strip, and its row in the owner's store."""
-    bits = 64 - RUN_BITS if r.dynamic else 0
-    least = -(1 << RUN_BITS - 1) if r.dynamic else 0
+    bits = 64 - STRETCH_BITS if r.dynamic else 0
+    least = -(1 << STRETCH_BITS - 1) if r.dynamic else 0
     first_K = (r.start_K >> bits) - least
     first_K = first_K + torch.repeat_interleave(
         _keys(r), r.piece_I1.diff(), output_size=len(r.start_K)

@@ -3,7 +3,7 @@ which run on any device.
 
 `recapp/kernels/reference.py` documents the functions, `triton_vectors.py` and `triton_update.py`
 the kernels. No function waits for the device: the host knows the sizes from which grids and buffers
-follow, or the room for them (`Links.count_1`). Triton compiles a kernel at its first call with new
+follow, or the room for them (`Links.used`). Triton compiles a kernel at its first call with new
 types or a new width, and keeps it on disk. Triton's interpreter (TRITON_INTERPRET=1) runs them on
 CPU tensors: slowly, for tests.
 """
@@ -17,15 +17,15 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels import triton_update, triton_vectors
+from recapp.kernels import triton_integers, triton_update, triton_vectors
 from recapp.kernels.links import DeviceRate, Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
+from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form, VectorSource
 from recapp.optim.rules import Rate, RowRule
-from recapp.sparse.transfer import copy_to_device
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 WARPS = 1
@@ -36,6 +36,8 @@ class TritonBackend(TorchBackend):
 
     name = "triton"
     blocks = GPU_ORDER
+    fused_integers = triton_integers
+    key_index = DeviceKeyIndex
 
     @override
     def pool(
@@ -62,8 +64,8 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = triton_vectors.form(rows.width, TYPES[dtype], rows.records_RK.shape[1], rows.bits)
-        source = VectorSource(rows.records_RK, rows.numbers_RN)
+        form = triton_vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
+        source = VectorSource(rows.packed_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
     @override
@@ -90,8 +92,9 @@ class TritonBackend(TorchBackend):
             (*(*rate, 0.0, 0.0)[:3], decay_of(rate, rule.decay))
             for rate, rule in zip(tuples, rules, strict=True)
         ]
-        numbers_K4 = copy_to_device(
-            torch.tensor(numbers, dtype=torch.float64, device="cpu"), device
+        # so few numbers reach the device sooner from memory that is not page-locked
+        numbers_K4 = torch.tensor(numbers, dtype=torch.float64, device="cpu").to(
+            device, non_blocking=True
         )
         return [
             DeviceRate(numbers_4, len(numbers)) if rule.squares is None else rate
@@ -209,7 +212,7 @@ def _matrix(source: VectorSource, form: Form, links: Links, dtype: torch.dtype) 
     """
     entries = len(links.index_N)
     matrix = DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None, None)
-    bags = links.bags, links.count_1
+    bags = links.bags, links.used
     span = form.BLOCK
     for name in ("sums", "sums2"):
         if links.offsets_M1 is None or entries <= span:

@@ -121,10 +121,10 @@ def layer_table(
         features: The names of further features in the batch; those of the tables are always there.
 
     Returns:
-        A record for each layer: layer (its name in the model), kind (class), output (shapes, with
+        A row for each layer: layer (its name in the model), kind (class), output (shapes, with
         the symbols B for samples and L for ids), parameters (their number over all ranks), flops
         (multiplications and additions of the matrix products of a sample, forward; None if they
-        cannot be counted). A last record, `all`, has the sums; it includes products outside of any
+        cannot be counted). A last row, `all`, has the sums; it includes products outside of any
         layer. And the error that ended the list early; None if the model ran to its end.
     """
     collections = dict(collections_in(model))
@@ -136,7 +136,7 @@ def layer_table(
     batch = _made_up_batch(
         dense_in_features, list(dict.fromkeys([*features, *lookup_features])), like
     )
-    records: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     counter = ProductCounter()
     begun: dict[str, tuple[int, int]] = {}
 
@@ -152,7 +152,7 @@ def layer_table(
         parameters = _parameters(module)
         shapes = _shapes(output)
         if parameters or shapes != _shapes(inputs):
-            records.append(
+            rows.append(
                 {
                     "layer": name,
                     "kind": type(module).__name__.removeprefix("Sharded"),
@@ -187,8 +187,8 @@ def layer_table(
                 output = model(batch)
         # A model may fail on the probe batch and still run on real ones.
         except Exception as error:
-            return records, f"{type(error).__name__}: {' '.join(str(error).split())}"
-    records.append(
+            return rows, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    rows.append(
         {
             "layer": "all",
             "kind": type(model).__name__,
@@ -197,7 +197,7 @@ def layer_table(
             "flops": flops_since(0, 0),
         }
     )
-    return records, None
+    return rows, None
 
 
 def _made_up_batch(dense_in_features: int, features: list[str], like: Tensor) -> Batch:

@@ -52,7 +52,7 @@ RULES: Mapping[str, Callable[..., RowRule]] = {
     )
 }
 TARGET = "_target_"
-HOME = "recapp.optim.rules"
+RULES_MODULE = "recapp.optim.rules"
 
 
 def is_rules(value: Any) -> bool:
@@ -302,8 +302,8 @@ def _table_rule(
     settings = effective_settings(own_settings, sparse)
     if "rule" in settings and TARGET in settings:
         raise ConfigError(f"{where}: rule and {TARGET} both name a rule: give one")
-    home, _, name = str(settings.get(TARGET, "")).rpartition(".")
-    if home == HOME and name in RULES:
+    module, _, name = str(settings.get(TARGET, "")).rpartition(".")
+    if module == RULES_MODULE and name in RULES:
         settings = {"rule": name, **{key: settings[key] for key in settings if key != TARGET}}
     return make_rule(settings, where) if "rule" in settings else construct(settings, where)
 

@@ -51,7 +51,7 @@ from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableShardi
 from recapp.sharding.sharding_types import CandidateRanks, Ints
 from recapp.tables.collections import compute_dtype
 from recapp.tables.config import EmbeddingConfig
-from recapp.tables.positions import RUNS, RowOrderName
+from recapp.tables.positions import STRETCHES, RowOrderName
 
 # share of the time to route an id that computes the position of its row (measured)
 MIXING = 0.25
@@ -102,12 +102,12 @@ def cut_of(
 
 
 def _in_rows(cut: Cut, rows: int) -> Ints:
-    """Return the rows of a cut's rectangles, [M, 2]. For a dynamic table, convert its runs to a
-    share of the given number of rows.
+    """Return the rows of a cut's rectangles, [M, 2]. For a dynamic table, convert its stretches to
+    a share of the given number of rows.
     """
     if cut.table.dynamic is None:
         return cut.rows_M2
-    rows_M2: Ints = cut.rows_M2 * rows // RUNS
+    rows_M2: Ints = cut.rows_M2 * rows // STRETCHES
     return rows_M2
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from recapp.console import size
 from recapp.errors import PlanError
-from recapp.kernels.quantised import bytes_of_record
+from recapp.kernels.quantised import bytes_of_packed_row
 from recapp.optim.named_rules import Rules, rule_of
 from recapp.optim.rules import RowRule
 from recapp.planner.problem import Topology
@@ -81,7 +81,7 @@ def row_bytes(table: EmbeddingConfig, columns: int) -> int:
     bits = table.data_type.bits
     if bits is None:
         return columns * table.data_type.dtype.itemsize
-    return bytes_of_record(columns, bits)
+    return bytes_of_packed_row(columns, bits)
 
 
 def weight_bytes(table: EmbeddingConfig) -> int:

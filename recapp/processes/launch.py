@@ -114,6 +114,19 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
+def check_gpus(ranks: int) -> None:
+    """Check that each rank of a command with `device=cuda` has a GPU.
+
+    Raises:
+        ConfigError: There are fewer GPUs.
+    """
+    if (gpus := gpu_count()) < ranks:
+        raise ConfigError(
+            f"device=cuda ranks={ranks}: each rank needs a GPU of its own, and there are {gpus} "
+            "here: use device=cpu, or fewer ranks"
+        )
+
+
 def launch(
     config_path: Path,
     ranks: int,

@@ -36,9 +36,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recapp.console import note, short_path
 from recapp.errors import ConfigError, LaunchError
+
+if TYPE_CHECKING:
+    import torch
 
 # for steps of srun: these lie below the ports that the kernel assigns by itself
 FIRST_PORT = 15000
@@ -87,6 +91,25 @@ class RankInfo:
                 "see one GPU of its own (CUDA_VISIBLE_DEVICES)"
             )
         return self.local_rank if visible > 1 else 0
+
+
+def device_of(kind: str, rank: RankInfo | None) -> "torch.device":
+    """Return the device on which this process computes, and make its GPU the current one.
+
+    Args:
+        kind: `cpu` or `cuda`.
+        rank: The rank of this process; None if it is alone.
+
+    Raises:
+        LaunchError: There are fewer GPUs than ranks here.
+    """
+    import torch
+
+    if kind == "cpu":
+        return torch.device("cpu")
+    number = rank.gpu(torch.cuda.device_count()) if rank else 0
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -326,6 +326,7 @@ class BenchOnRanks(Bench):
 class BenchStep(BenchOnRanks):
     """The settings of `bench step`."""
 
+    device: Literal["cpu", "cuda"] = "cpu"
     workload: Workloads | tuple[Workloads, ...] = "W1"
     plans: str | tuple[str, ...] = (
         "table_wise",
@@ -340,6 +341,7 @@ class BenchStep(BenchOnRanks):
 class BenchTrain(BenchOnRanks):
     """The settings of `bench train`."""
 
+    device: Literal["cpu", "cuda"] = "cpu"
     models: Dlrms | tuple[Dlrms, ...] = "small"
     compile: bool = False
 

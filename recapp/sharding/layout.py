@@ -56,9 +56,9 @@ class Piece:
     Args:
         strip: Number of the strip.
         rank: The rank.
-        rows: The rows of the table that the plan gives this piece; the runs of a dynamic table.
+        rows: The rows of the table that the plan gives this piece; of a dynamic table, stretches.
         base: The piece's first row in the group's store on this rank. For a dynamic table, the
-            number of the first run among the runs of all strips of the group.
+            number of the first stretch among the stretches of all strips of the group.
     """
 
     strip: int

@@ -53,7 +53,7 @@ from recapp.settings.other_systems import format_of
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, table_config
-from recapp.tables.positions import DYNAMIC, ROW_ORDERS, RUNS, DynamicRows
+from recapp.tables.positions import DYNAMIC, ROW_ORDERS, STRETCHES, DynamicRows
 
 FILE_BYTES = 2**28
 DEEPEST = 50  # levels of nested mappings and lists; a plan has seven
@@ -327,10 +327,10 @@ def _range_text(part: range) -> str:
 def _config(name: str, values: Mapping[str, Any], where: str) -> EmbeddingConfig:
     more = {key: values[key] for key in CONFIG[2:] if key in values and key != "features"}
     dynamic = "dynamic" in values
-    if dynamic and values["rows"] != RUNS:
+    if dynamic and values["rows"] != STRETCHES:
         raise PlanError(
-            f"{where}.rows={values['rows']}: a dynamic table is cut by its {RUNS} runs: set rows "
-            f"to {RUNS}"
+            f"{where}.rows={values['rows']}: a dynamic table is cut by its {STRETCHES} stretches: "
+            f"set rows to {STRETCHES}"
         )
     try:
         return table_config(
@@ -625,7 +625,7 @@ def check_made_for(
             )
         had = [max(getattr(s, part).stop for s in plan.tables[t.name].shards) for part in PARTS]
         if had != [t.plan_rows, t.embedding_dim]:
-            grows = " (a dynamic table is cut by its 64 runs)" if t.dynamic is not None else ""
+            grows = " (a dynamic table is cut by its 64 stretches)" if t.dynamic is not None else ""
             raise PlanError(
                 f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's "
                 f"table has {t.plan_rows} x {t.embedding_dim}{grows}: make it again: {again}"

@@ -46,7 +46,7 @@ class Shard:
     Args:
         rank: The rank that holds the rectangle.
         rows: The rows. If the plan mixes rows, their positions (`recapp/tables/positions.py`); for
-            a dynamic table, its runs (`recapp/tables/positions.py`).
+            a dynamic table, its stretches (`recapp/tables/positions.py`).
         cols: The columns.
     """
 

@@ -42,7 +42,7 @@ pad evaluation with empty batches.
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Self
 
@@ -437,7 +437,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         exact = not torch.compiler.is_exporting() and len(self._values) == total
         if exact and (self._weights is None or len(self._weights) == total):
             return self
-        return self._run(0, len(self._keys), self.offset_per_key(), self._inverse_indices)
+        return self._segment(0, len(self._keys), self.offset_per_key(), self._inverse_indices)
 
     def padded(self) -> "KeyedJaggedTensor":
         """Return a tensor in which all keys have the same number of bags, with empty bags after
@@ -455,7 +455,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         )
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        return self._run(self.index_of(key), 1, self.offset_per_key())._single()
+        return self._segment(self.index_of(key), 1, self.offset_per_key())._single()
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Return a jagged tensor for each key: views.
@@ -466,8 +466,8 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         """
         parts = self._jt_dict
         if parts is None:
-            runs = self.split([1] * len(self._keys))
-            parts = {run._keys[0]: run._single() for run in runs}
+            segments = self.split([1] * len(self._keys))
+            parts = {one._keys[0]: one._single() for one in segments}
         if compute_offsets:
             for part in parts.values():
                 part.offsets()
@@ -490,7 +490,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             )
         edge = self.offset_per_key()
         return [
-            self._run(first, n, edge)
+            self._segment(first, n, edge)
             for first, n in zip(accumulate(segments, initial=0), segments, strict=False)
         ]
 
@@ -522,7 +522,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             )
         first = order[0] if order else 0
         if order == list(range(first, first + len(order))):
-            return self._run(first, len(order), self.offset_per_key())
+            return self._segment(first, len(order), self.offset_per_key())
         per_key = self.length_per_key()
         if indices_tensor is None:
             indices_tensor = to_device(order, self._lengths.device)
@@ -593,7 +593,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         check_total(sum(per_key), self._values, self._weights)
         return per_key
 
-    def _run(
+    def _segment(
         self, first: int, count: int, edge: list[int], inverse: InverseIndices | None = None
     ) -> "KeyedJaggedTensor":
         """Return the keys from `first` to `first + count`, as views.
@@ -663,7 +663,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         if sum(key_splits) != len(self._keys) or min(key_splits, default=0) < 0:
             raise DataError(
                 f"key_splits {list(key_splits)} sum to {sum(key_splits)}, but there are "
-                f"{len(self._keys)} keys: give each key to one run"
+                f"{len(self._keys)} keys: give each key to one part"
             )
         values = sums_of(self.length_per_key(), key_splits)
         return [
@@ -778,6 +778,8 @@ class Batch:
     labels: dict[str, Tensor]
     weights: dict[str, Tensor]
     row_numbers_B: Tensor | None
+    # the streams that use the memory, where that is of a slot (`recapp/transport/batch_slots.py`)
+    streams: set[Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -792,6 +794,7 @@ class Batch:
         self.labels = {LABEL: labels_B} if isinstance(labels_B, Tensor) else dict(labels_B)
         self.weights = dict(weights or {})
         self.row_numbers_B = row_numbers_B
+        self.streams = None
         if strange := self.weights.keys() - self.labels.keys():
             raise DataError(
                 f"a batch with weights of {min(strange)}, which is not one of its labels "
@@ -840,42 +843,42 @@ class Batch:
             non_blocking: Whether to copy through page-locked memory on the way to a GPU, so that
                 the host does not wait.
         """
-        device = torch.device(device)
-
-        def moved(part: Any) -> Any:
-            if non_blocking and isinstance(part, Tensor):
-                return copy_to_device(part, device)
-            return part.to(device, non_blocking=non_blocking)
-
-        there = self._changed(moved)
-        same = all(one is other for one, other in zip(there._parts(), self._parts(), strict=True))
+        target = torch.device(device)
+        there = self.each(lambda t: copy_to_device(t, target) if non_blocking else t.to(target))
+        same = all(one is other for one, other in zip(there.tensors(), self.tensors(), strict=True))
         return self if same else there
 
     def pin_memory(self) -> Self:
         """Return the samples in page-locked memory. The host does not wait for copies from it to a
         GPU.
         """
-        return self._changed(lambda part: part.pin_memory())
+        return self.each(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until `stream` has done the work that is queued on it now."""
-        for part in self._parts():
-            part.record_stream(stream)
+        if self.streams is not None:
+            self.streams.add(stream)
+            return
+        for tensor in self.tensors():
+            tensor.record_stream(stream)
 
-    def _parts(self) -> list[Tensor | KeyedJaggedTensor]:
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the samples."""
         numbers = () if self.row_numbers_B is None else (self.row_numbers_B,)
         return [
             self.dense_BI,
-            self.sparse,
+            *self.sparse._tensors(),
             *self.labels.values(),
             *self.weights.values(),
             *numbers,
         ]
 
-    def _changed(self, change: Callable[[Any], Any]) -> Self:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the samples with `change` applied to each tensor."""
         batch = copy(self)
+        batch.streams = None
         batch.dense_BI = change(self.dense_BI)
-        batch.sparse = change(self.sparse)
+        batch.sparse = self.sparse._each(change)
         batch.labels = {name: change(label_B) for name, label_B in self.labels.items()}
         batch.weights = {name: change(weight_B) for name, weight_B in self.weights.items()}
         if self.row_numbers_B is not None:

@@ -49,7 +49,7 @@ from recapp.stored.block_files import StoredBlock
 from recapp.stored.plain_parts import is_a, plain
 from recapp.stored.store import ARTEFACT, CHECKPOINT, Kind
 from recapp.tables.config import DataType, EmbeddingConfig
-from recapp.tables.positions import RUNS, RowOrder
+from recapp.tables.positions import STRETCHES, RowOrder
 
 MOST_EXAMPLE_ROWS = 4096
 _FOOT = b',\n"checksum": "%08x"\n}\n'
@@ -335,7 +335,7 @@ ROW_ORDERS = "row_orders"
 JOINED = "joined"  # the entry that names the checkpoints whose models are members here
 RUN = "run"
 SAVED_AS = "saved_as"
-DYNAMIC_COUNTS = {"rows": RUNS, "waiting": RUNS}
+DYNAMIC_COUNTS = {"rows": STRETCHES, "waiting": STRETCHES}
 
 
 @dataclass(frozen=True)
@@ -484,8 +484,8 @@ class CheckpointManifest(Manifest):
 
     @property
     def dynamic(self) -> dict[str, dict[str, list[int]]]:
-        """The number of rows in each of the 64 runs of a dynamic table, and of counted keys without
-        a row: `{table: {"rows": [...], "waiting": [...]}}`.
+        """The number of rows in each of the 64 stretches of a dynamic table, and of counted keys
+        without a row: `{table: {"rows": [...], "waiting": [...]}}`.
 
         Raises:
             CheckpointError: The entry does not have these numbers.

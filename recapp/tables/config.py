@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recapp.errors import ConfigError, suggest
-from recapp.tables.positions import DYNAMIC, EXPECTED_ROWS, RUNS, DynamicRows, dynamic_rows
+from recapp.tables.positions import DYNAMIC, EXPECTED_ROWS, STRETCHES, DynamicRows, dynamic_rows
 
 if TYPE_CHECKING:
     import torch
@@ -274,10 +274,10 @@ class EmbeddingConfig:
 
     @property
     def plan_rows(self) -> int:
-        """Return the number of rows that a plan cuts: the rows of the table, or the runs of a
+        """Return the number of rows that a plan cuts: the rows of the table, or the stretches of a
         dynamic one.
         """
-        return self.num_embeddings if self.dynamic is None else RUNS
+        return self.num_embeddings if self.dynamic is None else STRETCHES
 
     def get_weight_init_max(self) -> float:
         """Return the end of the range of start values."""
@@ -355,7 +355,7 @@ class EmbeddingConfig:
         the expected number.
         """
         n = plan_rows if isinstance(plan_rows, int) else len(plan_rows)
-        return n if self.dynamic is None else -(-n * self.num_embeddings // RUNS)
+        return n if self.dynamic is None else -(-n * self.num_embeddings // STRETCHES)
 
     def _check_min_key(self) -> None:
         setting = f"tables.{self.name}.min_key={self.min_key}"

@@ -226,9 +226,9 @@ class IdRules:
         rules = [RULE_NUMBERS[_rule_of(x)] for x in self.lookups]
         self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
-        self._runs = [
-            (rule, [i for i, _ in run])
-            for rule, run in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
+        self._blocks = [
+            (rule, [i for i, _ in block])
+            for rule, block in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> LookupRows:
@@ -254,13 +254,35 @@ class IdRules:
         Before the check, an id outside of its table has an arbitrary row.
 
         Args:
+            features: As for `raw`.
+            taken_F: As for `raw`.
+
+        Raises:
+            OutsideTable: An id is outside of a table whose rule is `error`. It is raised at once if
+                this needs no wait, else by the check.
+            LongBag: A bag has more ids than its concatenation has vectors.
+            ConfigError: As for `raw`.
+        """
+        ids = self.raw(features, taken_F)
+        ids_L = ids.rows_L
+        edge = [0, *accumulate(ids.per_F)]
+        if any(self._first_F):
+            ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.lengths_FB.sum(1)))
+        if torch.compiler.is_exporting():
+            return self._exported(ids), nothing_pending
+        if self._kernel is not None:
+            return self._in_one_pass(self._kernel, ids, edge, ids_L), nothing_pending
+        return self._rule_by_rule(ids, edge, ids_L)
+
+    def raw(self, features: KeyedJaggedTensor, taken_F: Sequence[bool] | None = None) -> LookupRows:
+        """Return the raw ids of every lookup, int64, in the place of its rows.
+
+        Args:
             features: Raw ids, as for a call.
             taken_F: Whether each lookup takes part. The others get no ids, and the batch need not
                 have their features. None: all take part.
 
         Raises:
-            OutsideTable: An id is outside of a table whose rule is `error`. It is raised at once if
-                this needs no wait, else by the check.
             LongBag: A bag has more ids than its concatenation has vectors.
             ConfigError: The ids are not integers, are not flat, or have no weights and must have
                 some; or the batch does not tell which bags the samples take.
@@ -287,15 +309,7 @@ class IdRules:
         ids = _at_most_hot(LookupRows(ids_L, lengths_FB, weights_L, per_F), lookups)
         if len(number) < len(self.lookups):
             ids = _with_none_for_others(ids, number, len(self.lookups))
-        ids_L = ids.rows_L
-        edge = [0, *accumulate(ids.per_F)]
-        if any(self._first_F):
-            ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.lengths_FB.sum(1)))
-        if torch.compiler.is_exporting():
-            return self._exported(ids), nothing_pending
-        if self._kernel is not None:
-            return self._in_one_pass(self._kernel, ids, edge, ids_L), nothing_pending
-        return self._rule_by_rule(ids, edge, ids_L)
+        return ids
 
     def _from_min_key(self, ids_L: Tensor, count_F: Tensor) -> Tensor:
         """Return ids counted from the `min_key` of their tables. Ids outside of a table get the
@@ -315,14 +329,14 @@ class IdRules:
     def _rule_by_rule(
         self, ids: LookupRows, edge: list[int], raw_L: Tensor
     ) -> tuple[LookupRows, PendingCheck]:
-        """Apply the rules by torch operations, one run of lookups with equal rules at a time."""
+        """Apply the rules by torch operations, one block of lookups with equal rules at a time."""
         ids_L = ids.rows_L
         parts = list[Tensor]()
         outside = list[Tensor]()
         size_F, count_F = to_device(np.array([self._sizes, ids.per_F], np.int64), ids_L.device)
         size_L = torch.repeat_interleave(size_F, count_F, output_size=len(ids_L))
-        for rule, run in self._runs:
-            here = slice(edge[run[0]], edge[run[-1] + 1])
+        for rule, block in self._blocks:
+            here = slice(edge[block[0]], edge[block[-1] + 1])
             ids_N = ids_L[here]
             size_N = size_L[here]
             missing_N = ids_L[here] == MISSING
@@ -338,18 +352,18 @@ class IdRules:
             parts.append(row_N.clamp(min=0).minimum(size_N - 1))
             outside.append(parts[-1] != row_N)
         rows = replace(ids, rows_L=parts[0] if len(parts) == 1 else torch.cat(parts))
-        if ids_L.is_meta or all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._runs):
+        if ids_L.is_meta or all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._blocks):
             return rows, nothing_pending
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
-        if all(rule is not IdRule.DROP for rule, _ in self._runs):
+        if all(rule is not IdRule.DROP for rule, _ in self._blocks):
             return rows, lambda: self._check_outside(outside_F, outside_L, raw_L, edge)
         if not self._check_outside(outside_F, outside_L, raw_L, edge):
             return rows, nothing_pending
         keep_L = torch.cat(
             [
                 ~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
-                for (rule, _), outside_N in zip(self._runs, outside, strict=True)
+                for (rule, _), outside_N in zip(self._blocks, outside, strict=True)
             ]
         )
         return _drop(rows, keep_L), nothing_pending
@@ -372,18 +386,35 @@ class IdRules:
         """Apply the rules by the kernel, on the CPU."""
         changed_F = torch.zeros(len(self.lookups), dtype=torch.int64, device="cpu")
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
-        if first >= 0:
-            raise self.error(bisect_right(edge, first) - 1, int(raw_L[first]), "")
-        dropped = False
-        for x, n in zip(self.lookups, changed_F.tolist(), strict=True):
-            self.changed[x.table.name] += n
-            dropped |= n > 0 and x.table.id_rule is IdRule.DROP
-        if not dropped:
+        if not self.count_changed(first, changed_F.tolist(), raw_L, edge):
             return replace(ids, rows_L=rows_L)
         drops_F = self._rule_F == RULE_NUMBERS[IdRule.DROP]
         per_F = torch.tensor(ids.per_F, device="cpu")
         drops_L = torch.repeat_interleave(drops_F, per_F, output_size=len(rows_L))
         return _drop(replace(ids, rows_L=rows_L), (rows_L != -1) | ~drops_L)
+
+    def count_changed(
+        self, first: int, changed_F: Sequence[int], ids_L: Tensor, edge: Sequence[int]
+    ) -> bool:
+        """Count the ids that a kernel has changed, and return whether some leave their bags.
+
+        Args:
+            first: The index of the first id that is an error; -1: none is.
+            changed_F: The number of changed ids of each lookup.
+            ids_L: The raw ids.
+            edge: Lookup f has the ids edge[f] .. edge[f + 1].
+
+        Raises:
+            OutsideTable: An id is an error.
+        """
+        if first >= 0:
+            raise self.error(bisect_right(edge, first) - 1, int(ids_L[first]), "")
+        for x, n in zip(self.lookups, changed_F, strict=True):
+            self.changed[x.table.name] += n
+        return any(
+            n and x.table.id_rule is IdRule.DROP
+            for x, n in zip(self.lookups, changed_F, strict=True)
+        )
 
     def _weights(self, features: KeyedJaggedTensor, lookups: Sequence[int]) -> Tensor | None:
         """Return the sample weights; ones for a lookup without sample weights if others have
@@ -426,11 +457,7 @@ class IdRules:
                 # Waiting for the GPU is harmless here: the run ends with this error.
                 first = edge[i] + int(outside_L[edge[i] : edge[i + 1]].nonzero()[0])
                 raise self.error(i, int(ids_L[first]), "")
-        for x, n in zip(self.lookups, found_F, strict=True):
-            self.changed[x.table.name] += n
-        return any(
-            n for x, n in zip(self.lookups, found_F, strict=True) if x.table.id_rule is IdRule.DROP
-        )
+        return self.count_changed(-1, found_F, ids_L, edge)
 
 
 def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> KeyedJaggedTensor:

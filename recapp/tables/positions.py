@@ -3,12 +3,13 @@ rows that are dealt over all strips.
 
 In a dynamic table any int64 is a key, and a row exists once its key has been trained.
 
-    key  --mix-->  position (64 bits)  --top 6 bits-->  run 0..63  --plan-->  rank
+    key  --mix-->  position (64 bits)  --top 6 bits-->  stretch 0..63  --plan-->  rank
 
 A bijection of all 2^64 values maps each key to its *position*. So no two keys share a row, and
-positions are spread evenly, whatever the keys are. The positions have 64 equal parts, the *runs*:
-in a plan a dynamic table has 64 rows, its runs, which are cut and placed like any rows. Within a
-rank a store finds the existing rows by their positions (`recapp/engine/dynamic_store.py`).
+positions are spread evenly, whatever the keys are. The positions have 64 equal parts, the
+*stretches*: in a plan a dynamic table has 64 rows, its stretches, which are cut and placed like any
+rows. Within a rank a store finds the existing rows by their positions
+(`recapp/engine/dynamic_store.py`).
 
 A missing id is a key like any other, so it has its own row. Positions are signed integers, in
 ascending order, because torch has no unsigned ones.
@@ -56,9 +57,9 @@ if TYPE_CHECKING:
 
 # The number of rows of a dynamic table in settings.
 DYNAMIC = "dynamic"
-# The number of runs: plans cut tables by runs, and rows are evicted within a run.
-RUNS = 64
-RUN_BITS = 6
+# The number of stretches: plans cut tables by stretches, and rows are evicted within a stretch.
+STRETCHES = 64
+STRETCH_BITS = 6
 FIND_BYTES = 20  # a position, a strip, and 1 / .42 buckets (numba_key_index.py)
 USE_BYTES = 8  # the step of a row's last use and its number of uses
 SKETCH_LINES = 4
@@ -107,12 +108,12 @@ class DynamicRows:
         expected_rows: The number of rows that the planner assumes and that sets the range of start
             values. None: the number from the data set, else `max_rows`, else 100,000.
         max_rows: The largest number of rows of the table, on all ranks together; None: only memory
-            limits it. Each of the 64 runs has an equal share.
+            limits it. Each of the 64 stretches has an equal share.
         seen: A key gets its row in the `seen`th step of the training in which it occurs on any
             rank. Until then a lookup of the key returns its start value, and the key learns
             nothing.
         counter: "exact" or "sketch".
-        sketch_width: The number of counts in each of the 4 lines of the sketch, in all runs
+        sketch_width: The number of counts in each of the 4 lines of the sketch, in all stretches
             together.
         eviction: "lru", "lfu" or "ttl".
         ttl_steps: The number of steps for eviction "ttl".
@@ -131,7 +132,7 @@ class DynamicRows:
 
     def __post_init__(self) -> None:
         for name in ("expected_rows", "max_rows", "seen", "sketch_width", "ttl_steps"):
-            least = RUNS if name in ("max_rows", "sketch_width") else 1
+            least = STRETCHES if name in ("max_rows", "sketch_width") else 1
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name}={value}: must be a whole number of at least {least}")
@@ -171,11 +172,11 @@ class DynamicRows:
         counts = self.seen > 1 and self.counter is Counter.SKETCH
         return SKETCH_LINES * COUNT_BYTES * self.sketch_width if counts else 0
 
-    def most_rows(self, run: int) -> int | None:
-        """Return the largest number of rows of a run; None without a limit."""
+    def most_rows(self, stretch: int) -> int | None:
+        """Return the largest number of rows of a stretch; None without a limit."""
         if self.max_rows is None:
             return None
-        return (run + 1) * self.max_rows // RUNS - run * self.max_rows // RUNS
+        return (stretch + 1) * self.max_rows // STRETCHES - stretch * self.max_rows // STRETCHES
 
 
 def dynamic_rows(values: "DynamicRows | Mapping[str, Any]", setting: str) -> DynamicRows:
@@ -218,14 +219,14 @@ def keys_of(positions_N: "Tensor") -> "Tensor":
     return x
 
 
-def runs_of(positions_N: "Tensor") -> "Tensor":
-    """Return the run of each position, 0..63."""
-    return (positions_N >> (64 - RUN_BITS)) + RUNS // 2
+def stretches_of(positions_N: "Tensor") -> "Tensor":
+    """Return the stretch of each position, 0..63."""
+    return (positions_N >> (64 - STRETCH_BITS)) + STRETCHES // 2
 
 
-def first_position(run: int) -> int:
-    """Return the smallest position of a run."""
-    return (run - RUNS // 2) << (64 - RUN_BITS)
+def first_position(stretch: int) -> int:
+    """Return the smallest position of a stretch."""
+    return (stretch - STRETCHES // 2) << (64 - STRETCH_BITS)
 
 
 def _shifted(x: "Tensor", bits: int) -> "Tensor":

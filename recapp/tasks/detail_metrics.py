@@ -386,8 +386,8 @@ class GroupAUC(Metric):
         weights_N = weights_N[order_N].double()
         click_N = clicks_N[order_N].double() * weights_N
         other_N = weights_N - click_N
-        group_N = _stretches(groups_N)
-        tie_N = _stretches(group_N + _stretches(logits_N))  # both ascend
+        group_N = _blocks(groups_N)
+        tie_N = _blocks(group_N + _blocks(logits_N))  # both ascend
         other_T = _sums(other_N, tie_N)
         below_T = other_T.cumsum(0) - other_T / 2  # non-clicks below, of earlier groups as well
         click_G, other_G, weight_G = (
@@ -402,8 +402,8 @@ class GroupAUC(Metric):
         return torch.where(logits_N.isnan().any(), torch.nan, mean)
 
 
-def _stretches(values_N: Tensor) -> Tensor:
-    """Return the number of the stretch of equal neighbours that each value is in, [N]."""
+def _blocks(values_N: Tensor) -> Tensor:
+    """Return the number of the block of equal neighbours that each value is in, [N]."""
     return torch.unique_consecutive(values_N, return_inverse=True)[1]  # type: ignore[no-any-return]
 
 

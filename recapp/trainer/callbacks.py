@@ -582,7 +582,7 @@ def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
     """Return a record for each dynamic table: the number of its rows, and the numbers of new,
     admitted and evicted keys in this run. It is collective.
     """
-    rows = shared.rows_of_runs()
+    rows = shared.rows_of_stretches()
     changes = shared.changes() if rows else {}
     return [
         {

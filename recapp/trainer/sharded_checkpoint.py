@@ -78,7 +78,7 @@ def manifest_of(
     tables = sharded_tables(module)
     data = datamodule_of(trainer)
     # ends a deferred step, before the updates are counted
-    dynamic = {name: rows for t in tables for name, rows in t.rows_of_runs().items()}
+    dynamic = {name: rows for t in tables for name, rows in t.rows_of_stretches().items()}
     begun = {name: number for t in tables for name, number in t.update.begun.items()}
     continues = isinstance(data, KeepsPosition)
     measured = trainer.callback_metrics.items()

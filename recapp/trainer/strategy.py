@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ from recapp.trainer.sharded_checkpoint import (
     plain_part_of,
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
+from recapp.transport.batch_slots import BatchSlots
 from recapp.transport.communicator import mean_hidden
 from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import hook_of
@@ -432,12 +433,17 @@ class EmbeddingShardingStrategy(StepOfRanks):
     def batch_to_device(
         self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
     ) -> Any:
-        """Copy a `Batch` without waiting for the copy. Lightning does not know the type, and would
-        wait for each of its tensors.
+        """Copy a `Batch` in one copy, without waiting for it. Lightning does not know the type, and
+        would wait for each of its tensors.
         """
-        if isinstance(batch, Batch):
-            return batch.to(device or self.root_device, non_blocking=True)
+        if isinstance(batch, Batch) and device in (None, self.root_device):
+            return self.batch_slots.to_device(batch)
         return super().batch_to_device(batch, device, dataloader_idx)
+
+    @cached_property
+    def batch_slots(self) -> BatchSlots:
+        """The memory through which batches reach the device."""
+        return BatchSlots(self.root_device)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Wrap the loader of training batches in `LookAhead`.

@@ -7,10 +7,11 @@ in which the host waited.
 The first part, divided by the whole, is the hidden share. Messages for which a GPU stream waits
 instead of the host are not counted, because the host cannot measure them.
 
-The side stream: it copies a batch to a GPU and runs its input exchange, in parallel to the
-compute stream.
+The side stream: it runs the input exchange of a batch, in parallel to the compute stream. Another
+stream has copied the batch to the GPU (`recapp/transport/batch_slots.py`).
 
-    side    | copy 1, route 1 |  | ids 1, serve 1 | copy 2, route 2 |  | ids 2, serve 2 |
+    copies  | 1 |                                 | 2 |
+    side        | route 1 |      | ids 1, serve 1 |   | route 2 |      | ids 2, serve 2 |
     compute | step 0 .......................      | step 1 .................................| step 2
                                                   ^ waits for the side                      ^
 

@@ -33,7 +33,7 @@ def make_tiny(monkeypatch):
 
 
 def measured(verb, folder, plans=PLANS, **more):
-    """Return the records of a measurement on one rank, in this process."""
+    """Return the results of a measurement on one rank, in this process."""
     from recapp.bench import MEASURES
 
     settings = COMMANDS[f"bench_{verb}"](**ON_ONE_RANK, **more)

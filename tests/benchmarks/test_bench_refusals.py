@@ -42,6 +42,8 @@ def test_a_plan_that_is_not_there_is_refused():
         (("step", "wrkload=W1"), ("wrkload", "workload")),
         (("step", "rounds=0"), ("rounds=0", "at least 1")),
         (("inference", "artefact=x", "quantize=int7"), ("quantize=int7", "int8")),
+        (("step", "device=gpu"), ("device=gpu", "cuda")),
+        (("train", "device=cuda", "ranks=99"), ("device=cuda ranks=99", "device=cpu")),
     ],
 )
 def test_a_mistake_is_one_line_of_the_command(arguments, parts, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Every measurement once, tiny: its records and its table. Speeds are not tested."""
+"""Every measurement once, tiny: its rows of results and its table. Speeds are not tested."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def tiny(monkeypatch):
 
 
 def check(verb, rows):
-    """Check that records have the columns of the table, finite numbers and quartiles in order."""
+    """Check that results have the columns of the table, finite numbers and quartiles in order."""
     assert rows and all({c.key for c in bench.COLUMNS[verb]} <= set(row) for row in rows)
     for row in rows:
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
@@ -45,7 +45,7 @@ def check(verb, rows):
     print_table(bench.with_quartiles(rows, bench.COLUMNS[verb]), bench.COLUMNS[verb])
 
 
-def test_a_step_has_a_record_for_each_plan(tmp_path):
+def test_a_step_has_a_row_for_each_plan(tmp_path):
     rows = measured("step", tmp_path)
     check("step", rows)
     assert [(row["workload"], row["plan"]) for row in rows] == [("W1", name) for name in PLANS]
@@ -53,13 +53,13 @@ def test_a_step_has_a_record_for_each_plan(tmp_path):
     assert all(row["bytes_exchanged"] == 0 for row in rows)
 
 
-def test_training_has_a_record_for_each_plan(tmp_path):
+def test_training_has_a_row_for_each_plan(tmp_path):
     rows = measured("train", tmp_path)
     check("train", rows)
     assert [row["plan"] for row in rows] == list(PLANS)
 
 
-def test_strategies_have_a_record_for_each_shape_of_batches(tmp_path):
+def test_strategies_have_a_row_for_each_shape_of_batches(tmp_path):
     tables = record(ListedTables, {"source": "list", "tables": SAMPLE}, "tables")
     shape = {"batch_size": (4, 8), "ids": ("uniform", "zipf"), "bag": 3}
     rows = measured("strategies", tmp_path, tables=tables, **shape)
@@ -139,7 +139,7 @@ def test_the_commands_of_the_pages_mean_something():
         ("data", ["dataset.generate.rows=20000"]),
     ],
 )
-def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tmp_path):
+def test_the_command_answers_machines_with_its_rows_alone(verb, arguments, tmp_path):
     short = ["rounds=1", "round_seconds=0.01", "format=json", "hydra.run.dir=run"]
     ran = command("bench", verb, *arguments, *short, cwd=tmp_path)
     assert ran.code == 0, ran.err

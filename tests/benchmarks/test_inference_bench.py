@@ -1,4 +1,4 @@
-"""How fast a model answers: all ways score the same rows, and the records say it all."""
+"""How fast a model answers: all ways score the same rows, and the results say it all."""
 
 import json
 
@@ -39,14 +39,14 @@ def settings_of(path, **more):
 
 
 def measured(settings, folder):
-    """Return all records of a measurement in this process."""
+    """Return all rows of results of a measurement in this process."""
     plain = to_plain(settings)
     session.run(plain | {"command": "bench_inference", "measure": MEASURES["inference"]}, folder)
     return json.loads((folder / "metrics.json").read_text())["rows"]
 
 
 @pytest.mark.full
-def test_every_way_has_a_record(checkpoint, tmp_path):
+def test_every_way_has_a_row(checkpoint, tmp_path):
     rows = measured(settings_of(checkpoint), tmp_path)
     assert [(r["quantize"], r["batch_size"], r["way"]) for r in rows] == [
         (quantize, size, way)

@@ -101,7 +101,7 @@ def mutated(number):
                 content[at] ^= 1 << int(random.integers(8))
         case 3:
             del content[first:]
-        case 4:  # a run of zeros, or of ones
+        case 4:  # a block of zeros, or of ones
             last = min(first + int(random.integers(1, 64)), size)
             content[first:last] = bytes([int(random.choice([0, 255]))]) * (last - first)
         case 5:  # two pieces of the pages change places

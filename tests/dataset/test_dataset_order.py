@@ -72,7 +72,7 @@ def test_a_full_lane_passes_the_rest_of_its_row_group_on():
     assert result.lanes[1].tolist() == [[1, 0, 5], [2, 3, 2]]
 
 
-def test_a_large_row_group_is_cut_into_runs():
+def test_a_large_row_group_is_cut_into_pieces():
     result = deal([24], 2, 8)
     assert result.cut.tolist() == [True]
     assert result.lanes[0].tolist() == [[0, 0, 4], [0, 8, 4], [0, 16, 4]]

@@ -232,7 +232,7 @@ def test_a_large_row_group_is_held_a_chunk_at_a_time(tmp_path, monkeypatch):
     assert held <= CHUNK_ROWS + 4 * 1024
 
 
-def test_separate_stretches_of_a_large_row_group_are_not_held(tmp_path, monkeypatch):
+def test_separate_ranges_of_a_large_row_group_are_not_held(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "SHARED_ROWS", 1000)
     monkeypatch.setattr(formats, "CHUNK_ROWS", 100)
     sizes = [2000] * 5  # lanes of 2,500 rows: the fifth row group is passed from lane to lane

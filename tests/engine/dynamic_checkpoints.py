@@ -6,7 +6,7 @@ from recapp.stored.stored_model import load_blocks, read_manifest
 
 def write(path, collection, comm):
     shared = collection.shared
-    info = {"updates": [shared.updates], "dynamic": shared.rows_of_runs()}
+    info = {"updates": [shared.updates], "dynamic": shared.rows_of_stretches()}
     write_checkpoint(path, list(shared.blocks()), comm=comm, meta={}, manifest=info, parameters={})
 
 

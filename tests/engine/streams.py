@@ -29,27 +29,48 @@ KERNELS = (
 )
 
 
+class Event:
+    """A point in the work of a stream. The host may ask whether it has passed, or wait: then every
+    later work of any stream comes after it.
+    """
+
+    def __init__(self, stream, streams):
+        self.stream = stream.name
+        self.reached = dict(stream.reached)
+        self.streams = streams
+
+    def query(self):
+        passed = self.streams.passes(self)
+        if passed:
+            self.synchronize()
+        return passed
+
+    def synchronize(self):
+        for stream in self.streams.all:
+            stream._wait(self.reached)
+
+
 class Stream:
     """How far it is itself, and how far each other stream is for certain when its next work
     begins.
     """
 
-    def __init__(self, name, told):
+    def __init__(self, name, streams):
         self.name = name
         self.reached = defaultdict(int)
-        self.told = told
+        self.streams = streams
+        self.told = streams.told
 
     def wait_stream(self, other):
         self.told.append(f"{self.name} waits for {other.name}")
         self._wait(other.reached)
 
     def record_event(self):
-        return self.name, dict(self.reached)
+        return Event(self, self.streams)
 
     def wait_event(self, event):
-        name, reached = event
-        self.told.append(f"{self.name} waits for {name}")
-        self._wait(reached)
+        self.told.append(f"{self.name} waits for {event.stream}")
+        self._wait(event.reached)
 
     def _wait(self, reached):
         for name, n in reached.items():
@@ -57,13 +78,17 @@ class Stream:
 
 
 class Streams:
-    """A side stream and one that computes."""
+    """A side stream, one that computes, one of messages, one of copies, and the host, which is
+    none. `passes(event)` says whether the GPU is there when the host asks.
+    """
 
-    def __init__(self):
+    Event = Event
+
+    def __init__(self, passes=lambda event: True):
         self.told = []
-        self.side, self.compute, self.net = (
-            Stream(name, self.told) for name in ("side", "compute", "net")
-        )
+        self.passes = passes
+        self.all = [Stream(name, self) for name in ("side", "compute", "net", "copies", "host")]
+        self.side, self.compute, self.net, self.copies, self.host = self.all
         self.current = self.compute
 
     @contextmanager
@@ -75,8 +100,8 @@ class Streams:
         finally:
             self.current = before
 
-    def make(self):
-        return GpuSideStream(self.side, lambda: self.current, self.use)
+    def make(self, stream=None):
+        return GpuSideStream(stream or self.side, lambda: self.current, self.use)
 
 
 class Watch(TorchDispatchMode):
@@ -162,7 +187,7 @@ class Watch(TorchDispatchMode):
                     self.found.add(
                         f"a message of {home.name} is waited for on {self.streams.current.name}"
                     )
-                self.streams.current._wait(arrived[1])
+                self.streams.current._wait(arrived.reached)
 
             return waited
 

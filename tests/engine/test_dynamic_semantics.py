@@ -20,7 +20,7 @@ from recapp.optim.rules import sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.initial import start_values
-from recapp.tables.positions import first_position, keys_of, positions_of, runs_of
+from recapp.tables.positions import first_position, keys_of, positions_of, stretches_of
 from recapp.transport.communicator import Comm
 
 FEATURES = {"t0": ["a", "s"], "t1": ["b", "s"], "t2": ["c"]}
@@ -90,9 +90,9 @@ class PlainTable:
         if self.settings.max_rows is None:
             return wanted
         admitted = set()
-        for run, new in by_run(wanted).items():
-            most = self.settings.most_rows(run)
-            held = by_run(self.rows).get(run, [])
+        for stretch, new in by_stretch(wanted).items():
+            most = self.settings.most_rows(stretch)
+            held = by_stretch(self.rows).get(stretch, [])
             over = len(held) + len(new) - most
             if over > 0:
                 unused = [key for key in held if self.rows[key].last != self.step + 1]
@@ -133,11 +133,11 @@ def position(key):
     return int(positions_of(torch.tensor([key])))
 
 
-def by_run(keys):
-    """Keys by run, in the order of their positions."""
+def by_stretch(keys):
+    """Keys by stretch, in the order of their positions."""
     found = {}
     for key in sorted(keys, key=position):
-        found.setdefault(int(runs_of(positions_of(torch.tensor(key)))), []).append(key)
+        found.setdefault(int(stretches_of(positions_of(torch.tensor(key)))), []).append(key)
     return found
 
 
@@ -178,8 +178,8 @@ class Plain:
         return torch.cat(parts, 1)
 
 
-def random_settings(rng, a_run):
-    """Of one table; `a_run` is about how many keys of the pool a run has."""
+def random_settings(rng, a_stretch):
+    """Of one table; `a_stretch` is about how many keys of the pool a stretch has."""
     made = {}
     if rng.random() < 0.5:
         made |= {"seen": rng.randint(2, 4), "counter": rng.choice(["exact", "sketch"])}
@@ -189,18 +189,18 @@ def random_settings(rng, a_run):
     elif kind:
         made |= {"eviction": kind}
     if kind and (kind != "ttl" or rng.random() < 0.5):
-        made |= {"max_rows": max(64, int(64 * a_run * rng.choice([0.02, 0.1, 0.3, 0.9])))}
+        made |= {"max_rows": max(64, int(64 * a_stretch * rng.choice([0.02, 0.1, 0.3, 0.9])))}
     return made
 
 
-def random_pool(rng, runs):
-    """Keys, and how many of them a run has about: of all runs, or of few that are well filled."""
+def random_pool(rng, stretches):
+    """Keys, and about how many of them a stretch has: of all stretches, or of few that are full."""
     generator = torch.Generator().manual_seed(rng.randrange(2**31))
-    if runs is None:
+    if stretches is None:
         keys = torch.randint(-(2**63), 2**63 - 1, (250,), generator=generator)
         return torch.cat([torch.tensor(EXTREME), keys]), 4
-    inside = torch.randint(0, 2**58 - 1, (len(runs), 60), generator=generator)
-    first = torch.tensor([first_position(run) for run in runs])
+    inside = torch.randint(0, 2**58 - 1, (len(stretches), 60), generator=generator)
+    first = torch.tensor([first_position(stretch) for stretch in stretches])
     return keys_of((first[:, None] + inside).view(-1)), 60
 
 
@@ -213,7 +213,7 @@ def random_batch(rng, pool):
     return KeyedJaggedTensor(["a", "b", "c", "s"], keys, lengths=lengths)
 
 
-def configs_of(rng, a_run):
+def configs_of(rng, a_stretch):
     return [
         EmbeddingBagConfig(
             name=name,
@@ -222,7 +222,7 @@ def configs_of(rng, a_run):
             feature_names=FEATURES[name],
             data_type="fp64",
             init_range=0.1,
-            dynamic=random_settings(rng, a_run),
+            dynamic=random_settings(rng, a_stretch),
         )
         for name in FEATURES
     ]
@@ -257,9 +257,9 @@ PLANS = ["table_wise", "row_wise", "column_wise", "data_parallel", "grid_shard",
 def happens(comm, folder, seed, kind, backend, steps=14):
     """Do random things to a collection and to the model; return how much of each came up."""
     rng = random.Random(seed)
-    runs = rng.choice([None, [0, 63], [31, 32, 40]])
-    pool, a_run = random_pool(rng, runs)
-    configs = configs_of(rng, a_run)
+    stretches = rng.choice([None, [0, 63], [31, 32, 40]])
+    pool, a_stretch = random_pool(rng, stretches)
+    configs = configs_of(rng, a_stretch)
     plain = Plain(configs)
     held = []
     happened = Counter()
@@ -311,7 +311,7 @@ def happens(comm, folder, seed, kind, backend, steps=14):
             check_tables(comm, collection, plain)
         if moves:
             path = folder / f"{step}.ckpt"
-            collection.shared.rows_of_runs()  # ends the step
+            collection.shared.rows_of_stretches()  # ends the step
             write(path, collection, comm)
             collection = made(rng.choice(PLANS))
             fill(path, collection)
@@ -356,8 +356,8 @@ def rows_of(collection, *keys):
 
 
 def test_a_key_that_finds_no_room_keeps_its_count():
-    """A run with room for one row: of two keys the one with the smaller position gets it, and the
-    other one in the next step in which it is seen.
+    """A stretch with room for one row: of two keys the one with the smaller position gets it, and
+    the other one in the next step in which it is seen.
     """
     collection = one_table(seen=2, max_rows=64)
     first, second = keys_of(first_position(9) + torch.tensor([3, 5])).tolist()

@@ -243,7 +243,7 @@ def test_ids_that_need_no_rows_yet_need_no_room():
     )
     for rows in (0, 64):
         collection(features).values().sum().backward()
-        found = collection.shared.rows_of_runs()["t0"]["rows"]
+        found = collection.shared.rows_of_stretches()["t0"]["rows"]
         assert sum(found) <= rows and (sum(found) > 0) == (rows > 0)
 
 

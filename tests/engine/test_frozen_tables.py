@@ -180,7 +180,7 @@ def test_clipping_counts_gradients_of_trained_tables_alone(ranks, world):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_rows_of_a_frozen_dynamic_table_stay_and_none_comes_or_goes(when):
-    """Each run of its keys has room for one row, and later batches bring others."""
+    """Each stretch of its keys has room for one row, and later batches bring others."""
     table = EmbeddingBagConfig(
         name="t0", num_embeddings="dynamic", embedding_dim=4, dynamic={"max_rows": 64}
     )

@@ -182,7 +182,7 @@ def train(comm, seed, path):
             keys = whole.get((table, "keys"), torch.arange(len(data))[:, None])[:, 0]
             wanted = weights[table].detach()[keys]
             torch.testing.assert_close(data, wanted, rtol=1e-8, atol=1e-9)
-    info = {"plan": shared.plan.to_dict(), "dynamic": shared.rows_of_runs(), "updates": [3]}
+    info = {"plan": shared.plan.to_dict(), "dynamic": shared.rows_of_stretches(), "updates": [3]}
     write_checkpoint(path, list(shared.blocks()), comm=comm, meta={"step": 3}, manifest=info)
     return whole
 

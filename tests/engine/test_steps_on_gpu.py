@@ -18,6 +18,7 @@ from recapp.optim.rules import adam
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.trainer.lookahead import LookAhead
+from recapp.transport.batch_slots import MOST_SLOTS, BatchSlots
 from recapp.transport.communicator import Comm, GpuSideStream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -88,9 +89,7 @@ def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
     torch.manual_seed(comm.rank)
     plain = batches(tables, comm.rank, STEPS, rows)
 
-    def moved(batch):
-        return batch.to(comm.device, non_blocking=True)
-
+    moved = BatchSlots(comm.device).to_device
     loader = (
         LookAhead(plain, depth, lambda: [collection.shared], moved, comm.side)
         if depth
@@ -196,3 +195,21 @@ def test_memory_of_the_side_is_not_lent_again_before_it_was_used():
         for _ in range(8):
             torch.zeros(1 << 20, dtype=torch.int64, device="cuda")
     assert bool((read == 7).all())
+
+
+def test_batches_go_through_slots_while_what_reads_them_is_late():
+    device = torch.device("cuda", torch.cuda.current_device())
+    tables = make_tables(rows=(2000, 300, 8))
+    plain = batches(tables, 0, 3 * MOST_SLOTS, 500)
+    slots = BatchSlots(device)
+    busy = torch.randn(4096, 4096, device=device)
+    torch.cuda.synchronize()
+    seen = []
+    for batch in plain:
+        busy = busy @ busy * 1e-3
+        there = slots.to_device(batch)
+        seen.append([tensor.clone() for tensor in there.tensors()])
+    for batch, copies in zip(plain, seen, strict=True):
+        for tensor, there in zip(batch.tensors(), copies, strict=True):
+            assert torch.equal(tensor, there.cpu())
+    assert len(slots._slots) <= MOST_SLOTS

@@ -13,7 +13,7 @@ from recapp.engine.read_only_store import ReadOnlyStore
 from recapp.engine.sharded_collection import shard_bags
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables, stored, values
-from recapp.kernels.quantised import bytes_of_record
+from recapp.kernels.quantised import bytes_of_packed_row
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import DataType
 from recapp.trainer.callbacks import held_bytes
@@ -116,6 +116,8 @@ def test_a_store_refuses_other_rows_than_the_layouts():
 
 def test_a_quantised_collection_takes_its_bytes():
     collection = made(bits=4)
-    records = sum(t.num_embeddings * bytes_of_record(t.embedding_dim, 4) for t in tables_of("sum"))
+    packed = sum(
+        t.num_embeddings * bytes_of_packed_row(t.embedding_dim, 4) for t in tables_of("sum")
+    )
     held = held_bytes([collection.shared], torch.device("cpu"))
-    assert held["weights"] == records and held["state"] == 0
+    assert held["weights"] == packed and held["state"] == 0

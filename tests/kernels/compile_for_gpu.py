@@ -85,7 +85,7 @@ def call_everything(width, dtype, stored, names):
         torch.zeros(ENTRIES, dtype=dtype),
         None,
         BAGS,
-        count_1=count,
+        used=count,
     )
     each = Links(links.index_N, None, None, links.index_N, ENTRIES)
     kernels.pool(

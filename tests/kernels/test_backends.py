@@ -19,7 +19,7 @@ from recapp.kernels.links import (
     Scratch,
     gather,
     group,
-    runs,
+    ranges,
     starts,
 )
 from recapp.kernels.reference import TorchBackend
@@ -679,7 +679,8 @@ def test_equal_keys_come_together_in_their_order(dtype):
 
 def test_runs_starts_and_gathers():
     assert starts(torch.tensor([2, 0, 3])).tolist() == [0, 2, 2, 5]
-    assert runs(torch.tensor([10, 5, 0]), torch.tensor([2, 0, 3]), 5).tolist() == [10, 11, 0, 1, 2]
+    numbers = ranges(torch.tensor([10, 5, 0]), torch.tensor([2, 0, 3]), 5)
+    assert numbers.tolist() == [10, 11, 0, 1, 2]
     flat = torch.arange(12.0)
     assert gather(flat, 3, 3, torch.tensor([3, 0]), torch.float64).tolist() == [
         [9, 10, 11],

@@ -1,17 +1,17 @@
-"""Both indexes of dynamic tables do what a Python dict does, also where keys crowd."""
+"""All indexes of dynamic tables do what a Python dict does, also where keys crowd."""
 
 import pytest
 import torch
 
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.reference import SortedIndex
-from recapp.tables.positions import RUNS, first_position
+from recapp.tables.positions import STRETCHES, first_position
 
 CPU = torch.device("cpu")
 
 
 def crowded(generator, n):
-    """Positions of one run whose lowest 16 bits are equal."""
+    """Positions of one stretch whose lowest 16 bits are equal."""
     return first_position(40) + (torch.randint(0, 2**40, (n,), generator=generator) << 16)
 
 
@@ -19,33 +19,58 @@ def spread(generator, n):
     return torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator)
 
 
-@pytest.mark.parametrize("positions", [spread, crowded])
+def few(generator, n):
+    """Positions that occur several times each, with the least and the largest ones."""
+    pool = torch.tensor([-(2**63), 2**63 - 1, *range(-40, 40)])
+    return pool[torch.randint(0, len(pool), (n,), generator=generator)]
+
+
+class Slots:
+    """Free slots, which the test takes from the front."""
+
+    def __init__(self, index):
+        self.index = index
+        self.free = list(range(1 << 12))
+
+    def __call__(self, n):
+        for memory in (self.index.positions, self.index.strips):
+            memory.grow(max(self.free[:n], default=-1) + 1)
+        return torch.tensor(self.free[:n], dtype=torch.int64)
+
+
+def random_steps(index, positions, steps, n, strips=2, seed=3):
+    """Do what a store does, beside a dict; yield what the index returned."""
+    generator = torch.Generator().manual_seed(seed)
+    known = {}
+    slots = Slots(index)
+    for _ in range(steps):
+        position_N = positions(generator, n)
+        strip_N = torch.randint(0, strips, (n,), generator=generator).to(torch.int16)
+        keys = list(zip(position_N.tolist(), strip_N.tolist(), strict=True))
+        assert index.find(position_N, strip_N).tolist() == [known.get(key, -1) for key in keys]
+        new = [n for n, key in enumerate(keys) if key not in known and key not in keys[:n]]
+        known |= {keys[n]: slot for n, slot in zip(new, slots.free, strict=False)}
+        slot_N, first_U = index.find_or_insert(position_N, strip_N, slots)
+        assert slot_N.tolist() == [known[key] for key in keys] and first_U.tolist() == new
+        gone = sorted(known)[::3]
+        index.remove(torch.tensor([known[key] for key in gone], dtype=torch.int64))
+        slots.free = [known.pop(key) for key in gone] + slots.free[len(new) :]
+        assert len(index) == len(known)
+        assert index.find(position_N, strip_N).tolist() == [known.get(key, -1) for key in keys]
+    for strip in range(strips):
+        in_order = [slot for (_, s), slot in sorted(known.items()) if s == strip]
+        assert index.slots_of(strip).tolist() == in_order
+        stretch = (min(known)[0] >> 58) + STRETCHES // 2
+        of_stretch = [
+            s for (p, t), s in known.items() if t == strip and (p >> 58) + STRETCHES // 2 == stretch
+        ]
+        assert sorted(index.slots_of_stretch(stretch, strip).tolist()) == sorted(of_stretch)
+
+
+@pytest.mark.parametrize("positions", [spread, crowded, few])
 @pytest.mark.parametrize("kind", [SortedIndex, HashIndex])
 def test_keys_are_found_added_and_removed_as_in_a_dict(kind, positions):
-    generator = torch.Generator().manual_seed(3)
-    index = kind(range(RUNS), 1 << 16, CPU)
-    known = {}
-    free = list(range(1 << 15))
-    for _ in range(12):
-        position_M = positions(generator, 700)
-        strip_M = torch.randint(0, 2, (700,), generator=generator).to(torch.int16)
-        keys = list(zip(position_M.tolist(), strip_M.tolist(), strict=True))
-        assert index.find(position_M, strip_M).tolist() == [known.get(key, -1) for key in keys]
-        new = torch.tensor([key not in known for key in keys])
-        fresh = torch.tensor([free.pop(0) for _ in range(int(new.sum()))])
-        slot_M, first_U = index.insert(position_M[new], strip_M[new], fresh)
-        added = [key for key, is_new in zip(keys, new.tolist(), strict=True) if is_new]
-        for key, slot in zip(added, slot_M.tolist(), strict=True):
-            assert known.setdefault(key, slot) == slot
-        free += fresh[len(first_U) :].tolist()
-        gone = sorted(known)[::3]
-        slots = torch.tensor([known.pop(key) for key in gone])
-        index.remove(slots)
-        free += slots.tolist()
-        assert len(index) == len(known)
-    for strip in range(2):
-        slots = [slot for (_, s), slot in sorted(known.items()) if s == strip]
-        assert index.slots_of(strip).tolist() == slots
+    random_steps(kind(range(STRETCHES), 1 << 16, CPU), positions, 12, 700)
 
 
 def test_ids_cannot_be_chosen_so_that_the_index_grows_for_a_few():
@@ -54,8 +79,9 @@ def test_ids_cannot_be_chosen_so_that_the_index_grows_for_a_few():
     for positions in (spread, crowded):
         index = HashIndex([40], 1 << 20, CPU)
         position_M = positions(generator, 20_000).unique()
-        index.insert(
-            position_M, torch.zeros_like(position_M, dtype=torch.int16), torch.arange(20_000)
-        )
+        strip_M = torch.zeros_like(position_M, dtype=torch.int16)
+        for memory in (index.positions, index.strips):
+            memory.grow(20_000)
+        index.find_or_insert(position_M, strip_M, torch.arange)
         sizes.append(index.nbytes)
     assert sizes[1] < 2 * sizes[0]

@@ -10,6 +10,7 @@ from recapp.kernels.links import SQUARE_BLOCK, Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import BLOCK, GPU_ORDER
+from recapp.models.layers import DotInteraction
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -198,7 +199,7 @@ def test_packed_rows_are_pooled_as_in_the_definition(kernels, bits):
     links = bags()
     found = torch.zeros(300 * 33)
     TorchBackend().pool_quantised(rows, links, found, torch.float32)
-    packed = QuantisedRows(rows.records_RK.to(GPU), rows.width, rows.bits)
+    packed = QuantisedRows(rows.packed_RK.to(GPU), rows.width, rows.bits)
     target = torch.zeros(300 * 33, device=GPU)
     kernels.pool_quantised(packed, there(links), target, torch.float32)
     torch.testing.assert_close(target.cpu(), found, rtol=1e-4, atol=1e-4)
@@ -220,7 +221,7 @@ def test_nothing_behind_the_count_is_read_or_written(kernels):
         torch.cat([links.weights_N, torch.full((5000,), torch.nan)]),
         None,
         links.bags + 400,
-        count_1=torch.tensor([links.bags], dtype=torch.int32),
+        used=torch.tensor([links.bags], dtype=torch.int32),
     )
     found = pooled(kernels, rows_RD, roomy)
     assert torch.equal(found[: links.bags], pooled(kernels, rows_RD, links))
@@ -288,3 +289,24 @@ def test_nothing_waits_for_the_device(kernels):
             assert all(LAUNCHES[name] for name in ("pool", "sum_blocks", "update"))
         finally:
             torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "width"), [(27, 128), (27, 16), (5, 3), (100, 200)])
+def test_dots_of_pairs_and_their_gradients_are_those_of_fp64(dtype, count, width):
+    """Tensor cores read 11 bits of an fp32 number, 8 of a bf16 one."""
+    layer = DotInteraction(count, keeps_first=True).to(GPU)
+    vectors_BFD = torch.randn(50, count, width, device=GPU).to(dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    results = []
+    try:
+        for values_BFD in (vectors_BFD, vectors_BFD.double()):  # fp64 is left to torch
+            values_BFD.requires_grad_()
+            out_BK = layer(values_BFD)[:, : width + layer.pairs]
+            (grad_BFD,) = torch.autograd.grad(out_BK.sum(), values_BFD)
+            results.append((out_BK.detach().double(), grad_BFD.double()))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for computed, expected in zip(*results, strict=True):
+        assert float((computed - expected).abs().max() / expected.abs().max()) < 1e-2

@@ -187,7 +187,7 @@ def poisoned(links, room):
         torch.cat([links.weights_N, torch.full((3 * room,), torch.nan)]),
         None,
         links.bags + room,
-        count_1=torch.tensor([links.bags], dtype=torch.int32),
+        used=torch.tensor([links.bags], dtype=torch.int32),
     )
 
 
@@ -259,7 +259,11 @@ def test_a_hint_that_results_fill_lines_changes_no_result(kernels):
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "world", "mode", "rule"),
-    [("mixed", 2, "unique", "rowwise_adagrad"), ("column_wise", 1, "pooled", "rowwise_adagrad")],
+    [
+        ("mixed", 2, "unique", "rowwise_adagrad"),
+        ("mixed", 2, "unique", "adam"),
+        ("column_wise", 1, "pooled", "rowwise_adagrad"),
+    ],
 )
 def test_a_model_trains_on_these_kernels_as_one_process_does(
     interpreted, ranks, kind, world, mode, rule

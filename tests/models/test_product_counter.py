@@ -29,9 +29,9 @@ def test_attention_is_counted_where_torch_would_compute_it_by_one_function():
         def forward(self, batch):
             return self.encoder(batch.dense_BI.view(-1, 5, 6))
 
-    records, failure = layer_table(Model(), 30)
+    rows, failure = layer_table(Model(), 30)
     attention = 5 * 4 * 6 * 6 + 2 * 5 * 5 * 6
-    assert failure is None and records[-1]["flops"] == 2 * (attention + 5 * 2 * 6 * 16)
+    assert failure is None and rows[-1]["flops"] == 2 * (attention + 5 * 2 * 6 * 16)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -68,9 +68,9 @@ def test_a_layer_of_another_packages_functions_has_no_number():
         def forward(self, batch):
             return self.twice(self.first(batch.dense_BI))
 
-    records, failure = layer_table(Model(), 3)
+    rows, failure = layer_table(Model(), 3)
     assert failure is None and PROBE_ROWS > 1
-    assert [(r["layer"], r["flops"]) for r in records] == [
+    assert [(r["layer"], r["flops"]) for r in rows] == [
         ("first", 2 * 3 * 4),
         ("twice", None),
         ("all", None),

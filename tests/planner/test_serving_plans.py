@@ -3,7 +3,7 @@
 import pytest
 
 from recapp.errors import ConfigError, PlanError
-from recapp.kernels.quantised import bytes_of_record
+from recapp.kernels.quantised import bytes_of_packed_row
 from recapp.planner.embedding_planner import fewest_ranks, serving_plan, stored_as
 from recapp.planner.problem import Topology
 from recapp.planner.rank_memory import bytes_per_rank
@@ -32,8 +32,8 @@ def as_stored(data_type):
     [
         ("fp32", 64),
         ("fp16", 32),
-        ("int8", bytes_of_record(16, 8)),
-        ("int4", bytes_of_record(16, 4)),
+        ("int8", bytes_of_packed_row(16, 8)),
+        ("int4", bytes_of_packed_row(16, 4)),
     ],
 )
 def test_bytes_are_those_of_the_stored_rows(data_type, row):

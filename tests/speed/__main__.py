@@ -27,7 +27,7 @@ from recapp import console
 from recapp.processes.launch import launch
 from recapp.settings.records import to_plain
 
-from .lab import DEFAULTS, MEASUREMENTS, Settings, records
+from .lab import DEFAULTS, MEASUREMENTS, Settings, rows_of
 from .rivals import check_python
 
 
@@ -49,7 +49,7 @@ def settings_of(argv=None):
 
 
 def main(argv=None):
-    """Measure, and print the records as JSON."""
+    """Measure, and print the rows of results as JSON."""
     settings = settings_of(argv)
     check_python(settings.torchrec_python)
     with TemporaryDirectory(prefix="recapp_speed_") as folder:
@@ -57,7 +57,7 @@ def main(argv=None):
         file = Path(folder) / "settings.yaml"
         file.write_text(json.dumps(to_plain(settings)))
         launch(file, settings.ranks, module=f"{__package__}.lab")
-        rows = records(Path(folder))
+        rows = rows_of(Path(folder))
     console.emit(rows, "json")
 
 

@@ -102,7 +102,7 @@ def measure_training(session: Lab) -> None:
         with session.rivals("torchrec", specs) as others:
             contenders = {"recapp": ours, "gemm": gemm, **others}
             measured = session.measure(f"{name}, {plan_name}", contenders)
-        session.add(_record(model, plan_name, comm.transport, measured))
+        session.add(_row(model, plan_name, comm.transport, measured))
 
 
 def measure_step(session: Lab) -> None:
@@ -127,7 +127,7 @@ def measure_step(session: Lab) -> None:
         )
 
 
-def _record(
+def _row(
     model: NamedModel, plan: str, transport: str, measured: dict[str, Measured]
 ) -> dict[str, Any]:
     ours = measured["recapp"]

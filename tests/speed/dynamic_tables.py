@@ -79,9 +79,9 @@ def _measure_growth(session: Lab, alone: Comm | None) -> None:
         for name, what in (("lookup", "lookup"), ("training", "step")):
             own = {kind: part(measured[kind], name) for kind in KINDS}
             what = f"known keys, {what}"
-            session.add(_record(what, "table_wise", table.comm, table.batch_size, own))
-        for record in _of_dict(table):
-            session.add(record)
+            session.add(_row(what, "table_wise", table.comm, table.batch_size, own))
+        for row in _of_dict(table):
+            session.add(row)
 
 
 def as_dynamic(table: EmbeddingConfig) -> EmbeddingConfig:
@@ -125,17 +125,17 @@ def _measure(
     plan: str,
     step_of: Callable[[Tables, ShardingPlan], Steps],
 ) -> None:
-    """Time the steps of dynamic and static tables under one plan, and add their record."""
+    """Time the steps of dynamic and static tables under one plan, and add their row."""
     steps = {}
     for kind in KINDS:
         tables = [as_dynamic(t) if kind == "dynamic" else t for t in workload.tables()]
         steps[kind] = step_of(tables, session.plan(plan, tables, batches))
         steps[kind].run(len(batches))  # every key has its row
     measured = session.measure(f"{workload.name}, {plan}", steps)
-    session.add(_record(what, plan, session.comm, workload.ids, measured))
+    session.add(_row(what, plan, session.comm, workload.ids, measured))
 
 
-def _record(
+def _row(
     what: str, plan: str, comm: Comm, ids: int, measured: dict[str, Measured]
 ) -> dict[str, Any]:
     own = measured["dynamic"]
@@ -197,7 +197,7 @@ class GrowingTable:
             self.collections[kind](self.features(ids_B)).values()
 
     def grow(self) -> dict[str, Any]:
-        """Train new keys, batch after batch, and return the record of these steps.
+        """Train new keys, batch after batch, and return the row of these steps.
 
         The first batch does not count, because buffers grow then.
         """
@@ -222,7 +222,7 @@ class GrowingTable:
         ms = {kind: measured[kind].by_round() for kind in KINDS}
         longest = max(ms["dynamic"])
         payload = 4 * DIM + STATE_BYTES
-        return _record("new keys, step", "table_wise", self.comm, self.batch_size, measured) | {
+        return _row("new keys, step", "table_wise", self.comm, self.batch_size, measured) | {
             "keys": len(self.keys_N),
             "batch_size": self.batch_size,
             "longest_ms": longest,
@@ -262,7 +262,7 @@ class GrowingTable:
 
 
 def _of_dict(table: GrowingTable) -> list[dict[str, Any]]:
-    """Return the records of a dict that numbers the same keys, and then finds some of them."""
+    """Return the rows of a dict that numbers the same keys, and then finds some of them."""
     numbers: dict[int, int] = {}
     new = table.keys_N.view(-1, table.batch_size).tolist()
     known = table.keys_N[table.known_rows()].tolist()

@@ -3,7 +3,7 @@
 quantize_embeddings, whose lookups are FBGEMM's inference kernels, in eager; `torchrec_tuned`: with
 its allocator tuned. `torchrec_worker.py` gets the shapes of layers and tables, and the rows that
 each batch looks up. recapp's own ways are those of `recapp.bench inference`; the costs to load an
-artefact (`mapped_memory.py`) are in each record.
+artefact (`mapped_memory.py`) are in each row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ def run(lab: Lab) -> None:
 
 
 def measure(lab, stored, of_size, threads, process, plain, others, loading):
-    """Time all ways on batches of one size, and add a record for each."""
+    """Time all ways on batches of one size, and add a row for each."""
     for other in others.values():
         other.batches = str(of_size.size)
     ways = stored.contenders(of_size, process) | others

@@ -266,10 +266,10 @@ def _measure(session: Lab, workload: Workload) -> None:
     floor = floor_of(workload, batches[0])
     specs = session.specs("kernels", workload)
     for threads, measured in session.by_threads(workload.name, contenders, specs):
-        session.add(_record(workload, threads, floor, measured))
+        session.add(_row(workload, threads, floor, measured))
 
 
-def _record(
+def _row(
     workload: Workload, threads: int, floor: Floor, measured: dict[str, Measured]
 ) -> dict[str, Any]:
     own = measured["recapp"]
@@ -316,7 +316,7 @@ def measure_memory(session: Lab) -> None:
         with progress(f"{ids} ids, batch {batch_size}, methods", len(METHODS)) as advance:
             for name, method in METHODS.items():
                 measured = _peak(method(session, workload, batches), settings.rounds)
-                session.add(_memory_record(name, workload, ids, measured))
+                session.add(_memory_row(name, workload, ids, measured))
                 advance(1)
 
 
@@ -359,7 +359,7 @@ def _peak(method: Steps, rounds: int) -> dict[str, Any]:
     return {"peak_bytes": max(peaks), **compared(measured, {})}
 
 
-def _memory_record(
+def _memory_row(
     name: str, workload: Workload, ids: str, measured: dict[str, Any]
 ) -> dict[str, Any]:
     rows = workload.rows_F[0]

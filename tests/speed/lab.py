@@ -186,7 +186,7 @@ class Lab(Session):
 
 
 def run(plain, directory):
-    """Measure on this rank, and write the records on rank 0."""
+    """Measure on this rank, and write the rows of results on rank 0."""
     settings = Settings(**plain)
     keep_freed_memory()
     here = rank_info()
@@ -200,6 +200,6 @@ def run(plain, directory):
     leave_process_group()
 
 
-def records(directory):
-    """Return the records of a measurement."""
+def rows_of(directory):
+    """Return the rows of results of a measurement."""
     return json.loads((directory / "metrics.json").read_text())["rows"]

@@ -38,7 +38,7 @@ LoadModel = Callable[..., Scorer]
 
 
 def cost_of_loading(artefact: Path, load: LoadModel) -> dict[str, Any]:
-    """Return the record of loading an artefact: medians of a few loads, and memory.
+    """Return the results of loading an artefact: medians of a few loads, and memory.
 
     Args:
         artefact: The artefact.

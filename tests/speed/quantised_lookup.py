@@ -4,14 +4,14 @@ kernels, with torch's own, with rows of floats, and with the bytes that must be 
 Each lookup gets the ids of each table (int32) and the ends of bags, and returns new vectors in
 fp32.
 
-    recapp              rows of the ids, then one pass over the records of all tables, [B, F D]
+    recapp              rows of the ids, then one pass over the packed rows of all tables, [B, F D]
     fbgemm              IntNBitTableBatchedEmbeddingBagsCodegen, ids not checked, [B, F D]
     torch_quantised     torch.ops.quantized.embedding_bag_byte (or 4bit) _rowwise_offsets, one call
-                        over the records of all tables as if they were one, [F B, D]
+                        over the packed rows of all tables as if they were one, [F B, D]
     torch               torch's embedding_bag over rows in fp32, one call for all tables, [F B, D]
     fp32                recapp's kernel over these rows in fp32, [B, F D]
-    read                reading the records and nothing else (`tests/speed/row_reads.py`):
-                        the byte limit, which is the bytes of the records over the bandwidth of
+    read                reading the packed rows and nothing else (`tests/speed/row_reads.py`):
+                        the byte limit, which is the bytes of the packed rows over the bandwidth of
                         random row reads
 
 Each step takes another batch. There are enough batches that no cache holds the rows of a small one.
@@ -88,21 +88,21 @@ def jagged_ids_of(workload: Workload, ids_NL: Tensor) -> JaggedIds:
 
 
 def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
-    """Return random rows in fp32, and their quantised records by the bits of a value."""
+    """Return random rows in fp32, and their packed rows by the bits of a value."""
     memory = RowMemory(rows, dim, torch.float32, torch.device("cpu"))
     memory.grow(rows)
     generator = torch.Generator().manual_seed(0)
-    records = {bits: empty_rows(rows, dim, bits) for bits in BITS}
+    packed = {bits: empty_rows(rows, dim, bits) for bits in BITS}
     for first in range(0, rows, PART_ROWS):
         part_RD = memory.rows[first : first + PART_ROWS]
         part_RD.normal_(0, 0.01, generator=generator)
-        for made in records.values():
+        for made in packed.values():
             made.fill(first, part_RD)
-    return memory.rows, records
+    return memory.rows, packed
 
 
 def lookups_of(
-    kernels: Backend, weights_RD: Tensor, records: QuantisedRows, b: JaggedIds, width: int
+    kernels: Backend, weights_RD: Tensor, packed: QuantisedRows, b: JaggedIds, width: int
 ) -> dict[str, Callable[[int], object]]:
     """Return the lookups of a batch by name. FBGEMM's lookup is not among them: it runs in another
     process.
@@ -110,7 +110,7 @@ def lookups_of(
     Args:
         kernels: recapp's kernels.
         weights_RD: The rows of all tables in fp32.
-        records: The same rows, quantised.
+        packed: The same rows, quantised.
         b: The batches.
         width: The number of columns of all tables together.
     """
@@ -118,7 +118,7 @@ def lookups_of(
     samples = len(b.at_M) * dim // width
     in_lines = dim % 16 == 0
     offsets_M1 = b.offsets_M1
-    torch_lookup = TORCH_LOOKUPS[records.bits]
+    torch_lookup = TORCH_LOOKUPS[packed.bits]
 
     def by_kernel(pool: Callable[..., None]) -> Callable[[int], object]:
         """Return a lookup by a kernel of recapp, which writes into new memory."""
@@ -132,9 +132,9 @@ def lookups_of(
         return look_up
 
     found: dict[str, Callable[[int], object]] = {
-        "recapp": by_kernel(partial(kernels.pool_quantised, records)),
+        "recapp": by_kernel(partial(kernels.pool_quantised, packed)),
         "torch_quantised": lambda number: torch_lookup(
-            records.records_RK, b.rows(number), offsets_M1, False, 0, False, None, None, True
+            packed.packed_RK, b.rows(number), offsets_M1, False, 0, False, None, None, True
         ),
         "torch": lambda number: torch.nn.functional.embedding_bag(
             b.rows(number), weights_RD, offsets_M1, mode="sum", include_last_offset=True
@@ -145,7 +145,7 @@ def lookups_of(
         from .row_reads import read_rows
 
         row_NL = b.ids_NL + b.first_L
-        found["read"] = lambda number: read_rows(records.records_RK, row_NL[number % len(row_NL)])
+        found["read"] = lambda number: read_rows(packed.packed_RK, row_NL[number % len(row_NL)])
     return found
 
 
@@ -155,12 +155,12 @@ def run(session: Lab) -> None:
     kernels = backend(settings.backend, torch.device("cpu"))
     for name in settings.workload:
         tables = LOOKUPS[name]
-        weights_RD, records = stored_rows(sum(tables.rows_F), tables.dim_F[0])
+        weights_RD, packed = stored_rows(sum(tables.rows_F), tables.dim_F[0])
         for batch_size, bag, ids in product(settings.batch_size, BAGS, settings.ids):
             workload = tables.of_shape(batch_size, bag, ids)
             count = max(LEAST_BATCHES, min(MOST_BATCHES, DRAWN_IDS // workload.ids))
             b = jagged_ids_of(workload, session.ids_of(workload, count))
-            for bits, rows in records.items():
+            for bits, rows in packed.items():
                 lookups = lookups_of(kernels, weights_RD, rows, b, workload.width)
                 shape = {"workload": name, "bits": bits, "ids": ids}
                 _measure(session, workload, shape, rows, lookups)
@@ -181,7 +181,7 @@ def _measure(
     title = f"{workload.name}, {rows.bits} bits"
     specs = session.specs("quantised", workload, bits=rows.bits)
     for threads, measured in session.by_threads(title, contenders, specs):
-        session.add(shape | {"threads": threads} | _record(workload, rows, measured))
+        session.add(shape | {"threads": threads} | _row(workload, rows, measured))
 
 
 def _times(measured: Measured) -> dict[str, float]:
@@ -192,20 +192,18 @@ def _times(measured: Measured) -> dict[str, float]:
     }
 
 
-def _record(
-    workload: Workload, rows: QuantisedRows, measured: dict[str, Measured]
-) -> dict[str, Any]:
+def _row(workload: Workload, rows: QuantisedRows, measured: dict[str, Measured]) -> dict[str, Any]:
     own = measured["recapp"]
     read = measured.get("read")
-    record_bytes = rows.records_RK.shape[1]
+    packed_row_bytes = rows.packed_RK.shape[1]
     others = {name: measured[name] for name in ("torch_quantised", "torch", "fp32")}
     return {
         "batch_size": workload.batch_size,
         "bag": workload.bag_F[0],
         **compared(own, {**beside("fbgemm", measured), **others, "read": read}),
         "ns_per_row": own.median() * 1e6 / workload.ids,
-        "record_bytes": record_bytes,
-        "table_bytes": rows.records_RK.nbytes,
-        "read_gb_per_s": read and workload.ids * record_bytes / read.median() / 1e6,
+        "packed_row_bytes": packed_row_bytes,
+        "table_bytes": rows.packed_RK.nbytes,
+        "read_gb_per_s": read and workload.ids * packed_row_bytes / read.median() / 1e6,
         "of_all": {name: _times(times) for name, times in measured.items()},
     }

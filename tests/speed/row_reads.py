@@ -1,8 +1,8 @@
-"""Read rows at random and do nothing else: the limit that memory sets to a lookup of records.
+"""Read rows at random and do nothing else: the limit that memory sets to a lookup of packed rows.
 
-A pass touches every cache line of the records of a batch. It prefetches lines as the lookup does
-(`recapp/kernels/numba_vectors.py`). So the further time of a lookup is the time of its arithmetic
-and of its output.
+A pass touches every cache line of the packed rows of a batch. It prefetches lines as the lookup
+does (`recapp/kernels/numba_vectors.py`). So the further time of a lookup is the time of its
+arithmetic and of its output.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor
 from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_cpu import THREADS_FROM_ROWS, array, threads_of_torch
-from recapp.kernels.numba_vectors import FAR_RECORDS, NEAR_RECORDS
+from recapp.kernels.numba_vectors import FAR_AHEAD, NEAR_AHEAD
 from recapp.kernels.simd import get, prefetch, prefetch_far
 
 jit = compiled()
@@ -26,23 +26,23 @@ parallel_jit = compiled(parallel=True)
 
 @lru_cache(None)
 def reading(size: int) -> Callable[..., int]:
-    """Return a function that reads the rows at `first` to `last` of an index, in records of `size`
-    bytes.
+    """Return a function that reads the rows at `first` to `last` of an index, each packed in
+    `size` bytes.
     """
     last_byte = size - 1
 
     @inlined(size)
-    def reading(records: Any, index_N: Any, first: Any, last: Any) -> Any:
+    def reading(packed: Any, index_N: Any, first: Any, last: Any) -> Any:
         total = 0
         for k in range(first, last):
-            if k + FAR_RECORDS < last:
-                prefetch_far(records, get(index_N, k + FAR_RECORDS) * size, size)
-            if k + NEAR_RECORDS < last:
-                prefetch(records, get(index_N, k + NEAR_RECORDS) * size, size)
+            if k + FAR_AHEAD < last:
+                prefetch_far(packed, get(index_N, k + FAR_AHEAD) * size, size)
+            if k + NEAR_AHEAD < last:
+                prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
             at = get(index_N, k) * size
             for byte in range(0, last_byte, CACHE_LINE_BYTES):
-                total += int(get(records, at + byte))
-            total += int(get(records, at + last_byte))
+                total += int(get(packed, at + byte))
+            total += int(get(packed, at + last_byte))
         return total
 
     return reading
@@ -58,27 +58,27 @@ def _on_threads(size: int) -> Any:
     serial = reading(size)
 
     @parallel_jit
-    def read_on_threads(records: Any, index_N: Any, edge_T1: Any) -> Any:
+    def read_on_threads(packed: Any, index_N: Any, edge_T1: Any) -> Any:
         total = 0
         for t in prange(len(edge_T1) - 1):
-            total += serial(records, index_N, edge_T1[t], edge_T1[t + 1])
+            total += serial(packed, index_N, edge_T1[t], edge_T1[t + 1])
         return total
 
     return read_on_threads
 
 
-def read_rows(records_RK: Tensor, index_N: Tensor) -> int:
+def read_rows(packed_RK: Tensor, index_N: Tensor) -> int:
     """Read rows of bytes, and return a sum of some of the bytes.
 
     Args:
-        records_RK: The rows, uint8, contiguous.
+        packed_RK: The rows, uint8, contiguous.
         index_N: The numbers of the rows to read, in this order.
     """
-    arrays = array(records_RK.view(-1)), array(index_N)
+    arrays = array(packed_RK.view(-1)), array(index_N)
     threads = threads_of_torch()
     count = len(index_N)
     if threads == 1 or count < THREADS_FROM_ROWS:
-        return int(_on_one_thread(records_RK.shape[1])(*arrays, 0, count))
+        return int(_on_one_thread(packed_RK.shape[1])(*arrays, 0, count))
     edge_T1 = np.linspace(0, count, threads + 1).astype(np.int64)
     numba.set_num_threads(threads)
-    return int(_on_threads(records_RK.shape[1])(*arrays, edge_T1))
+    return int(_on_threads(packed_RK.shape[1])(*arrays, edge_T1))

@@ -75,12 +75,12 @@ def run(session: Lab) -> None:
                     _round(host, port, requests[case], case, shares, settings, found)
                 advance(1)
     for (case, share), loads in found.items():
-        session.add(_record(case, share, loads, found.get((("rows", case[1]), share))))
+        session.add(_row(case, share, loads, found.get((("rows", case[1]), share))))
 
 
 @contextmanager
 def _server(settings: Settings, errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Run a server inside the `with`; yield its host, its port and its first record.
+    """Run a server inside the `with`; yield its host, its port and its first row.
 
     Args:
         settings: The settings of the benchmark.
@@ -155,8 +155,8 @@ def _round(
         held.loads.append(most if share == SATURATION else measure(rate * share))
 
 
-def _record(case: Case, share: float, found: Found, rows: Found | None) -> dict[str, Any]:
-    """Return the record of one case at one share."""
+def _row(case: Case, share: float, found: Found, rows: Found | None) -> dict[str, Any]:
+    """Return the row of one case at one share."""
     latencies = sorted(ms * 1e3 for load in found.loads for ms in load.latencies)
     medians = [statistics.median(load.latencies) * 1e3 for load in found.loads]
     _, first, third = quartiles(medians)

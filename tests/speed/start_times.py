@@ -212,7 +212,7 @@ def drop_caches() -> None:
 
 
 def run(lab: Lab) -> None:
-    """Time commands in processes of their own, and add the records of commands and of parts."""
+    """Time commands in processes of their own, and add the rows of commands and of parts."""
     if "cold" in lab.settings.cache and not can_drop_caches():
         note("--cache cold: only root may empty the page cache: these measurements are left out")
     with progress("start, rounds", lab.settings.rounds) as advance:
@@ -231,7 +231,7 @@ def measure(
         advance: The function that is called with 1 after each round.
 
     Returns:
-        The records: `rows` of the commands, `parts` of a start.
+        The rows: `rows` of the commands, `parts` of a start.
     """
     own = Recapp(OWN, sys.executable, Path(__file__).parents[2], folder / OWN)
     own.folder.mkdir()
@@ -249,13 +249,13 @@ def measure(
     mine, theirs, *_ = [*(waits.measured for waits in contenders), {}]
     return {
         "rows": [
-            _record("what", what, cache, mine, theirs)
+            _row("what", what, cache, mine, theirs)
             | ratio(BASELINE, theirs.get(cache), mine.get(cache, Measured()), what)
             for cache in settings.cache
             for what in WAITS
         ],
         "parts": [
-            _record("part", part, cache, mine, theirs) for cache in settings.cache for part in PARTS
+            _row("part", part, cache, mine, theirs) for cache in settings.cache for part in PARTS
         ],
     }
 
@@ -264,10 +264,10 @@ ByCache = Mapping[str, Measured]
 """The times of a recapp by cache; empty where there is no baseline."""
 
 
-def _record(
+def _row(
     kind: str, what: str, cache: str, own: ByCache, baseline: ByCache
 ) -> dict[str, str | float | None]:
-    """Return the record of a command or of a part; its numbers are None where it was not measured.
+    """Return the row of a command or of a part; its numbers are None where it was not measured.
 
     Args:
         kind: The key of the name: `what` or `part`.

@@ -49,7 +49,7 @@ def tiny(monkeypatch):
 
 
 @pytest.mark.parametrize("verb", one_of(3, COMPARED))
-def test_a_measurement_leaves_its_records(verb, tmp_path):
+def test_a_measurement_leaves_its_rows(verb, tmp_path):
     plain = SHORT | {"verb": verb, "folder": str(tmp_path), "batch_size": [4]}
     lab.run(plain, tmp_path)
     rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]

@@ -19,10 +19,10 @@ TINY = Workload("W1", 16, (50, 7, 300), (8, 8, 8), (1, 3, 2))
 @pytest.mark.parametrize("kernels", ["torch", "numba"])
 def test_all_who_are_compared_sum_the_same_rows(bits, kernels):
     workload = replace(TINY, batch_size=5)
-    weights_RD, records = stored_rows(sum(workload.rows_F), 8)
+    weights_RD, packed = stored_rows(sum(workload.rows_F), 8)
     b = jagged_ids_of(workload, workload.draw(0))
     kernels = backend(kernels, torch.device("cpu"))
-    found = lookups_of(kernels, weights_RD, records[bits], b, workload.width)
+    found = lookups_of(kernels, weights_RD, packed[bits], b, workload.width)
     by_table = {name: found[name](7) for name in ("torch", "torch_quantised")}
     vectors = {
         name: vectors.view(3, 5, 8).transpose(0, 1).flatten() for name, vectors in by_table.items()
@@ -36,14 +36,14 @@ def test_all_who_are_compared_sum_the_same_rows(bits, kernels):
 
 
 @pytest.mark.parametrize("size", one_of(3, [12, 68, 100]))
-def test_every_line_of_a_record_is_read_on_any_number_of_threads(size):
-    records_RK = torch.ones(50, size, dtype=torch.uint8)
+def test_every_line_of_a_packed_row_is_read_on_any_number_of_threads(size):
+    packed_RK = torch.ones(50, size, dtype=torch.uint8)
     index_N = torch.arange(5000, dtype=torch.int32) % 50
     touched = 5000 * len(range(0, size - 1, 64)) + 5000
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            assert read_rows(records_RK, index_N) == touched
+            assert read_rows(packed_RK, index_N) == touched
     finally:
         torch.set_num_threads(before)

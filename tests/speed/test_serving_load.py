@@ -1,4 +1,4 @@
-"""A server is measured in every protocol, and its records are left."""
+"""A server is measured in every protocol, and its results are left."""
 
 import json
 import math

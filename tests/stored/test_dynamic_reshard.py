@@ -125,7 +125,7 @@ def damaged(comm, path):
     blocks = list(collection.shared.blocks())
     keys = next(b for b in blocks if b.tensor == "keys" and len(b.data) > 1)
     keys.data[:2] = keys.data[:2].flip(0)
-    info = {"updates": [2], "dynamic": collection.shared.rows_of_runs()}
+    info = {"updates": [2], "dynamic": collection.shared.rows_of_stretches()}
     write_checkpoint(path, blocks, comm=comm, meta={}, manifest=info, parameters={})
     with pytest.raises(CheckpointError) as refused:
         fill(path, collection)
@@ -181,9 +181,9 @@ def lowered(comm, path):
     write(path, collection, comm)
     goes_on = made(comm, "row_wise", "sgd", configs=tables(max_rows=320))
     fill(path, goes_on)
-    before = sum(goes_on.shared.rows_of_runs()["t0"]["rows"])
+    before = sum(goes_on.shared.rows_of_stretches()["t0"]["rows"])
     train(goes_on, comm, 1, torch.arange(ROWS))
-    return before, goes_on.shared.rows_of_runs()["t0"]["rows"], rows_by_key(comm, goes_on)
+    return before, goes_on.shared.rows_of_stretches()["t0"]["rows"], rows_by_key(comm, goes_on)
 
 
 def test_rows_beyond_a_lowered_limit_leave_after_a_step(ranks, tmp_path):
@@ -202,8 +202,8 @@ def test_an_empty_table_is_exported_and_gathered(tmp_path):
     assert state["embedding_bags.t0.weight"].shape == (0, 8)
     again = made(Comm(), "column_wise", "sgd", configs=tables())
     again.load_state_dict(state)
-    assert not sum(again.shared.rows_of_runs()["t0"]["rows"])
-    info = {"dynamic": collection.shared.rows_of_runs()}
+    assert not sum(again.shared.rows_of_stretches()["t0"]["rows"])
+    info = {"dynamic": collection.shared.rows_of_stretches()}
     plan = make_plan("row_wise", tables(), 1).to_dict()
     blocks = list(collection.shared.blocks())
     path = tmp_path / "a.ckpt"

@@ -33,14 +33,14 @@ def test_positions_of_large_tables_are_exact(rows):
 
 @settings(max_examples=60)
 @given(st.data(), NAMES, st.integers(1, 100_000))
-def test_any_run_of_rows_has_its_share_of_any_strip_but_for_a_few(data, name, rows):
+def test_any_range_of_rows_has_its_share_of_any_strip_but_for_a_few(data, name, rows):
     first = data.draw(st.integers(0, rows - 1))
     strip = range(first, data.draw(st.integers(first + 1, rows)))
     position_R = mixed_order(name, rows).positions_of(torch.arange(rows))
     inside_R = (position_R >= strip.start) & (position_R < strip.stop)
     share = len(strip) / rows
-    excess_R = (inside_R.double() - share).cumsum(0)  # of the runs that begin with row 0
-    assert float(excess_R.max() - excess_R.min()) < 10  # of all runs; at random it would be 400
+    excess_R = (inside_R.double() - share).cumsum(0)  # of the ranges that begin with row 0
+    assert float(excess_R.max() - excess_R.min()) < 10  # of all ranges; at random it would be 400
 
 
 def test_tables_of_other_names_begin_elsewhere():

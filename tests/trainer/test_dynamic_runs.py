@@ -59,7 +59,7 @@ def test_rows_and_keys_are_logged_by_table_and_printed_at_the_end(logs, tmp_path
     assert {row["step"] for row in every if row["rows/C1"]} >= {"2", "4", "6"}
     last = every[-1]
     changes = shared.changes()["C1"]
-    assert float(last["rows/C1"]) == sum(shared.rows_of_runs()["C1"]["rows"])
+    assert float(last["rows/C1"]) == sum(shared.rows_of_stretches()["C1"]["rows"])
     assert float(last["new_keys/C1"]) == changes.new > changes.admitted > 0
     assert float(last["evicted/C1"]) == changes.evicted
 

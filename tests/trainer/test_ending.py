@@ -28,7 +28,7 @@ TWO_EPOCHS = ["trainer.val_check_interval=6", "trainer.max_steps=24", "callbacks
 
 @pytest.fixture(scope="module")
 def unbroken(logs, tmp_path_factory):
-    """A run of 24 steps at a stretch, 18 of them an epoch."""
+    """A run of 24 steps in one piece, 18 of them an epoch."""
     folder = tmp_path_factory.mktemp("unbroken")
     fit(compose(logs, *TWO_EPOCHS), folder)
     return folder

@@ -27,7 +27,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unbroken(jobs, base):
-    """A run of 26 steps at a stretch."""
+    """A run of 26 steps in one piece."""
     jobs.train(base / "unbroken", *small(base / "logs"), *PLATEAU, "trainer.max_steps=26")
     return "unbroken"
 

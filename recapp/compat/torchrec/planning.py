@@ -606,7 +606,7 @@ def row_wise(
             type for all ranks or one for each. On CPUs each strip lies on its own rank as well
             (TorchRec puts all of them on rank 0).
         compute_kernel: "fused", or None.
-        num_buckets: Must be None, because strips need no equal buckets: dynamic tables have runs.
+        num_buckets: Must be None: strips need no equal buckets, and dynamic tables have stretches.
 
     Raises:
         PlanError: The sizes do not sum to the rows of the table, the devices differ, or buckets are

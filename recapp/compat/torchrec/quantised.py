@@ -8,7 +8,7 @@ one. Both models are read-only.
     EmbeddingBagCollection.from_float(collection)                  # or torch's quantize_dynamic
 
 The collections are the engine's on a single rank (`recapp/inference/held_tables.py`). The state
-dict has each table under its usual name: as uint8 [R, K] with a record of K bytes for each row
+dict has each table under its usual name: as uint8 [R, K] with a packed row of K bytes for each row
 (values, scale and bias: `recapp/kernels/quantised.py`), or as floats [R, D]. It loads into a model
 that was quantised in the same way.
 

@@ -82,16 +82,16 @@ struct Halves : Floats<T, typename Vector<T>::Halves> {
   }
 };
 
-// A record: values, scale, bias. Number is the type of the last two.
+// A packed row: values, scale, bias. Number is the type of the last two.
 template <typename T, int BITS_, typename Number>
-struct Record {
+struct PackedRow {
   static constexpr int BITS = BITS_;
   using V = Vector<T>;
   std::int64_t numbers;
   T scale = 0;
   T bias = 0;
 
-  explicit Record(std::int64_t dim)
+  explicit PackedRow(std::int64_t dim)
       : numbers(row_bytes(BITS == 8 ? Storage::int8 : Storage::int4, dim) -
                 static_cast<std::int64_t>(2 * sizeof(Number))) {}
   void row(const std::uint8_t* from) {
@@ -178,9 +178,9 @@ void sum_rows(Storage storage, std::int64_t dim, const std::uint8_t* const* rows
     case Storage::fp16: return sum_all<float, Halves<float>>(dim, rows, count, weight, out);
     case Storage::bf16: return sum_all<float, BFloats<float>>(dim, rows, count, weight, out);
     case Storage::int8:
-      return sum_all<float, Record<float, 8, float>>(dim, rows, count, weight, out);
+      return sum_all<float, PackedRow<float, 8, float>>(dim, rows, count, weight, out);
     case Storage::int4:
-      return sum_all<float, Record<float, 4, c10::Half>>(dim, rows, count, weight, out);
+      return sum_all<float, PackedRow<float, 4, c10::Half>>(dim, rows, count, weight, out);
   }
 }
 
@@ -195,9 +195,9 @@ void sum_rows(Storage storage, std::int64_t dim, const std::uint8_t* const* rows
     case Storage::fp16: return sum_all<double, Halves<double>>(dim, rows, count, weight, out);
     case Storage::bf16: return sum_all<double, BFloats<double>>(dim, rows, count, weight, out);
     case Storage::int8:
-      return sum_all<double, Record<double, 8, float>>(dim, rows, count, weight, out);
+      return sum_all<double, PackedRow<double, 8, float>>(dim, rows, count, weight, out);
     case Storage::int4:
-      return sum_all<double, Record<double, 4, c10::Half>>(dim, rows, count, weight, out);
+      return sum_all<double, PackedRow<double, 4, c10::Half>>(dim, rows, count, weight, out);
   }
 }
 

@@ -33,7 +33,7 @@ void put(std::vector<std::uint8_t>& row, std::size_t at, T value) {
   std::memcpy(row.data() + at, &value, sizeof value);
 }
 
-// Write floats as a record of 8 or 4 bits (recapp/kernels/quantised.py).
+// Write floats as a packed row of 8 or 4 bits (recapp/kernels/quantised.py).
 template <typename Number>
 void quantise(const std::vector<float>& values, int bits, std::vector<std::uint8_t>& row) {
   const float top = bits == 8 ? 255.0F : 15.0F;

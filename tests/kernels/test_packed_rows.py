@@ -1,5 +1,5 @@
-"""Records of quantised rows: what a row becomes, that it depends on nothing but the row, and that
-strips and mapped files hold the same values.
+"""Packed rows: what a row of floats becomes, that it depends on nothing but the row, and
+that strips and mapped files hold the same values.
 """
 
 import copy
@@ -17,7 +17,7 @@ from recapp.kernels.backend import backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import (
     QuantisedRows,
-    bytes_of_record,
+    bytes_of_packed_row,
     dequantise,
     empty_rows,
     quantise,
@@ -57,16 +57,16 @@ def test_a_value_moves_by_half_a_scale_and_what_rounding_the_scale_and_bias_adds
 
 
 @given(shapes, bits_of, st.integers(0, 99), st.data())
-def test_records_do_not_depend_on_how_rows_are_cut(shape, bits, seed, data):
+def test_packed_rows_do_not_depend_on_how_rows_are_cut(shape, bits, seed, data):
     rows_RD = rows_of(shape, seed)
     whole = quantise(rows_RD, bits)
     made = empty_rows(*shape, bits)
-    made.records_RK.fill_(77)
+    made.packed_RK.fill_(77)
     edges = sorted([0, shape[0], *data.draw(st.lists(st.integers(0, shape[0]), max_size=4))])
     order = data.draw(st.permutations(range(len(edges) - 1)))
     for n in order:
         made.fill(edges[n], rows_RD[edges[n] : edges[n + 1]])
-    assert torch.equal(made.records_RK, whole.records_RK)
+    assert torch.equal(made.packed_RK, whole.packed_RK)
 
 
 def test_parts_of_bounded_memory_are_the_whole(monkeypatch):
@@ -74,8 +74,8 @@ def test_parts_of_bounded_memory_are_the_whole(monkeypatch):
     whole = quantise(rows_RD, 4)
     strip = whole.strip_of(range(50), range(1, 6))
     monkeypatch.setattr(quantised, "PART_ELEMENTS", 21)
-    assert torch.equal(quantise(rows_RD, 4).records_RK, whole.records_RK)
-    assert torch.equal(whole.strip_of(range(50), range(1, 6)).records_RK, strip.records_RK)
+    assert torch.equal(quantise(rows_RD, 4).packed_RK, whole.packed_RK)
+    assert torch.equal(whole.strip_of(range(50), range(1, 6)).packed_RK, strip.packed_RK)
     rows_RD[40, 2] = torch.nan
     with pytest.raises(ValueError, match="row 40 holds a value that is not finite"):
         quantise(rows_RD, 4)
@@ -89,37 +89,37 @@ def test_strips_have_the_values_of_the_whole_bit_for_bit(shape, bits, seed, data
     strips = [whole.strip_of(range(first, last), range(a, b)) for a, b in pairwise(edges)]
     assert torch.equal(torch.cat([values(s) for s in strips], 1), values(whole)[first:last])
     for strip in strips:
-        assert strip.records_RK.shape == (last - first, bytes_of_record(strip.width, bits))
+        assert strip.packed_RK.shape == (last - first, bytes_of_packed_row(strip.width, bits))
         assert torch.equal(strip.scale_R, whole.scale_R[first:last])
     again = strips[0].strip_of(range(last - first), range(strips[0].width))
-    assert again.records_RK.data_ptr() == strips[0].records_RK.data_ptr(), "a view, no copy"
+    assert again.packed_RK.data_ptr() == strips[0].packed_RK.data_ptr(), "a view, no copy"
 
 
 @given(widths, bits_of)
-def test_a_record_is_words_of_values_then_scale_then_bias(width, bits):
-    size = bytes_of_record(width, bits)
+def test_a_packed_row_is_words_of_values_then_scale_then_bias(width, bits):
+    size = bytes_of_packed_row(width, bits)
     rows = quantise(torch.linspace(-1, 1, 2 * width).view(2, width), bits)
-    assert rows.records_RK.shape == (2, size) and size % 4 == 0
+    assert rows.packed_RK.shape == (2, size) and size % 4 == 0
     packed = -(-width * bits // 8)
-    record = rows.records_RK[1].numpy().tobytes()
+    row = rows.packed_RK[1].numpy().tobytes()
     number = np.float32 if bits == 8 else np.float16
-    scale, bias = np.frombuffer(record[-2 * number().itemsize :], number)
+    scale, bias = np.frombuffer(row[-2 * number().itemsize :], number)
     assert (scale, bias) == (rows.scale_R[1].item(), rows.bias_R[1].item())
-    assert record[:packed] == rows.packed_RP[1].numpy().tobytes()
-    padding = record[packed : -2 * number().itemsize]
+    assert row[:packed] == rows.values_RP[1].numpy().tobytes()
+    padding = row[packed : -2 * number().itemsize]
     assert len(padding) < 4 and not any(padding)
 
 
 def test_smallest_and_largest_of_a_row_use_all_codes_and_even_columns_lie_low():
     rows = quantise(torch.tensor([[0.0, 15.0, 3.0], [-1.0, -1.0, 6.5]]), 4)
-    assert rows.packed_RP.tolist() == [[0xF0, 0x03], [0x00, 0x0F]]
+    assert rows.values_RP.tolist() == [[0xF0, 0x03], [0x00, 0x0F]]
     assert rows.scale_R.tolist() == [1.0, 0.5] and rows.bias_R.tolist() == [0.0, -1.0]
-    assert quantise(torch.tensor([[0.0, 255.0, 3.0]]), 8).packed_RP.tolist() == [[0, 255, 3]]
+    assert quantise(torch.tensor([[0.0, 255.0, 3.0]]), 8).values_RP.tolist() == [[0, 255, 3]]
 
 
 def test_values_halfway_between_two_codes_become_the_even_one():
     rows = quantise(torch.tensor([[0.0, 0.5, 1.5, 2.5, 255.0]]), 8)
-    assert rows.packed_RP.tolist() == [[0, 0, 2, 2, 255]]
+    assert rows.values_RP.tolist() == [[0, 0, 2, 2, 255]]
 
 
 @BITS
@@ -131,7 +131,7 @@ def test_a_row_of_one_value_keeps_it(bits):
 @BITS
 def test_a_zero_has_no_sign(bits):
     made = [quantise(torch.tensor([row]), bits) for row in ([0.0, -0.0, 1.0], [-0.0, 0.0, 1.0])]
-    assert torch.equal(made[0].records_RK, made[1].records_RK)
+    assert torch.equal(made[0].packed_RK, made[1].packed_RK)
 
 
 @BITS
@@ -142,11 +142,11 @@ def test_a_copy_has_memory_of_its_own(bits):
     copied = copy.deepcopy(rows)
     rows.fill(0, torch.zeros(4, 6))
     assert torch.equal(values(copied), before) and not torch.equal(values(rows), before)
-    assert copied.arrays[0].ctypes.data == copied.records_RK.data_ptr()
+    assert copied.arrays[0].ctypes.data == copied.packed_RK.data_ptr()
 
 
 @BITS
-def test_no_rows_are_no_records(bits):
+def test_no_rows_are_no_packed_rows(bits):
     made = quantise(torch.zeros(0, 5), bits)
     assert len(made) == 0 and values(made).shape == (0, 5)
     assert len(made.strip_of(range(0), range(2))) == 0
@@ -177,7 +177,7 @@ def test_a_row_that_cannot_be_kept_is_named(bits, row, why):
         empty_rows(2000, 2, bits).fill(1000, rows_RD)
 
 
-def test_what_no_record_can_be_is_refused():
+def test_what_no_packed_row_can_be_is_refused():
     with pytest.raises(ValueError, match="bits=2: must be 4 or 8"):
         quantise(torch.zeros(1, 1), 2)
     with pytest.raises(ValueError, match="width=0: must be at least 1"):
@@ -187,7 +187,7 @@ def test_what_no_record_can_be_is_refused():
         ValueError, match=r"rows have 6 columns, and the values have the shape \[1, 5\]"
     ):
         made.fill(0, torch.zeros(1, 5))
-    with pytest.raises(ValueError, match="2 rows from 2 on do not fit in 3 records"):
+    with pytest.raises(ValueError, match="2 rows from 2 on do not fit in 3 packed rows"):
         made.fill(2, torch.zeros(2, 6))
     for rows, columns in (
         (range(2, 4), range(6)),
@@ -200,7 +200,7 @@ def test_what_no_record_can_be_is_refused():
             made.strip_of(rows, columns)
 
 
-def test_memory_that_cannot_be_read_as_records_is_refused():
+def test_memory_that_cannot_be_read_as_packed_rows_is_refused():
     with pytest.raises(ValueError, match=r"uint8 \[rows, 16\]; these are uint8 \[2, 15\]"):
         QuantisedRows(torch.zeros(2, 15, dtype=torch.uint8), 6, 8)
     with pytest.raises(ValueError, match=r"these are int8 \[2, 16\]"):
@@ -214,11 +214,11 @@ def test_memory_that_cannot_be_read_as_records_is_refused():
 
 @pytest.fixture
 def file_of_rows(tmp_path):
-    """A file of records behind a header, written in parts through a map, and what they are of."""
+    """A file of packed rows behind a header, written in parts through a map, and their floats."""
 
     def make(bits, width=9, count=60, header=64):
         rows_RD = rows_of((count, width), 3)
-        size = bytes_of_record(width, bits)
+        size = bytes_of_packed_row(width, bits)
         path = tmp_path / f"rows{bits}"
         path.write_bytes(b"\0" * (header + count * size))
         mapped = np.memmap(path, np.uint8, "r+", header, (count, size))
@@ -240,9 +240,9 @@ def test_rows_of_a_file_that_is_mapped_read_only_are_pooled(file_of_rows, bits, 
     with open(path, "rb") as file:
         held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     flat = torch.frombuffer(held, dtype=torch.uint8)
-    shape = len(rows_RD), bytes_of_record(9, bits)
+    shape = len(rows_RD), bytes_of_packed_row(9, bits)
     mapped = QuantisedRows(flat[header:].view(shape), 9, bits)
-    assert torch.equal(mapped.records_RK, quantise(rows_RD, bits).records_RK)
+    assert torch.equal(mapped.packed_RK, quantise(rows_RD, bits).packed_RK)
     links = Links(
         torch.arange(60, dtype=torch.int32),
         torch.tensor([0, 0, 11, 60]).int(),
@@ -257,15 +257,15 @@ def test_rows_of_a_file_that_is_mapped_read_only_are_pooled(file_of_rows, bits, 
         quantise(rows_RD, bits), links, expected, torch.float32
     )
     assert torch.equal(found, expected)
-    assert mapped.strip_of(range(5, 9), range(9)).records_RK.data_ptr() == (
-        mapped.records_RK[5:].data_ptr()
+    assert mapped.strip_of(range(5, 9), range(9)).packed_RK.data_ptr() == (
+        mapped.packed_RK[5:].data_ptr()
     )
     with pytest.raises(ValueError, match="4 bytes"):
         QuantisedRows(flat[header - 1 : -1].view(shape), 9, bits)
 
 
 @pytest.mark.parametrize(("bits", "unpack"), [(8, "byte"), (4, "4bit")])
-def test_torchs_own_operators_read_records_without_padding(bits, unpack):
+def test_torchs_own_operators_read_packed_rows_without_padding(bits, unpack):
     rows = quantise(rows_of((20, 16), 5), bits)
-    found = getattr(torch.ops.quantized, f"embedding_bag_{unpack}_unpack")(rows.records_RK)
+    found = getattr(torch.ops.quantized, f"embedding_bag_{unpack}_unpack")(rows.packed_RK)
     torch.testing.assert_close(found, values(rows))

@@ -1,0 +1,550 @@
+"""The integers of a batch on a GPU, for all groups at once (`recapp/kernels/triton_integers.py`).
+
+    begin    ids -> entries, distinct rows, counts for the ranks    (a launch each, and a sort)
+    read     the counts have arrived: the only wait of the host
+    write    the message of ids, and the links from bags to vectors
+    serve    the requests of the ranks -> links of the owner
+
+The host knows the number of ids of each lookup, and so the place of every slot and group in the
+arrays. These places, room for the counts that leave and arrive, and room for the report of the
+kernels stand in one array, the header, which reaches the device in one copy. Its end comes back in
+one read: the counts, the first id that is an error, the number of changed ids of each lookup, and
+the number of distinct rows of each piece.
+
+`recapp/engine/integers.py` does the same group by group: for other backends, for modes and tables
+that the kernels do not know, and as the definition of the result.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from recapp.engine.exchange_modes import HomeRequests, ServedRequests
+from recapp.engine.row_store import RowStore
+from recapp.engine.state import BatchOutput, EngineState
+from recapp.kernels.batch_arrays import (
+    BLOCK,
+    NOTHING,
+    DistinctRows,
+    Entries,
+    GroupPlace,
+    GroupRequests,
+    PieceNumbers,
+    PiecePlace,
+    Sizes,
+    SlotNumbers,
+    SlotPlace,
+)
+from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
+from recapp.sparse.transfer import to_device, to_host
+from recapp.tables.config import IdRule, PoolingType
+from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable
+from recapp.transport.step_messages import HEADER, MessageLayout
+
+
+class Region(NamedTuple):
+    """The place of a group in the arrays of a batch.
+
+    Args:
+        entry: Its first entry.
+        entries: The number of its entries.
+        bag: Its first bag.
+        bags: The number of its bags.
+    """
+
+    entry: int
+    entries: int
+    bag: int = 0
+    bags: int = 0
+
+    @property
+    def here(self) -> slice:
+        """The entries of the group."""
+        return slice(self.entry, self.entry + self.entries)
+
+    def links_of(self, group: int, distinct: DistinctRows, at_U: Tensor | None) -> Links:
+        """Return the links from the distinct rows of the group to the offsets of their gradients.
+
+        Args:
+            group: The number of the group.
+            distinct: The distinct rows.
+            at_U: The offset of each row's result; None: results stand side by side.
+        """
+        weight_P = distinct.weight_P
+        return Links(
+            distinct.gradient_P[self.here],
+            distinct.start_U[self.entry : self.here.stop + 1],
+            None if weight_P is None else weight_P[self.here],
+            None if at_U is None else at_U[self.here],
+            self.entries,
+            used=distinct.count_G[group : group + 1],
+        )
+
+
+class LinkedServed(ServedRequests):
+    """The requests of all ranks for a group, whose links were made with those of all groups. A
+    single rank is answered from its own store.
+    """
+
+    @override
+    def answer(self, store: RowStore, message: Tensor) -> None:
+        if hasattr(self, "answer_links"):
+            super().answer(store, message)
+
+    @override
+    def group(self, store: RowStore) -> None:
+        """Do nothing: equal rows were grouped with those of all groups."""
+
+
+class FusedIntegers:
+    """Make the integers of batches for all groups at once.
+
+    Args:
+        state: The engine state of the tables.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        device = state.comm.device
+        self.kernels = state.backend.fused_integers
+        slots = _numbers_of_slots(state)
+        self.pieces = _numbers_of_pieces(state)
+        self.slots = to_device(np.array(slots, np.int64), device)
+        self.piece_rows = to_device(np.array(self.pieces, np.int64), device)
+        of_strips = [int(r.rows_I.sum()) for r in state.routes]
+        self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
+        self.store_keys = _keys(_rows_of_stores(state))
+
+    @staticmethod
+    def takes(state: EngineState) -> bool:
+        """Return whether the kernels know these tables: no table is dynamic, drops ids or is
+        concatenated, no rank sums bags for another, and no row is cut where its rule needs it
+        whole.
+        """
+        return (
+            state.backend.fused_integers is not None
+            and state.row_statistics is None
+            and not any(store.finds_rows for store in state.stores)
+            and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
+            and all(
+                x.table.dynamic is None
+                and x.table.id_rule is not IdRule.DROP
+                and x.hotness is None
+                and x.table.num_embeddings < 2**31  # products of mixed rows have 64 bits
+                for x in state.layout.lookups
+            )
+        )
+
+
+class FusedBatch:
+    """The integers of one batch.
+
+    Args:
+        fused: The integers of all batches.
+        ids: The raw ids of the lookups.
+        output: The output of the batch.
+        take: The memory of the batch.
+
+    Attributes:
+        asked: The requests of each group.
+        counts_WG3: The numbers of rows, vectors and words requested of each rank, once they were
+            read.
+        failure: The error of an id, once the counts were read.
+    """
+
+    def __init__(
+        self,
+        fused: FusedIntegers,
+        ids: LookupRows,
+        output: BatchOutput,
+        take: Scratch,
+    ) -> None:
+        self.fused = fused
+        self.state = state = fused.state
+        self.rows = ids
+        self.output = output
+        self.take = take
+        self.failure: Exception | None = None
+        world = state.comm.world
+        self.counts_WG3 = np.zeros((world, len(state.routes), 3), np.int64)
+        self.asked = [HomeRequests(state.backend, r, world, take) for r in state.routes]
+
+    def send(self, header: Sequence[int]) -> Callable[[], tuple[Counts, Counts]]:
+        """Find the rows of the batch, and start to send the counts. Return a function that waits
+        for the headers and the counts of the other ranks, and reads the report.
+
+        Args:
+            header: The header of this rank, if no id is an error.
+        """
+        self._make_header(header)
+        self._find_rows(self.rows, self.output)
+        self._link_home()
+        comm = self.state.comm
+        world = comm.world
+        numbers = len(self.message) // (2 * world)
+        spans = [(r * numbers, (r + 1) * numbers) for r in range(2 * world)]
+        wait = comm.swap(self.message, spans[:world], spans[world:])
+
+        def arrived() -> tuple[Counts, Counts]:
+            wait()
+            counts = to_host(self._header[self._read_from :]).numpy()
+            both, report, self.rows_K = np.split(
+                counts, [len(self.message), len(self.message) + len(self.report)]
+            )
+            out, into = both.reshape(2, world, numbers)
+            into[comm.rank] = out[comm.rank]
+            self._check(report.tolist(), into[comm.rank, :HEADER])
+            self.counts_WG3 = out[:, HEADER:].reshape(self.counts_WG3.shape)
+            return into[:, :HEADER], into[:, HEADER:].reshape(self.counts_WG3.shape)
+
+        return arrived
+
+    def _make_header(self, header: Sequence[int]) -> None:
+        """Bring the numbers of the batch to the device, and find its parts there."""
+        places, groups, self.regions = _places(self.fused, self.rows, self.output)
+        counts = [*header, *([0] * 3 * len(groups))] * self.state.comm.world
+        room = [0] * len(counts)
+        report = [NOTHING, *([0] * len(self.rows.per_F))]
+        count_K = [0] * len(self.fused.pieces)
+        parts = [_flat(places), _flat(groups), counts + room, report, count_K]
+        numbers = np.array([n for part in parts for n in part], np.int64)
+        device = to_device(numbers, self.state.comm.device)
+        self.places, self.groups, self.message, self.report, self.count_K = _split(device, parts)
+        self._read_from = len(parts[0]) + len(parts[1])
+        self._header = device
+
+    def _find_rows(self, ids: LookupRows, output: BatchOutput) -> None:
+        """Find the rows of all entries, and the distinct ones among them."""
+        state = self.state
+        kernels = self.fused.kernels
+        weights_L = None if ids.weights_L is None else ids.weights_L.detach()
+        scales = state.any_mean or weights_L is not None
+        edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
+        last = self.regions[-1]
+        self.sizes = Sizes(
+            _behind(last.here.stop),
+            _behind(last.bag + last.bags),
+            len(self.regions),
+            state.routes[0].row_dtype,
+            offset_dtype(self.fused.home_keys[-1]),
+            offset_dtype(output.numel),
+        )
+        of_slots = (self.fused.slots, self.places, self.groups)
+        self.entries: Entries = kernels.entries_of_ids(
+            *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
+            *(state.dtype if scales else None, self.sizes, self.take),
+        )
+        self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
+        several = state.comm.world > 1
+        self.distinct: DistinctRows = kernels.distinct_rows(
+            self.entries, self.groups, self.sizes, self.take, several
+        )
+        if several:
+            kernels.count_pieces(
+                *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
+                *(self.message[: len(self.message) // 2], ids.rows_L, edge_N1, output.bags),
+                *(self.report, self.count_K),
+            )
+
+    def _link_home(self, source_P: Tensor | None = None, at_U: Tensor | None = None) -> None:
+        """Link the bags of every group to its vectors.
+
+        Args:
+            source_P: The offset of each entry's vector in the message; None: bags read the store.
+            at_U: The offset of each distinct row's vector in the message.
+        """
+        offset_M, at_M = self.bags
+        weight_P = self.entries.weight_P
+        for g, (asked, region) in enumerate(zip(self.asked, self.regions, strict=True)):
+            if (source_P is None) is asked.local:
+                bags = slice(region.bag, region.bag + region.bags)
+                asked.combine_links = Links(
+                    (self.entries.row_P if source_P is None else source_P)[region.here],
+                    offset_M[bags.start : bags.stop + 1],
+                    None if weight_P is None else weight_P[region.here],
+                    at_M[bags],
+                    region.bags,
+                )
+            asked.gradient_links = region.links_of(g, self.distinct, at_U)
+
+    def _check(self, report: list[int], header: Counts) -> None:
+        """Count changed ids, or keep the error of the first id that is one."""
+        first, *changed_F = report
+        edge = [0, *accumulate(self.rows.per_F)]
+        try:
+            self.state.id_rules.count_changed(
+                -1 if first == NOTHING else first, changed_F, self.rows.rows_L, edge
+            )
+        except OutsideTable as error:
+            self.failure = error
+            header[[0, -2, -1]] = 1, error.lookup, error.number
+
+    def write(
+        self, ids: Tensor, words: MessageLayout, vectors: MessageLayout, vector: torch.dtype
+    ) -> None:
+        """Write the message of ids, and link bags to the vectors of the message.
+
+        Args:
+            ids: The message of ids.
+            words: Its offsets.
+            vectors: The offsets of the message of vectors.
+            vector: The type of these offsets.
+        """
+        fused = self.fused
+        comm = self.state.comm
+        if comm.world == 1:
+            return
+        widths = self.state.widths_G.tolist()
+        rows_K = self.rows_K.tolist()
+        at = _places_of_pieces(fused.pieces, rows_K, widths, words, vectors, comm.rank)
+        edge_G1 = np.searchsorted([p.group for p in fused.pieces], range(len(self.regions) + 1))
+        requests = [
+            GroupRequests(*edge, r.width, asked.everywhere)
+            for edge, r, asked in zip(
+                pairwise(edge_G1.tolist()), self.state.routes, self.asked, strict=True
+            )
+        ]
+        words_WG = words.asked_WG1[:, :-1].reshape(-1).tolist()
+        parts = [_flat(at), _flat(requests), words_WG]
+        numbers = np.array([n for part in parts for n in part], np.int64)
+        at_U, source_P = fused.kernels.write_requests(
+            *(self.distinct, fused.piece_rows, self.groups),
+            *_split(to_device(numbers, comm.device), parts),
+            *(ids, self.sizes._replace(offset=vector), self.take),
+        )
+        self._link_home(source_P, at_U)
+
+    def link(self, *, late: bool) -> None:
+        """Do nothing: links are made where their arrays are."""
+
+    def serve(
+        self,
+        ids: Tensor,
+        words: MessageLayout,
+        vectors: MessageLayout,
+        vector: torch.dtype,
+        in_WG3: Counts,
+        weighting: int,
+    ) -> list[ServedRequests]:
+        """Return the requests of all ranks, by group.
+
+        Args:
+            ids: The message of ids.
+            words: Its offsets.
+            vectors: The offsets of the message of vectors.
+            vector: The type of these offsets.
+            in_WG3: The numbers of rows, vectors and words that each rank requests.
+            weighting: The sample weights of the ranks, which change no mode here.
+        """
+        state = self.state
+        served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
+        if state.comm.world == 1:
+            for s, asked, region in zip(served, self.asked, self.regions, strict=True):
+                s.row_U = self.distinct.row_U[region.here]
+                s.gradient_links = asked.gradient_links
+            return list(served)
+        places, groups, regions = _places_of_requests(
+            self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors
+        )
+        parts = [_flat(places), _flat(groups)]
+        numbers = np.array([n for part in parts for n in part], np.int64)
+        of_ranks, of_groups = _split(to_device(numbers, state.comm.device), parts)
+        last = regions[-1].here.stop
+        key = offset_dtype(self.fused.store_keys[-1])
+        sizes = self.sizes._replace(entries=_behind(last), key=key, offset=vector)
+        entries = self.fused.kernels.entries_of_requests(
+            ids, of_ranks, of_groups, sizes, self._take_served
+        )
+        distinct = (
+            self.fused.kernels.distinct_rows(entries, of_groups, sizes, self._take_served, False)
+            if torch.is_grad_enabled()
+            else None
+        )
+        for g, (s, region) in enumerate(zip(served, regions, strict=True)):
+            here = region.here
+            s.answer_links = Links(
+                entries.row_P[here], None, None, entries.where_P[here], region.entries
+            )
+            if distinct is not None:
+                s.row_U = distinct.row_U[here]
+                s.gradient_links = region.links_of(g, distinct, None)
+        return list(served)
+
+    def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
+        """Return memory for the integers of served requests."""
+        return self.take(f"served {name}", n, dtype)
+
+
+def _split(numbers: Tensor, parts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the parts of an array that was made of parts."""
+    edges = [*accumulate(len(part) for part in parts)]
+    return [*numbers.tensor_split(edges[:-1])]
+
+
+def _flat(records: Sequence[tuple[int, ...]]) -> list[int]:
+    return [number for record in records for number in record]
+
+
+def _behind(end: int) -> int:
+    """Return the end of the block that has room for one more entry."""
+    return (end // BLOCK + 1) * BLOCK
+
+
+def _keys(rows_G: Sequence[int]) -> list[int]:
+    """Return the first key of each group, and the key behind all."""
+    return [0, *accumulate(rows + 1 for rows in rows_G)]
+
+
+def _rows_of_stores(state: EngineState) -> list[int]:
+    """Return the rows of each group on the rank that has most of them."""
+    return [max(group.rows_W) for group in state.layout.groups]
+
+
+def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
+    """Return the constants of the slots, group by group. Where this rank has all rows of a group,
+    keys are rows of the store.
+    """
+    layout = state.layout
+    order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
+    lookups_before = set[int]()
+    numbers = []
+    for r in state.routes:
+        first_I = starts(r.rows_I).tolist()
+        local = state.comm.world == 1 or r.mode == "replicated"
+        base_I = r.base_K[r.piece_I1[:-1]].tolist() if local else first_I
+        for f, strip in zip(r.lookups, r.strip_S.tolist(), strict=True):
+            x = layout.lookups[f]
+            order = order_of[x.table.name]
+            key = base_I[strip] if state.comm.world == 1 else first_I[strip]
+            numbers.append(
+                SlotNumbers(
+                    *(f, RULE_NUMBERS[x.table.id_rule], x.table.num_embeddings, x.table.min_key),
+                    *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
+                    *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
+                    f not in lookups_before,
+                )
+            )
+            lookups_before.add(f)
+    return numbers
+
+
+def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
+    """Return the constants of the pieces, group by group."""
+    numbers = []
+    for g, r in enumerate(state.routes):
+        first_I = starts(r.rows_I).tolist()
+        edge_I1 = r.piece_I1.tolist()
+        start_K = r.start_K.tolist()
+        base_K = r.base_K.tolist()
+        rank_K = [-1] * len(base_K) if r.mode == "replicated" else r.rank_K.tolist()
+        for strip, (k, end) in enumerate(pairwise(edge_I1)):
+            keys = [first_I[strip] + start for start in start_K[k:end]]
+            for key, key_end, base, rank in zip(
+                keys,
+                [*keys[1:], first_I[strip + 1]],
+                base_K[k:end],
+                rank_K[k:end],
+                strict=True,
+            ):
+                numbers.append(PieceNumbers(g, key, key_end, base, rank))
+    return numbers
+
+
+def _places(
+    fused: FusedIntegers, ids: LookupRows, output: BatchOutput
+) -> tuple[list[SlotPlace], list[GroupPlace], list[Region]]:
+    """Return the places of slots and groups in a batch."""
+    state = fused.state
+    outputs = state.outputs
+    edge_F1 = [0, *accumulate(ids.per_F)]
+    count_F = output.count_F.tolist()
+    first_F = output.first_F.tolist()
+    places: list[SlotPlace] = []
+    groups = []
+    regions = []
+    entry = 0
+    bag = 0
+    for r, keys in zip(state.routes, pairwise(fused.home_keys), strict=True):
+        slot = len(places)
+        first_entry = entry
+        first_bag = bag
+        for f, column in zip(r.lookups, r.column_S.tolist(), strict=True):
+            x = outputs.lookups[f]
+            step = outputs.width(outputs.member_F[f]) if x.columns else x.dim
+            places.append(SlotPlace(edge_F1[f], entry, bag, first_F[f] + column, step))
+            entry += ids.per_F[f]
+            bag += count_F[f]
+        blocks = (first_entry // BLOCK, entry, first_bag // BLOCK, bag)
+        groups.append(GroupPlace(slot, len(places), *blocks, keys[0], keys[1] - 1))
+        regions.append(Region(first_entry, entry - first_entry, first_bag, bag - first_bag))
+        entry = _behind(entry)
+        bag = _behind(bag)
+    return places, groups, regions
+
+
+def _places_of_pieces(
+    pieces: Sequence[PieceNumbers],
+    rows_K: Sequence[int],
+    width_G: Sequence[int],
+    words: MessageLayout,
+    vectors: MessageLayout,
+    own: int,
+) -> list[PiecePlace]:
+    """Return the place of the requests of each piece: the pieces of a rank stand one after the
+    other in its requests of a group.
+
+    Args:
+        pieces: The pieces, group by group.
+        rows_K: The number of distinct rows of each piece.
+        width_G: The columns of the vectors of each group.
+        words: The offsets in the message of ids.
+        vectors: The offsets in the message of vectors.
+        own: This rank, which answers requests of which all ranks have the rows.
+    """
+    places = []
+    first_G: Counter[int] = Counter()
+    before: Counter[tuple[int, int]] = Counter()
+    for piece, rows in zip(pieces, rows_K, strict=True):
+        rank = own if piece.rank < 0 else piece.rank
+        g = piece.group
+        nth = before[g, rank]
+        id_at = int(words.asked_WG1[rank, g]) + nth
+        vector_at = int(vectors.asked_WG1[rank, g]) + nth * width_G[g]
+        places.append(PiecePlace(first_G[g], id_at, vector_at))
+        first_G[g] += rows
+        before[g, rank] += rows
+    return places
+
+
+def _places_of_requests(
+    keys: Sequence[int],
+    routes: Sequence[Any],
+    rows_WG: Counts,
+    words: MessageLayout,
+    vectors: MessageLayout,
+) -> tuple[list[SlotPlace], list[GroupPlace], list[Region]]:
+    """Return the places of the requests of each rank, group by group, and of the groups."""
+    places: list[SlotPlace] = []
+    groups = []
+    regions = []
+    entry = 0
+    for g, (r, of_group) in enumerate(zip(routes, pairwise(keys), strict=True)):
+        slot = len(places)
+        first = entry
+        for rank, rows in enumerate(rows_WG[:, g].tolist()):
+            id_at = int(words.served_WG1[rank, g])
+            vector_at = int(vectors.served_WG1[rank, g])
+            places.append(SlotPlace(id_at, entry, 0, vector_at, r.width))
+            entry += rows
+        groups.append(
+            GroupPlace(slot, len(places), first // BLOCK, entry, 0, 0, of_group[0], of_group[1] - 1)
+        )
+        regions.append(Region(first, entry - first))
+        entry = _behind(entry)
+    return places, groups, regions

@@ -1,0 +1,383 @@
+"""The functions of `SortedIndex` (`reference.py`) on a GPU. The index of a store of dynamic tables
+is a hash table in the memory of the device:
+
+    position, strip --hash--> bucket: hash (31 bits), slot (32 bits) --> positions[slot]
+
+A search begins at the bucket of the hash and goes on to the next bucket (linear probing) until it
+meets the key or a bucket that is `FREE`. It reads the position of a slot only where the hash in the
+bucket is that of the key. Removing a key leaves `GONE`, which a search passes and a new key may
+take. At most half of the buckets are not free. Before they would be more, a launch puts all keys
+into a table of four buckets for each key. Buckets tell the hash, so no position is read for it.
+
+Training looks up and adds keys in one pass. The host reads once: how many keys are new.
+
+    find_or_claim   slot of each entry; entries of absent keys meet in a *cell* of a second table
+    count_new       the first entries of each block, of which the host reads the sum
+    insert_new      new keys, numbered by their first entries, take the free slots in this order
+    follow          the other entries of a new key take the slot of the first one
+
+Threads run in any order and still make the same slots:
+
+- A cell is claimed by compare-and-swap and never becomes free again. So all entries of a key, which
+  visit the same cells in the same order, meet in the first cell that no other key has. There
+  `atomic_min` leaves the least entry, whoever came first. A later launch reads it.
+- New keys are distinct and absent, so no two of them are one, and each takes the first bucket for
+  which its compare-and-swap succeeds. Which bucket a key has depends on the race, but its slot does
+  not, and no result shows a bucket. A load may see an old word of a bucket: then the swap fails.
+- Keys that are removed at the same time have buckets of their own. Searches run in no launch that
+  writes what they read.
+
+Letters are those of `reference.py`; L lanes of a program, B buckets, C cells. The kernels have run
+in Triton's interpreter, where programs follow one another, and were compiled for sm_90. They have
+not run on a GPU.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from recapp.kernels.links import STRETCH_BITS
+from recapp.kernels.row_memory import RowMemory
+from recapp.kernels.triton_launch import Launch
+from recapp.sparse.transfer import to_host, true_indices
+
+LANES = 256
+LEAST_BUCKETS = 1024
+BUCKETS_OF_A_KEY = 4  # in a new table; it is replaced when they would be less than 2
+FREE = -1
+GONE = -2
+# a word that no bucket has: compared with it, a swap changes nothing. (A swap takes no mask.)
+NEVER = -3
+_FREE = tl.constexpr(FREE)
+_GONE = tl.constexpr(GONE)
+_NEVER = tl.constexpr(NEVER)
+_STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
+_SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
+
+
+@triton.jit
+def _hash_of(position_L, strip_L, secret):
+    """Return the hash of keys, 31 bits. Without the secret, an attacker cannot choose ids that
+    crowd in one place.
+    """
+    h_L = position_L * secret
+    h_L = (h_L ^ ((h_L >> 32) & 0xFFFFFFFF)) + strip_L.to(tl.int64) * _STRIPS
+    return (h_L * secret >> 33) & 0x7FFFFFFF
+
+
+@triton.jit
+def _home_of(hash_L, buckets):
+    """Return the bucket at which the search for a hash begins."""
+    return hash_L * buckets >> 31
+
+
+@triton.jit
+def _next(bucket_L, buckets):
+    return tl.where(bucket_L + 1 == buckets, 0, bucket_L + 1)
+
+
+@triton.jit
+def _any(mask_L):
+    return tl.max(mask_L.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets):
+    """Return the slot of each key; -1 for a key that is absent."""
+    slot_L = tl.zeros_like(position_L) - 1
+    bucket_L = _home_of(hash_L, buckets)
+    while _any(here_L):
+        word_L = tl.load(table + bucket_L, mask=here_L, other=_FREE)
+        at_L = word_L & _SLOT
+        same_L = here_L & (word_L >> 32 == hash_L)
+        same_L &= tl.load(positions + at_L, mask=same_L, other=0) == position_L
+        same_L &= tl.load(strips + at_L, mask=same_L, other=-1) == strip_L
+        slot_L = tl.where(same_L, at_L, slot_L)
+        here_L = here_L & (same_L == 0) & (word_L != _FREE)
+        bucket_L = _next(bucket_L, buckets)
+    return slot_L
+
+
+@triton.jit
+def _insert(table, word_L, here_L, buckets):
+    """Put words with distinct slots into the table."""
+    bucket_L = _home_of(word_L >> 32, buckets)
+    while _any(here_L):
+        before_L = tl.load(table + bucket_L, mask=here_L, other=0)
+        open_L = here_L & (before_L < 0)
+        expected_L = tl.where(open_L, before_L, _NEVER)
+        taken_L = tl.atomic_cas(table + bucket_L, expected_L, word_L, sem="relaxed") == expected_L
+        here_L = here_L & ((open_L & taken_L) == 0)
+        bucket_L = tl.where(here_L, _next(bucket_L, buckets), bucket_L)
+
+
+@Launch
+@triton.jit(do_not_specialize=["n", "buckets", "secret"])
+def find(
+    table,
+    positions,
+    strips,
+    position,
+    strip,
+    slot,
+    n,
+    buckets,
+    secret: tl.int64,
+    LANES: tl.constexpr,
+):
+    """Write the slot of each key; -1 for a key that is absent."""
+    at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    here_L = at_L < n
+    position_L = tl.load(position + at_L, mask=here_L, other=0)
+    strip_L = tl.load(strip + at_L, mask=here_L, other=0)
+    hash_L = _hash_of(position_L, strip_L, secret)
+    slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
+    tl.store(slot + at_L, slot_L, mask=here_L)
+
+
+@Launch
+@triton.jit(do_not_specialize=["n", "buckets", "cells", "secret"])
+def find_or_claim(
+    table,
+    positions,
+    strips,
+    position,
+    strip,
+    slot,
+    claims,
+    cell,
+    n,
+    buckets,
+    cells,
+    secret: tl.int64,
+    LANES: tl.constexpr,
+):
+    """Write the slot of each key; for a key that is absent -1, and the cell that holds its first
+    entry after the launch.
+    """
+    at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    here_L = at_L < n
+    position_L = tl.load(position + at_L, mask=here_L, other=0)
+    strip_L = tl.load(strip + at_L, mask=here_L, other=0)
+    hash_L = _hash_of(position_L, strip_L, secret)
+    slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
+    tl.store(slot + at_L, slot_L, mask=here_L)
+    absent_L = here_L & (slot_L < 0)
+    cell_L = _home_of(hash_L, cells)
+    seeks_L = absent_L
+    while _any(seeks_L):
+        expected_L = tl.where(seeks_L, -1, _NEVER)
+        other_L = tl.atomic_cas(claims + cell_L, expected_L, at_L, sem="relaxed")
+        meets_L = seeks_L & (other_L >= 0)
+        same_L = meets_L & (tl.load(position + other_L, mask=meets_L, other=0) == position_L)
+        same_L &= tl.load(strip + other_L, mask=meets_L, other=-1) == strip_L
+        tl.atomic_min(claims + cell_L, at_L, mask=same_L, sem="relaxed")
+        seeks_L = meets_L & (same_L == 0)
+        cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
+    tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=here_L)
+
+
+@triton.jit
+def _first(claims, cell, at_L, n):
+    """Return whether each entry is the first one of a new key."""
+    cell_L = tl.load(cell + at_L, mask=at_L < n, other=-1)
+    return (cell_L >= 0) & (tl.load(claims + cell_L, mask=cell_L >= 0, other=-1) == at_L)
+
+
+@Launch
+@triton.jit(do_not_specialize=["n"])
+def count_new(claims, cell, counts, n, LANES: tl.constexpr):
+    """Write the number of new keys whose first entry is one of the program's."""
+    at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    tl.store(counts + tl.program_id(0), tl.sum(_first(claims, cell, at_L, n).to(tl.int32), 0))
+
+
+@Launch
+@triton.jit(do_not_specialize=["n", "buckets", "secret"])
+def insert_new(
+    table,
+    positions,
+    strips,
+    position,
+    strip,
+    slot,
+    claims,
+    cell,
+    counts,
+    fresh,
+    first,
+    n,
+    buckets,
+    secret: tl.int64,
+    LANES: tl.constexpr,
+):
+    """Give each new key the free slot of its number, write its first entry and add it."""
+    program = tl.program_id(0)
+    before = 0
+    for begin in range(0, program, LANES):
+        block_L = begin + tl.arange(0, LANES)
+        before += tl.sum(tl.load(counts + block_L, mask=block_L < program, other=0), 0)
+    at_L = program * LANES + tl.arange(0, LANES)
+    first_L = _first(claims, cell, at_L, n)
+    number_L = before + tl.cumsum(first_L.to(tl.int32), 0) - 1
+    slot_L = tl.load(fresh + number_L, mask=first_L, other=0)
+    position_L = tl.load(position + at_L, mask=first_L, other=0)
+    strip_L = tl.load(strip + at_L, mask=first_L, other=0)
+    tl.store(first + number_L, at_L.to(tl.int64), mask=first_L)
+    tl.store(slot + at_L, slot_L, mask=first_L)
+    tl.store(positions + slot_L, position_L, mask=first_L)
+    tl.store(strips + slot_L, strip_L, mask=first_L)
+    hash_L = _hash_of(position_L, strip_L, secret)
+    _insert(table, (hash_L << 32) | slot_L, first_L, buckets)
+
+
+@Launch
+@triton.jit(do_not_specialize=["n"])
+def follow(slot, claims, cell, n, LANES: tl.constexpr):
+    """Give each entry of a new key the slot of the key's first entry."""
+    at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    cell_L = tl.load(cell + at_L, mask=at_L < n, other=-1)
+    first_L = tl.load(claims + cell_L, mask=cell_L >= 0, other=-1)
+    others_L = (cell_L >= 0) & (first_L != at_L)
+    tl.store(slot + at_L, tl.load(slot + first_L, mask=others_L, other=0), mask=others_L)
+
+
+@Launch
+@triton.jit(do_not_specialize=["old", "buckets"])
+def rebuild(table, larger, old, buckets, LANES: tl.constexpr):
+    """Put the keys of a table into another one."""
+    at_L = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    word_L = tl.load(table + at_L, mask=at_L < old, other=_FREE)
+    _insert(larger, word_L, word_L >= 0, buckets)
+
+
+@Launch
+@triton.jit(do_not_specialize=["n", "buckets", "secret"])
+def remove(table, positions, strips, slot, n, buckets, secret: tl.int64, LANES: tl.constexpr):
+    """Mark the buckets of distinct slots as `GONE`."""
+    at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    here_L = at_L < n
+    slot_L = tl.load(slot + at_L, mask=here_L, other=0)
+    position_L = tl.load(positions + slot_L, mask=here_L, other=0)
+    hash_L = _hash_of(position_L, tl.load(strips + slot_L, mask=here_L, other=0), secret)
+    bucket_L = _home_of(hash_L, buckets)
+    while _any(here_L):
+        word_L = tl.load(table + bucket_L, mask=here_L, other=_FREE)
+        same_L = here_L & (word_L == ((hash_L << 32) | slot_L))
+        tl.store(table + bucket_L, tl.zeros_like(word_L) + _GONE, mask=same_L)
+        here_L = here_L & (same_L == 0) & (word_L != _FREE)
+        bucket_L = _next(bucket_L, buckets)
+
+
+class DeviceKeyIndex:
+    """An index of the slots of all rows that exist, with the arguments, attributes and methods of
+    `SortedIndex`.
+    """
+
+    def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
+        self.positions = RowMemory(capacity, 1, torch.int64, device)
+        self.strips = RowMemory(capacity, 1, torch.int16, device)
+        self._secret = (secrets.randbits(64) | 1) - 2**63
+        self._table = torch.full((LEAST_BUCKETS,), FREE, dtype=torch.int64, device=device)
+        self._keys = 0
+        self._used = 0  # at least the number of buckets that are not free
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return self._keys
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the index, without `positions` and `strips`."""
+        return self._table.nbytes
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._table.fill_(FREE)
+        self._keys = self._used = 0
+
+    def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
+        """Return the slot of each key, int64; -1 for a key that is absent."""
+        n = len(position_N)
+        slot_N = position_N.new_empty(n)
+        keys = position_N.contiguous(), strip_N.contiguous()
+        _launch(find, n, *self._arrays(), *keys, slot_N, n, *self._numbers())
+        return slot_N
+
+    def find_or_insert(
+        self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the slot of each key, and add keys that are absent (see `SortedIndex`).
+
+        The host waits once, for the number of new keys.
+        """
+        n = len(position_N)
+        slot_N = position_N.new_empty(n)
+        cell_N = slot_N.new_empty(n, dtype=torch.int32)
+        claims_C = slot_N.new_full((2 * n,), -1, dtype=torch.int32)
+        counts = slot_N.new_empty(triton.cdiv(n, LANES), dtype=torch.int32)
+        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, claims_C, cell_N
+        buckets, secret = self._numbers()
+        _launch(find_or_claim, n, *self._arrays(), *keys, n, buckets, len(claims_C), secret)
+        _launch(count_new, n, claims_C, cell_N, counts, n)
+        new = int(to_host(counts).sum())
+        first_U = slot_N.new_empty(new)
+        if new:
+            fresh_U = free(new)
+            self._make_room(new)
+            lists = counts, fresh_U, first_U
+            _launch(insert_new, n, *self._arrays(), *keys, *lists, n, *self._numbers())
+            _launch(follow, n, slot_N, claims_C, cell_N, n)
+            self._keys += new
+            self._used += new
+        return slot_N, first_U
+
+    def remove(self, slot_M: Tensor) -> None:
+        """Remove the keys of distinct slots."""
+        n = len(slot_M)
+        _launch(remove, n, *self._arrays(), slot_M.contiguous(), n, *self._numbers())
+        self._keys -= n
+
+    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
+        """Return the slots of a strip whose positions lie in a stretch."""
+        slot_K = self.slots_of(strip)
+        stretch_K = (self.positions.rows[slot_K, 0] >> (64 - STRETCH_BITS)) + (
+            1 << STRETCH_BITS - 1
+        )
+        return slot_K[true_indices(stretch_K == stretch)]
+
+    def slots_of(self, strip: int) -> Tensor:
+        """Return the slots of a strip in the order of their positions."""
+        word_K = self._table[true_indices(self._table >= 0)]
+        slot_K = word_K & ((1 << 32) - 1)
+        slot_K = slot_K[true_indices(self.strips.rows[slot_K, 0] == strip)]
+        return slot_K[self.positions.rows[slot_K, 0].argsort()]
+
+    def _arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the arrays in the form for kernels. Growth replaces them."""
+        return self._table, self.positions.rows, self.strips.rows
+
+    def _numbers(self) -> tuple[int, int]:
+        return len(self._table), self._secret
+
+    def _make_room(self, new: int) -> None:
+        """Replace the table where more keys would leave less than half of the buckets free."""
+        if 2 * (self._used + new) <= len(self._table):
+            return
+        old = len(self._table)
+        buckets = max(LEAST_BUCKETS, BUCKETS_OF_A_KEY * (self._keys + new))
+        table = torch.full((buckets,), FREE, dtype=torch.int64, device=self._table.device)
+        _launch(rebuild, old, self._table, table, old, buckets)
+        self._table = table
+        self._used = self._keys
+
+
+def _launch(kernel: Launch, n: int, *arguments: Any) -> None:
+    """Launch a kernel with a lane for each of n entries."""
+    if n:
+        kernel((triton.cdiv(n, LANES),), arguments, (LANES,))

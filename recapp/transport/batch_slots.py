@@ -1,0 +1,169 @@
+"""A batch reaches a GPU in one copy, between two buffers that later batches use again.
+
+    host        | lengths | ids | dense | label |      page-locked
+                     |  one copy, on a stream of its own; lengths of 1 are there already
+    device      | lengths | ids | dense | label |      the tensors of the batch are views
+
+A pair of buffers is a slot. A slot is free when nobody has a tensor of its batch any more, and when
+the streams that used the batch have done the work that they had at that time. So a caller may keep
+a batch, or a part of it, for as long as it likes: other batches then take other slots. There are as
+many slots as batches under way, and no memory is allocated or page-locked in a step.
+
+    slot 0   | pack, copy 0 | step 0 .......... | free |  | pack, copy 3 |
+    slot 1        | pack, copy 1 |                | step 1 .......... |
+    slot 2                                        | pack, copy 2 |     | step 2 ...
+
+No GPU has run this file yet: the tests show the round trip, and the order of streams on streams
+that are not there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recapp.sparse.bags import on_host
+from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.transport.communicator import SideStream, side_stream
+
+ALIGNMENT = 64  # bytes, of each part: kernels load 16 at once
+MOST_SLOTS = 8  # the batches that the host may be ahead of the GPU before it waits
+
+
+class BatchSlots:
+    """The slots through which the batches of a rank reach its device.
+
+    Args:
+        device: The device.
+        copies: The stream of the copies; None makes it.
+    """
+
+    def __init__(self, device: torch.device, copies: SideStream | None = None) -> None:
+        self.device = device
+        self.copies = copies or side_stream(device)
+        self._slots: list[_Slot] = []  # the one that is in use for the longest time comes first
+
+    def to_device(self, batch: Batch) -> Batch:
+        """Return the samples on the device, for work of the current stream from now on. Another
+        stream must wait for the current one, and needs `record_stream` of the batch.
+
+        A batch moves by its own `to` if the device has no streams, if a part is on a device
+        already, or if a part needs a gradient.
+
+        Args:
+            batch: The samples. Nobody may write to their lengths on the device, because lengths
+                of 1 stay there for later batches.
+        """
+        tensors = batch.tensors() if self.copies.overlaps else []
+        if not tensors or not all(map(_can_be_packed, tensors)):
+            return batch.to(self.device, non_blocking=True)
+        lengths = batch.sparse.lengths()
+        single = lengths.numel() > 0 and all(bool(end == 1) for end in lengths.aminmax())
+        tensors.sort(key=lambda tensor: tensor is not lengths)  # first, where they may be known
+        places = _places(tensors)
+        size = max(place.stop for place in places.values())
+        slot = self._take(size)
+        first = slot.known_bytes(lengths) if single else 0
+        _pack([t for t in tensors if places[id(t)].stop > first], slot.host, places)
+        slot.ones = (lengths.dtype, lengths.numel()) if single else None
+        with self.copies.beside():
+            slot.there[first:size].copy_(slot.host[first:size], non_blocking=True)
+        there = batch.each(lambda tensor: _view(slot.there, places[id(tensor)], tensor))
+        there.streams = slot.streams
+        self.copies.hand_over(there)
+        return there
+
+    def _take(self, size: int) -> "_Slot":
+        """Return a slot of at least `size` bytes that is free."""
+        free = [slot for slot in self._slots if slot.is_left()]
+        slot = next((slot for slot in free if slot.is_done()), None)
+        if slot is None and free and len(self._slots) >= MOST_SLOTS:
+            slot = free[0]
+            slot.wait()
+        if slot is not None:
+            self._slots.remove(slot)
+        if slot is None or slot.host.numel() < size:
+            slot = _Slot(size + size // 4, self.device)  # bags of the next batch may be longer
+            self.copies.follow()  # the memory may have been of a tensor of the current stream
+        self._slots.append(slot)
+        slot.take()
+        return slot
+
+
+class _Streams(set[Any]):
+    """Streams. A copy of a batch has none, because it has memory of its own."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class _Slot:
+    """Two buffers of one size. `ones` has the dtype and the number of the ones with which the
+    device's begins; `streams` are those that use the batch.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.host = torch.empty(
+            size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"
+        )
+        self.there = torch.empty(size, dtype=torch.uint8, device=device)
+        self.ones: tuple[torch.dtype, int] | None = None
+        self.streams = _Streams()
+        self._ends: list[Any] | None = None  # of the work of the streams; None before it is known
+        self._storage = self.there.untyped_storage()
+        self._own = self._holders()
+
+    def _holders(self) -> int:
+        """Return the number of tensors and other objects that have the device's memory."""
+        count: int = torch._C._storage_Use_Count(self._storage._cdata)
+        return count
+
+    def known_bytes(self, lengths: Tensor) -> int:
+        """Return the number of bytes that lengths of 1 take and need no copy."""
+        dtype, count = self.ones or (None, 0)
+        return lengths.nbytes if dtype is lengths.dtype and count >= lengths.numel() else 0
+
+    def take(self) -> None:
+        """Begin the next use."""
+        self.streams = _Streams()
+        self._ends = None
+
+    def is_left(self) -> bool:
+        """Return whether nobody has a tensor of the batch. Work on its tensors may be queued."""
+        if self._ends is None and self._holders() == self._own:
+            self._ends = [stream.record_event() for stream in self.streams]
+        return self._ends is not None
+
+    def is_done(self) -> bool:
+        """Return whether the streams have done the work that they had when the batch was left."""
+        return all(end.query() for end in self._ends or ())
+
+    def wait(self) -> None:
+        """Let the host wait until the slot is done."""
+        for end in self._ends or ():
+            end.synchronize()
+
+
+def _can_be_packed(tensor: Tensor) -> bool:
+    return on_host(tensor) and tensor.layout is torch.strided and not tensor.requires_grad
+
+
+def _places(tensors: list[Tensor]) -> dict[int, slice]:
+    """Return the bytes of each tensor in a buffer, by its identity."""
+    places: dict[int, slice] = {}
+    end = 0
+    for tensor in tensors:
+        if id(tensor) not in places:
+            begin = -(-end // ALIGNMENT) * ALIGNMENT
+            end = begin + tensor.nbytes
+            places[id(tensor)] = slice(begin, end)
+    return places
+
+
+def _pack(tensors: list[Tensor], host: Tensor, places: dict[int, slice]) -> None:
+    for tensor in tensors:
+        _view(host, places[id(tensor)], tensor).copy_(tensor)
+
+
+def _view(buffer: Tensor, place: slice, like: Tensor) -> Tensor:
+    return buffer[place].view(like.dtype).view(like.shape)

@@ -1,0 +1,48 @@
+"""Compiles the kernels of the index of dynamic tables for a Hopper GPU without having one.
+
+    python -m kernels.compile_key_index
+
+prints a line for each kernel: its name, and which atomic operations its code holds.
+"""
+
+import tempfile
+
+import torch
+import triton
+from kernels.compile_for_gpu import NoDevice
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from recapp.kernels import triton_key_index
+from recapp.kernels.triton_key_index import DeviceKeyIndex
+
+KEYS = 10
+SIGNS = {"swap": ".cas.b", "least": ".min.", "local_memory": ".local"}
+
+
+def compile_only(run):
+    def compiled(self, *args, grid, warmup, **options):
+        ptx = run(self, *args, grid=grid, warmup=True, **options).asm["ptx"]
+        print(self.fn.__name__, *(name for name, sign in SIGNS.items() if sign in ptx))
+
+    return compiled
+
+
+def call_everything():
+    index = DeviceKeyIndex([0], 1 << 20, torch.device("cpu"))
+    index.positions.grow(KEYS)
+    index.strips.grow(KEYS)
+    keys = torch.zeros(KEYS, dtype=torch.int64), torch.zeros(KEYS, dtype=torch.int16)
+    index.find(*keys)
+    index.find_or_insert(*keys, torch.arange)
+    index.remove(keys[0])
+
+
+if __name__ == "__main__":
+    driver.set_active(NoDevice())
+    JITFunction.run = compile_only(JITFunction.run)
+    # nothing is launched: the host reads so many new keys that the table has to grow
+    triton_key_index.to_host = lambda counts: torch.tensor([1000])
+    with tempfile.TemporaryDirectory() as cache:
+        triton.knobs.cache.dir = cache
+        call_everything()

@@ -1,0 +1,161 @@
+"""On a GPU that holds all rows, four launches and a sort make the integers of all groups. They are
+those of the reference, group by group. Kernels run in Triton's interpreter here.
+"""
+
+import pytest
+import torch
+from engine.engine_cases import make_plan, same_bits
+
+from recapp.benchmarks.kernel_costs import Mirror
+from recapp.engine.fused_integers import FusedIntegers
+from recapp.engine.requests import Requests
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.state import Member
+from recapp.errors import IdError
+from recapp.optim import rules
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, lookups_of
+from recapp.transport.communicator import Comm
+
+FEATURES = ["a", "b", "c", "d"]
+BAGS = {
+    "t0": (131, 8, ["a", "b"], {}),
+    "t1": (40, 16, ["b", "c"], {"id_rule": "hash"}),
+    "t2": (7, 8, ["c"], {"id_rule": "clamp", "min_key": -2, "pooling": "mean"}),
+    "t3": (1500, 4, ["d"], {"id_rule": "hash", "pooling": "mean"}),
+}
+
+
+def tables(plan="table_wise", row_order="natural", rule=None, world=1):
+    bags = [
+        EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=dim, feature_names=f, **more)
+        for n, (rows, dim, f, more) in BAGS.items()
+    ]
+    sequences = [EmbeddingConfig(90, 8, "s0", feature_names=["d", "a"], id_rule="clamp")]
+    comm = Comm() if world == 1 else Mirror(torch.device("cpu"))
+    both = [*bags, *sequences]
+    cut = make_plan(plan, both, world, row_order=row_order, column_width=4)
+    members = [Member(lookups_of(bags)), Member(lookups_of(sequences))]
+    return ShardedTables(
+        both, cut, comm, rule or rules.sgd(), 1, "triton", None, True, None, members
+    )
+
+
+def batch(samples, seed, most=3, weighted=False, outside=True):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, most + 1, (len(FEATURES), samples), generator=generator)
+    total = int(lengths.sum())
+    ids = torch.randint(-50 if outside else 0, 4000, (total,), generator=generator)
+    per_F = lengths.sum(1).tolist()
+    ids[: per_F[0] + per_F[1]] %= 131  # the table of `a` and `b` has the rule `error`
+    if total:
+        ids[torch.randint(0, total, (3,), generator=generator)] = MISSING
+        ids[-1] = 2**63 - 1
+    weights = torch.rand(total, generator=generator) if weighted else None
+    return KeyedJaggedTensor(FEATURES, ids, weights, lengths.flatten())
+
+
+def links_of(shared, features, own):
+    with torch.enable_grad():
+        requests = Requests(features, shared.state, None, own)
+    requests.finish()
+    requests.group()
+    return requests
+
+
+def assert_same_links(mine, known):
+    bags = mine.bags if mine.used is None else int(mine.used)
+    assert bags == known.bags
+    if mine.offsets_M1 is not None:
+        assert torch.equal(mine.offsets_M1[: bags + 1], known.offsets_M1)
+    assert torch.equal(mine.index_N.long(), known.index_N.long())
+    assert (mine.weights_N is None) == (known.weights_N is None)
+    assert mine.weights_N is None or torch.equal(mine.weights_N, known.weights_N)
+    assert (mine.at_M is None) == (known.at_M is None)
+    assert mine.at_M is None or torch.equal(mine.at_M[:bags].long(), known.at_M.long())
+
+
+def assert_same_integers(linked, reference):
+    for mine, known in zip(linked.asked, reference.asked, strict=True):
+        assert_same_links(mine.combine_links, known.combine_links)
+        assert_same_links(mine.gradient_links, known.gradient_links)
+    for mine, known in zip(linked.served, reference.served, strict=True):
+        assert torch.equal(mine.row_U[: len(known.row_U)].long(), known.row_U.long())
+        assert_same_links(mine.gradient_links, known.gradient_links)
+        if len(linked.headers_W) > 1:
+            assert_same_links(mine.answer_links, known.answer_links)
+
+
+@pytest.mark.parametrize(
+    ("world", "samples", "most", "weighted", "plan", "order"),
+    [
+        (1, 5, 3, False, "table_wise", "natural"),
+        (1, 300, 6, True, "table_wise", "mixed"),
+        (2, 20, 3, True, "mixed", "mixed"),
+        pytest.param(2, 300, 4, False, "random", "natural", marks=pytest.mark.full),
+        pytest.param(2, 40, 4, False, "column_wise", "natural", marks=pytest.mark.full),
+        pytest.param(2, 40, 4, True, "data_parallel", "natural", marks=pytest.mark.full),
+        pytest.param(2, 0, 0, False, "row_wise", "natural", marks=pytest.mark.full),
+        pytest.param(1, 40, 1, False, "column_wise", "natural", marks=pytest.mark.full),
+        pytest.param(1, 2, 0, True, "row_wise", "natural", marks=pytest.mark.full),
+        (1, 0, 0, False, "table_wise", "natural"),
+    ],
+)
+def test_the_integers_of_all_groups_are_those_of_the_reference(
+    interpreted, world, samples, most, weighted, plan, order
+):
+    shared = tables(plan, order, world=world)
+    assert FusedIntegers.takes(shared.state)
+    own = FusedIntegers(shared.state)
+    for seed in range(2):  # the second batch finds the memory of the first
+        features = batch(samples, seed, most, weighted)
+        linked = links_of(shared, features, own)
+        changed = shared.state.id_rules.changed
+        once = dict(changed)
+        changed.update(dict.fromkeys(once, 0))
+        reference = links_of(shared, features, None)
+        assert changed == once and (samples < 40 or changed["t2"] > 0)
+        changed.update(dict.fromkeys(once, 0))
+        assert_same_integers(linked, reference)
+        linked.release()
+        reference.release()
+
+
+def test_an_id_outside_of_its_table_is_named(interpreted):
+    shared = tables()
+    features = batch(20, 1)
+    features.values()[7] = 131
+    features.values()[9] = -3
+    with pytest.raises(IdError, match=r"table t0: .*feature a has the id 131, which is outside"):
+        links_of(shared, features, FusedIntegers(shared.state))
+
+
+def trained(shared, weighted):
+    """Train a few steps, and return the outputs and the rows with their state."""
+    outputs = []
+    for step in range(2):
+        features = batch(30, step, weighted=weighted)
+        vectors = [v for member in range(2) for v in shared(features, member)[0]]
+        sum((v * v).sum() for v in vectors).backward()
+        outputs += [v.detach() for v in vectors]
+    shared.update.complete()
+    return outputs + [b.data.clone() for store in shared.stores for b in store.blocks()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "weighted"),
+    [
+        (rules.rowwise_adagrad(0.5), True),
+        pytest.param(rules.adam(0.1), False, marks=pytest.mark.full),
+        pytest.param(rules.adam(0.1, l2_all_rows=0.1), False, marks=pytest.mark.full),
+        pytest.param(rules.lamb(0.1), True, marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_training_has_the_bits_of_groups_that_are_routed_one_by_one(
+    interpreted, monkeypatch, rule, weighted
+):
+    at_once = trained(tables(rule=rule), weighted)
+    monkeypatch.setattr(FusedIntegers, "takes", lambda state: False)
+    one_by_one = trained(tables(rule=rule), weighted)
+    assert all(map(same_bits, at_once, one_by_one)) and len(at_once) == len(one_by_one)

@@ -201,7 +201,7 @@ class FusedBatch:
 
         def arrived() -> tuple[Counts, Counts]:
             wait()
-            counts = to_host(self._header[self._read_from :]).numpy()
+            counts = to_host(self._read).numpy()
             both, report, self.rows_K = np.split(
                 counts, [len(self.message), len(self.message) + len(self.report)]
             )
@@ -227,6 +227,12 @@ class FusedBatch:
         if self.failure:
             raise self.failure
 
+    def _on_device(self, name: str, parts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return arrays of the host on the device, after one copy."""
+        numbers = self.take.on_device(name, [number for part in parts for number in part])
+        edges = [*accumulate(len(part) for part in parts)]
+        return [*numbers.tensor_split(edges[:-1])]
+
     def _make_header(self, header: Sequence[int]) -> None:
         """Bring the numbers of the batch to the device, and find its parts there."""
         places, groups, self.regions = _places(self.fused, self.rows, self.output)
@@ -234,12 +240,10 @@ class FusedBatch:
         room = [0] * len(counts)
         report = [NOTHING, *([0] * len(self.rows.per_F))]
         count_K = [0] * len(self.fused.counted)
-        parts = [_flat(places), _flat(groups), counts + room, report, count_K]
-        numbers = np.array([n for part in parts for n in part], np.int64)
-        device = to_device(numbers, self.state.comm.device)
-        self.places, self.groups, self.message, self.report, self.count_K = _split(device, parts)
-        self._read_from = len(parts[0]) + len(parts[1])
-        self._header = device
+        parts = [_flat(places), _flat(groups), counts + room + report + count_K]
+        self.places, self.groups, self._read = self._on_device("header", parts)
+        ends = len(counts + room), len(counts + room + report)
+        self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
     def _find_entries(self, ids: LookupRows, output: BatchOutput) -> Tensor:
         """Find the rows of all entries. Return where the ids of each bag of the batch begin."""
@@ -342,10 +346,9 @@ class FusedBatch:
         requests = _groups_of_pieces(self.state, fused.pieces)
         words_WG = words.asked_WG1[:, :-1].reshape(-1).tolist()
         parts = [_flat(at), _flat(requests), words_WG]
-        numbers = np.array([n for part in parts for n in part], np.int64)
         at_U, source_P = fused.kernels.write_requests(
             *(self.distinct, fused.piece_rows, self.groups),
-            *_split(to_device(numbers, comm.device), parts),
+            *self._on_device("requests", parts),
             *(ids, self.sizes._replace(offset=vector), self.take),
         )
         self._link_home(source_P, at_U)
@@ -384,9 +387,7 @@ class FusedBatch:
         places, groups, regions = _places_of_requests(
             self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors
         )
-        parts = [_flat(places), _flat(groups)]
-        numbers = np.array([n for part in parts for n in part], np.int64)
-        of_ranks, of_groups = _split(to_device(numbers, state.comm.device), parts)
+        of_ranks, of_groups = self._on_device("served", [_flat(places), _flat(groups)])
         last = regions[-1].here.stop
         key = offset_dtype(self.fused.store_keys[-1])
         sizes = self.sizes._replace(entries=_behind(last), key=key, offset=vector)
@@ -445,12 +446,6 @@ class FusedBatch:
     def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the integers of served requests."""
         return self.take(f"served {name}", n, dtype)
-
-
-def _split(numbers: Tensor, parts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the parts of an array that was made of parts."""
-    edges = [*accumulate(len(part) for part in parts)]
-    return [*numbers.tensor_split(edges[:-1])]
 
 
 def _flat(records: Sequence[tuple[int, ...]]) -> list[int]:

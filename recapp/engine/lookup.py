@@ -312,11 +312,12 @@ class LocalLookup:
             ConfigError: The ids are not integers, or sample weights are missing.
         """
         state = self._state
+        lease = state.lease(trains=False)
         try:
             rows, output, links_G = (
                 self._linked(features, taken)
                 if self._fused is None
-                else self._linked_at_once(self._fused, features, taken)
+                else self._linked_at_once(self._fused, features, taken, lease[0])
             )
         except OutsideTable as error:
             raise state.id_rules.error(error.lookup, error.number, "") from error
@@ -324,16 +325,21 @@ class LocalLookup:
         flat = torch.empty(output.numel, dtype=state.dtype, device=state.comm.device)
         for links, store, in_lines in zip(links_G, state.stores, state.in_lines_G, strict=True):
             store.pool(links, flat, in_lines=in_lines)
+        state.give_back(lease, trains=False)
         state.observer.ends("combine")
         return rows, output, state.outputs.parts(flat, output)
 
     def _linked_at_once(
-        self, fused: FusedIntegers, features: KeyedJaggedTensor, taken: Sequence[bool]
+        self,
+        fused: FusedIntegers,
+        features: KeyedJaggedTensor,
+        taken: Sequence[bool],
+        take: Scratch,
     ) -> tuple[LookupRows, BatchOutput, list[Links]]:
         """Return the ids of a batch, the form of its output, and the links of each group."""
         ids = self._state.ids_of(features, taken)
         output = self._state.outputs.of(ids, taken)
-        batch = FusedBatch(fused, ids, output, Scratch(self._state.comm.device))
+        batch = FusedBatch(fused, ids, output, take)
         batch.read_here()
         return ids, output, [asked.combine_links for asked in batch.asked]
 

@@ -230,8 +230,10 @@ class Requests:
             state.observer.ends("group")
 
     def _made(self) -> Iterator[Any]:
-        """Yield the objects whose tensors lookup and update read."""
+        """Yield the objects whose tensors lookup and update read, but for leased memory."""
         yield self.rows
+        if isinstance(self.integers, FusedBatch):
+            return
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
         yield self.row_gradients_G

@@ -112,6 +112,9 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "DeviceKeyIndex.slots_of": 2,
         "DeviceKeyIndex.slots_of_stretch": 1,
     },
+    "optim/optimizer.py": {
+        "_norm": 1,
+    },
     "sparse/transfer.py": {
         "copy_to_device": 1,
         "true_indices": 2,

@@ -10,7 +10,7 @@ No function loops over bags, and only `group` waits for the device: it reads the
 keys.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -303,6 +303,7 @@ class Scratch:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
+        self._locked: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return an array whose contents are undefined.
@@ -316,6 +317,26 @@ class Scratch:
         if memory is None or memory.numel() < n or memory.dtype != dtype:
             memory = self._arrays[name] = with_room(n, dtype, self._device)
         return memory[:n]
+
+    def on_device(self, name: str, numbers: Sequence[int]) -> Tensor:
+        """Return integers of the host on the device, int64, without waiting for the copy.
+
+        The page-locked memory of the copy is used again by the next call with this name, before
+        which the host must have waited for this copy.
+
+        Args:
+            name: The name of the array on the device.
+            numbers: The integers.
+        """
+        n = len(numbers)
+        values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        if self._device.type != "cuda":
+            return values
+        locked = self._locked.get(name)
+        if locked is None or len(locked) < n:
+            locked = self._locked[name] = torch.empty(2 * n, dtype=torch.int64, pin_memory=True)
+        locked[:n] = values
+        return self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""

@@ -116,7 +116,8 @@ def _stacked(x_BK: Tensor, linears: Sequence[nn.Linear], with_relu: Sequence[boo
     parameters = [p for layer in linears for p in (layer.weight, layer.bias)]
     if on_gpu(x_BK):
         x_BK, parameters[0] = _filled_up(x_BK, parameters[0])
-    return _Stack.apply(x_BK, tuple(with_relu), *parameters)  # type: ignore[no-any-return, no-untyped-call]
+    inputs = [x_BK, tuple(with_relu), *parameters]
+    return _Stack.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _filled_up(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-"""On a GPU that holds all rows, four launches and a sort make the integers of all groups. They are
-those of the reference, group by group. Kernels run in Triton's interpreter here.
+"""On a GPU a few launches and a sort make the integers of all groups. They are those of the
+reference, group by group. Kernels run in Triton's interpreter here.
 """
 
 import pytest

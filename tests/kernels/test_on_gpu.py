@@ -2,6 +2,8 @@
 nothing waits for the device.
 """
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from recapp.kernels.backend import backend
 from recapp.kernels.links import SQUARE_BLOCK, Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
-from recapp.models.layers import DotInteraction
+from recapp.models.layers import MLP, DotInteraction
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -262,3 +264,21 @@ def test_dots_of_pairs_and_their_gradients_are_those_of_fp64(dtype, count, width
         torch.set_float32_matmul_precision(before)
     for computed, expected in zip(*results, strict=True):
         assert float((computed - expected).abs().max() / expected.abs().max()) < 1e-2
+
+
+def test_a_tower_that_tensor_cores_compute_learns_as_in_fp64():
+    tower = MLP(13, [512, 19, 1], last_relu=False)
+    x_BK = torch.randn(300, 13)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    results = []
+    try:
+        for copy, device in ((deepcopy(tower).to(GPU), GPU), (deepcopy(tower).double(), "cpu")):
+            kind = next(copy.parameters()).dtype
+            y_BO = copy(x_BK.to(device, kind))
+            y_BO.square().sum().backward()
+            results.append([y_BO.detach(), *(p.grad for p in copy.parameters())])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for computed, expected in zip(*results, strict=True):
+        assert float((computed.cpu() - expected).abs().max() / expected.abs().max()) < 2e-2

@@ -17,7 +17,7 @@ they are the same under every plan and number of ranks. A batch that is not trai
 a key without a row answers its start value.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -32,7 +32,6 @@ from recapp.engine.dynamic_keys import (
     ROWS,
     WAITING,
     DynamicStrip,
-    ExactCounter,
     KeySlots,
     Numbered,
     RowsOfStretches,
@@ -131,10 +130,11 @@ class DynamicStore(FloatRows):
         """Keep the rows of admitted keys among those that are new in this step, until they are
         evicted, and note the other ones.
         """
-        admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
-        self.slots.remove(evicted_E)
-        if not bool(admitted_U.all()):
-            self._unadmitted.append(slot_U[~admitted_U])
+        admitted_U, evicted_E = self.admission.decide(position_U, strip_U, self.step)
+        if evicted_E is not None:
+            self.slots.remove(evicted_E)
+        if admitted_U is not None:
+            self._unadmitted.append(slot_U[true_indices(~admitted_U)])
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
@@ -257,8 +257,8 @@ class DynamicStore(FloatRows):
                 rows_of_piece = partial(RowsToWrite.of, slots=slot_N)
                 numbered = Numbered.of(stored[ROWS], p)
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
-            if counter := self.admission.counters[number]:
-                yield from counter.blocks(strip, stored[WAITING], self._owns_rows(strip))
+            if counter := self.admission.counter(number):
+                yield from counter.blocks(number, strip, stored[WAITING], self._owns_rows(strip))
 
     def _owns_rows(self, strip: DynamicStrip) -> bool:
         """Return whether this strip, on this rank, writes the values that exist once per row."""
@@ -317,15 +317,12 @@ class DynamicStore(FloatRows):
             slot_N = self.index.slots_of(number)
             self.slots.remove(slot_N)
             self.admission.forget(number, slot_N)
-        if not len(self.index):
-            self.slots.clear()
         self.slots.begin_load()
-        more = sum(
-            len(Numbered.of(rows_of_stretches[strip.table.name][ROWS], p).rows)
-            for strip in loads.values()
-            for p in strip.pieces
-        )
+        more = _rows_here(rows_of_stretches, ROWS, loads.values())
         self._grow(self.slots.used + more)  # now: later growth would move yielded rows
+        if exact := self.admission.exact:
+            counted = [s for number, s in loads.items() if self.admission.counter(number) is exact]
+            exact.begin_load(_rows_here(rows_of_stretches, WAITING, counted))
         for number, strip in loads.items():
             stored = rows_of_stretches[strip.table.name]
             for p in strip.pieces:
@@ -336,8 +333,9 @@ class DynamicStore(FloatRows):
                 rows_of_piece = itemgetter(here)
                 weights = self._filled_weights(averaged)
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
-            if counter := self.admission.counters[number]:
-                yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
+            if counter := self.admission.counter(number):
+                owner = self._owns_rows(strip)
+                yield from counter.blocks_to_load(number, strip, stored[WAITING], owner)
 
     def loaded(self) -> None:
         """Put the loaded rows into the index.
@@ -348,6 +346,16 @@ class DynamicStore(FloatRows):
         names = [strip.table.name for strip in self.strips]
         for number, position_N in self.slots.loaded(names):
             self.admission.count_in(number, position_N)
-        for counter, name in zip(self.admission.counters, names, strict=True):
-            if isinstance(counter, ExactCounter):
-                list(counter.slots.loaded([name]))
+        if exact := self.admission.exact:
+            list(exact.slots.loaded(names))
+
+
+def _rows_here(
+    rows_of_stretches: RowsOfStretches, counted: str, strips: Iterable[DynamicStrip]
+) -> int:
+    """Return the number of rows or waiting keys in the pieces of some strips."""
+    return sum(
+        len(Numbered.of(rows_of_stretches[strip.table.name][counted], p).rows)
+        for strip in strips
+        for p in strip.pieces
+    )

@@ -150,10 +150,18 @@ class SortedIndex:
         none = torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
         return self._sorted.get(strip, (none, none))
 
-    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a stretch."""
-        position_K, slot_K = self._of_strip(strip)
-        return slot_K[(position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1) == stretch]
+    def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
+        """Return the slots whose positions lie in some stretches.
+
+        Args:
+            wanted_IR: Whether the slots of each strip in each stretch are wanted.
+        """
+        slots = [torch.zeros(0, dtype=torch.int64, device=wanted_IR.device)]
+        for wanted_R, strip in zip(wanted_IR, range(len(wanted_IR)), strict=True):
+            position_K, slot_K = self._of_strip(strip)
+            stretch_K = (position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1)
+            slots.append(slot_K[true_indices(wanted_R[stretch_K])])
+        return torch.cat(slots)
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""

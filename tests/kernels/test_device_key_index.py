@@ -80,7 +80,7 @@ def test_no_keys_are_no_launch(made):
     for index in (made(), SortedIndex(range(STRETCHES), 8, CPU)):
         slot_N, first_U = index.find_or_insert(none, none.short(), torch.arange)
         assert len(slot_N) == len(first_U) == len(index.find(none, none.short())) == 0
-        assert len(index.slots_of(0)) == len(index.slots_of_stretch(0, 0)) == 0
+        assert len(index.slots_of(0)) == 0
 
 
 @pytest.mark.full

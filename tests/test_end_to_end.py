@@ -93,7 +93,7 @@ def test_before_the_first_step_it_is_said_what_will_happen(trained):
         "x",
         "1",
     ]
-    assert said["interaction"][1:5] == ["DotInteraction", "B", "x", "351"]
+    assert said["interaction"][1:5] == ["DotInteraction", "B", "x", "367"]
     assert said["C1"][1:] == ["120,001", "16", "row_wise", "3.840", "all"]
     assert said["C6"][1:] == ["4", "16", "data_parallel", "0.000", "all"]
     assert said["C2"][3] == "table_wise" and said["C2"][-1] in ("0", "1")

@@ -12,7 +12,8 @@ its tables and buffers, and at its peak during steps.
 `train` compares plans by whole training steps of DLRMs on several ranks, and with `compile=true`
 the dense part under torch.compile, in the same rounds. A step is forward, loss, backward (which
 updates tables, while DDP reduces dense gradients) and Adam for the dense part, on batches in
-memory.
+memory. On GPUs each plan runs twice: on batches that are on the GPU, and on batches that come from
+the host one step ahead.
 
 `data` measures how fast Parquet becomes batches, stage by stage, and how much reading slows
 training:
@@ -30,7 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count, cycle, islice
 from statistics import mean
 from typing import Any
 
@@ -57,6 +58,8 @@ from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
 from recapp.tables.config import EmbeddingConfig, IdRule, PoolingType
 from recapp.tables.table_settings import listed_tables
+from recapp.trainer.lookahead import LookAhead
+from recapp.transport.batch_slots import BatchSlots
 from recapp.transport.communicator import Comm
 
 MEMORY_STEPS = 3
@@ -349,6 +352,19 @@ class TrainingStep:
         work = {"step": in_turn(self.step, moved)}
         return Steps(work, self.barrier.barrier, clock=clock_of(self.device))
 
+    def from_host(self, batches: Sequence[Batch]) -> Steps:
+        """Return a contender that copies each batch to the GPU, and starts its exchange, one step
+        ahead, as training does with a reader that is never late.
+
+        Args:
+            batches: The batches of this rank, in the host's memory, which steps take in turn.
+        """
+        tables = sharded_tables(self.model)
+        move = BatchSlots(self.device).to_device
+        ahead = iter(LookAhead(cycle(batches), 1, lambda: tables, move, tables[0].comm.side))
+        work = {"step": lambda _: self.step(next(ahead))}
+        return Steps(work, self.barrier.barrier, clock=clock_of(self.device))
+
     def from_parquet(self, batches: Iterator[Batch]) -> Steps:
         """Return a contender that trains on each batch after reading it. Its part `read` is the
         wait for the next batch.
@@ -400,7 +416,10 @@ def measure_training(session: Session) -> None:
             plan = session.plan(name, tables, features)
             for compiled in (False, True)[: 1 + session.settings.compile]:
                 step = TrainingStep(session, model, tables, plan, comm, compiled)
-                steps[f"{name}, compiled" if compiled else name] = step.in_memory(batches)
+                label = f"{name}, compiled" if compiled else name
+                steps[label] = step.in_memory(batches)
+                if comm.device.type == "cuda":
+                    steps[f"{label}, from the host"] = step.from_host(batches)
         measured = session.measure(model.name, steps)
         fastest = min(measured.values(), key=lambda each: each.median())
         for name, result in measured.items():

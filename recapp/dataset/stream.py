@@ -433,7 +433,9 @@ class BatchStream(IterableDataset[Any]):
         if worker is None:
             return self._batches(self.lanes)
         lanes = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
-        return _with_failures(self._batches(self.lanes[lanes.start : lanes.stop]))
+        batches = self._batches(self.lanes[lanes.start : lanes.stop])
+        # the rank opens a file for each memory that a worker sends
+        return _with_failures(batch.packed() for batch in batches)
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
         begin = self.first_batch * self._share // self._block * self._block

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn import functional
 
 LINE = 16  # the numbers of a cache line, in fp32
 VECTOR = 8  # those of a vector register; gaps between rows of whole registers gain nothing
@@ -27,6 +28,7 @@ VECTOR = 8  # those of a vector register; gaps between rows of whole registers g
 # times the memory
 WIDE = 4 * LINE
 LARGE = 2**18  # the numbers from which a result is larger than the cache of a core
+WHOLE = 8  # columns that tensor cores of GPUs take at once: 16 bytes in 16 bits
 
 
 def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
@@ -67,6 +69,16 @@ def may_run_layers(x_BK: Tensor) -> bool:
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Return whether layers shape their work on a tensor for a GPU."""
+    return x.is_cuda
+
+
+def whole_columns(columns: int) -> int:
+    """Return the columns of a matrix for tensor cores: a multiple of `WHOLE`."""
+    return -(-columns // WHOLE) * WHOLE
 
 
 def are_several(grad: Tensor) -> bool:
@@ -125,12 +137,22 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int 
 
 
 class Linear(nn.Linear):
-    """torch's linear layer. Training on CPUs is faster where rows are not whole registers."""
+    """torch's linear layer. Training on CPUs is faster where rows are not whole registers.
+
+    On GPUs columns of zeros fill up x and W to a multiple of `WHOLE` columns, because a product
+    over 13 or 479 columns is not one for tensor cores. The weights stay as they are. The input may
+    have these columns already.
+    """
 
     __call__: Callable[..., Tensor]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x W^T + b."""
+        zeros = whole_columns(self.in_features) - self.in_features
+        if zeros and on_gpu(input):
+            if input.shape[-1] == self.in_features:
+                input = functional.pad(input, (0, zeros))
+            return functional.linear(input, functional.pad(self.weight, (0, zeros)), self.bias)
         if (
             self.training
             and may_run_layers(input)

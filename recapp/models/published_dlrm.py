@@ -82,7 +82,8 @@ class DLRM(nn.Module):
             {name: published_linear(width, dim, bias=False) for name, width in odd.items()}
         )
         vectors = sum(x.columns // x.dim for x in lookups)
-        self.interaction = DotInteraction(vectors + (self.bottom is not None))
+        with_bottom = self.bottom is not None
+        self.interaction = DotInteraction(vectors + with_bottom, keeps_first=with_bottom)
         if self.bottom is None and not self.interaction.pairs:
             raise ConfigError(
                 "dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a "
@@ -112,9 +113,7 @@ class DLRM(nn.Module):
         bottom_BD = self.bottom(dense_BI) if self.bottom is not None else None
         joined_BK = self._joined(bottom_BD, pooled)
         shape = (dense_BI.shape[0], self.interaction.vectors, self.interaction_dim)
-        dots_BP = self.interaction(joined_BK.view(shape))
-        top_BK = dots_BP if bottom_BD is None else torch.cat([bottom_BD, dots_BP], 1)
-        logits_B = self.top(top_BK).squeeze(1)
+        logits_B = self.top(self.interaction(joined_BK.view(shape))).squeeze(1)
         if self.wide_weights is None:
             return logits_B
         return logits_B + self.wide_weights(batch.sparse).values().sum(1)

@@ -250,7 +250,9 @@ def gradient_norm(
 
 
 def _norm(gradients: Sequence[Tensor], tables: Sequence[TableGradients], order: float) -> float:
-    norms = [float(torch.linalg.vector_norm(g, order, dtype=torch.float64)) for g in gradients]
+    # one read of all: on a GPU each read waits for the device
+    norm_G = [torch.linalg.vector_norm(g, order, dtype=torch.float64) for g in gradients]
+    norms = torch.stack(norm_G).tolist() if norm_G else []
     dense = joined(norms if math.isinf(order) else [norm**order for norm in norms], order)
     parts = [
         of_tables.power_sum(order, 0.0 if number else dense)

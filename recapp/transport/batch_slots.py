@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from recapp.sparse.bags import on_host
-from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.keyed_jagged_tensor import Batch, places_of, view_of
 from recapp.transport.communicator import SideStream, side_stream
 
-ALIGNMENT = 64  # bytes, of each part: kernels load 16 at once
 MOST_SLOTS = 8  # the batches that the host may be ahead of the GPU before it waits
 
 
@@ -55,20 +54,23 @@ class BatchSlots:
                 of 1 stay there for later batches.
         """
         tensors = batch.tensors() if self.copies.overlaps else []
-        if not tensors or not all(map(_can_be_packed, tensors)):
+        if not tensors or not all(on_host(t) and not t.requires_grad for t in tensors):
             return batch.to(self.device, non_blocking=True)
         lengths = batch.sparse.lengths()
         single = lengths.numel() > 0 and all(bool(end == 1) for end in lengths.aminmax())
         tensors.sort(key=lambda tensor: tensor is not lengths)  # first, where they may be known
-        places = _places(tensors)
+        places = places_of(tensors)
         size = max(place.stop for place in places.values())
         slot = self._take(size)
-        first = slot.known_bytes(lengths) if single else 0
+        dtype, known = slot.ones
+        first = (
+            lengths.nbytes if single and dtype is lengths.dtype and lengths.nbytes <= known else 0
+        )
         _pack([t for t in tensors if places[id(t)].stop > first], slot.host, places)
-        slot.ones = (lengths.dtype, lengths.numel()) if single else None
+        slot.ones = (lengths.dtype, lengths.nbytes) if single else (None, 0)
         with self.copies.beside():
             slot.there[first:size].copy_(slot.host[first:size], non_blocking=True)
-        there = batch.each(lambda tensor: _view(slot.there, places[id(tensor)], tensor))
+        there = batch.each(lambda tensor: view_of(slot.there, places[id(tensor)], tensor))
         there.streams = slot.streams
         self.copies.hand_over(there)
         return there
@@ -79,7 +81,8 @@ class BatchSlots:
         slot = next((slot for slot in free if slot.is_done()), None)
         if slot is None and free and len(self._slots) >= MOST_SLOTS:
             slot = free[0]
-            slot.wait()
+            for end in slot.ends or ():
+                end.synchronize()
         if slot is not None:
             self._slots.remove(slot)
         if slot is None or slot.host.numel() < size:
@@ -98,8 +101,9 @@ class _Streams(set[Any]):
 
 
 class _Slot:
-    """Two buffers of one size. `ones` has the dtype and the number of the ones with which the
-    device's begins; `streams` are those that use the batch.
+    """Two buffers of one size. `ones` has the dtype and the bytes of the ones with which the
+    device's begins. `streams` are those that use the batch, and `ends` the events behind their work
+    with it, once it is left.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -107,63 +111,31 @@ class _Slot:
             size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"
         )
         self.there = torch.empty(size, dtype=torch.uint8, device=device)
-        self.ones: tuple[torch.dtype, int] | None = None
-        self.streams = _Streams()
-        self._ends: list[Any] | None = None  # of the work of the streams; None before it is known
+        self.ones: tuple[torch.dtype | None, int] = (None, 0)
+        self.take()
         self._storage = self.there.untyped_storage()
         self._own = self._holders()
 
     def _holders(self) -> int:
         """Return the number of tensors and other objects that have the device's memory."""
-        count: int = torch._C._storage_Use_Count(self._storage._cdata)
-        return count
-
-    def known_bytes(self, lengths: Tensor) -> int:
-        """Return the number of bytes that lengths of 1 take and need no copy."""
-        dtype, count = self.ones or (None, 0)
-        return lengths.nbytes if dtype is lengths.dtype and count >= lengths.numel() else 0
+        return int(torch._C._storage_Use_Count(self._storage._cdata))
 
     def take(self) -> None:
         """Begin the next use."""
         self.streams = _Streams()
-        self._ends = None
+        self.ends: list[Any] | None = None
 
     def is_left(self) -> bool:
         """Return whether nobody has a tensor of the batch. Work on its tensors may be queued."""
-        if self._ends is None and self._holders() == self._own:
-            self._ends = [stream.record_event() for stream in self.streams]
-        return self._ends is not None
+        if self.ends is None and self._holders() == self._own:
+            self.ends = [stream.record_event() for stream in self.streams]
+        return self.ends is not None
 
     def is_done(self) -> bool:
         """Return whether the streams have done the work that they had when the batch was left."""
-        return all(end.query() for end in self._ends or ())
-
-    def wait(self) -> None:
-        """Let the host wait until the slot is done."""
-        for end in self._ends or ():
-            end.synchronize()
-
-
-def _can_be_packed(tensor: Tensor) -> bool:
-    return on_host(tensor) and tensor.layout is torch.strided and not tensor.requires_grad
-
-
-def _places(tensors: list[Tensor]) -> dict[int, slice]:
-    """Return the bytes of each tensor in a buffer, by its identity."""
-    places: dict[int, slice] = {}
-    end = 0
-    for tensor in tensors:
-        if id(tensor) not in places:
-            begin = -(-end // ALIGNMENT) * ALIGNMENT
-            end = begin + tensor.nbytes
-            places[id(tensor)] = slice(begin, end)
-    return places
+        return all(end.query() for end in self.ends or ())
 
 
 def _pack(tensors: list[Tensor], host: Tensor, places: dict[int, slice]) -> None:
     for tensor in tensors:
-        _view(host, places[id(tensor)], tensor).copy_(tensor)
-
-
-def _view(buffer: Tensor, place: slice, like: Tensor) -> Tensor:
-    return buffer[place].view(like.dtype).view(like.shape)
+        view_of(host, places[id(tensor)], tensor).copy_(tensor)

@@ -6,18 +6,22 @@ import re
 
 import pytest
 import torch
-from bench_cases import PLANS, make_tiny, measured
+from bench_cases import ON_ONE_RANK, PLANS, make_tiny, measured
 from compilers import NO_PROGRAM
 from documents import commands, fenced
 from jobs import command, recipe
 
 from recapp import bench
+from recapp.benchmarks.session import Session
+from recapp.benchmarks.steps import TrainingStep, batches_of
 from recapp.benchmarks.workloads import MODELS
 from recapp.console import print_table
 from recapp.dataset.data_settings import DataSettings, Generate
-from recapp.run.recipe import VERBS
+from recapp.engine.sharded_collection import sharded_tables
+from recapp.run.recipe import COMMANDS, VERBS
 from recapp.settings.records import record
 from recapp.tables.table_settings import ListedTables
+from recapp.transport.communicator import Comm
 
 SAMPLE = [
     {"name": name, "num_embeddings": rows, "embedding_dim": dim, "feature_names": [name]}
@@ -57,6 +61,22 @@ def test_training_has_a_row_for_each_plan(tmp_path):
     rows = measured("train", tmp_path)
     check("train", rows)
     assert [row["plan"] for row in rows] == list(PLANS)
+
+
+def test_batches_from_the_host_train_the_same(tmp_path):
+    session = Session(COMMANDS["bench_train"](**ON_ONE_RANK), Comm(), tmp_path, PLANS)
+    model = MODELS["small"]
+    workload = model.workload()
+    features = workload.batches(0)
+    plan = session.plan("table_wise", workload.tables(), features)
+    trained = []
+    for kind in ("in_memory", "from_host"):
+        step = TrainingStep(session, model, workload.tables(), plan, session.comm)
+        times = getattr(step, kind)(batches_of(model, features)).run(len(features) + 2)
+        assert len(times["step"]) == len(features) + 2
+        stores = [s.weights for shared in sharded_tables(step.model) for s in shared.stores]
+        trained.append([*step.model.parameters(), *stores])
+    assert all(map(torch.equal, *trained))
 
 
 def test_strategies_have_a_row_for_each_shape_of_batches(tmp_path):

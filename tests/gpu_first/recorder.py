@@ -78,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self._paused = False
         self._number = {}  # of each memory, by its first use
         self._kept = []  # memory that is freed would be given again
+        self._host = set()  # memory of the host
 
     def counts(self):
         """Return the number of entries of each kind."""
@@ -113,15 +114,12 @@ class Recorder(TorchDispatchMode):
     def recording(self, comm=None):
         """While this lasts, note everything; messages of `comm`, too."""
         with ExitStack() as stack:
-            replaced = {
-                bags.on_host: lambda tensor: False,
-                transfer.to_host: self._to_host,
-                transfer.copy_to_device: self._to_device,
-            }
-            for module in [m for n, m in sys.modules.items() if n.startswith("recapp.")]:
-                for name, value in [*vars(module).items()]:
-                    if inspect.isfunction(value) and value in replaced:
-                        stack.enter_context(mock.patch.object(module, name, replaced[value]))
+            other = [
+                (bags.on_host, self._on_host),
+                (transfer.to_host, self._to_host),
+                (transfer.copy_to_device, self._to_device),
+            ]
+            stack.enter_context(_replaced(other))
             for kind, name in (("stream", "record_stream"), ("pin", "pin_memory")):
                 noted = self._noting(kind, name)
                 stack.enter_context(mock.patch.object(torch.Tensor, name, noted))
@@ -136,6 +134,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = func.overloadpacket.__name__
+        given = _tensors((args, kwargs))
+        if given and all(map(self._on_host, given)):
+            for tensor in _tensors(out):
+                self._keep_on_host(tensor)
+            return out
         if self._paused or name in ALLOCATES or _is_view(func):
             return out
         if _waits(name, args, kwargs):
@@ -143,7 +146,7 @@ class Recorder(TorchDispatchMode):
             self._note("copy", name)
         made = _tensors(out)
         if any(t.numel() for t in made):
-            before = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+            before = {t.untyped_storage()._cdata for t in given}
             fresh = [t.untyped_storage()._cdata not in before for t in made]
 
             def again():
@@ -178,10 +181,21 @@ class Recorder(TorchDispatchMode):
             return thing
         return getattr(thing, "__name__", None) or str(thing)
 
+    def _on_host(self, tensor):
+        return tensor.untyped_storage()._cdata in self._host
+
     def _to_host(self, tensor):
-        self._note("wait", "to_host")
-        self._note("copy", "to_host")
+        if not self._on_host(tensor):
+            self._note("wait", "to_host")
+            self._note("copy", "to_host")
+            with self._pause():
+                tensor = tensor.clone()
+            self._keep_on_host(tensor)
         return tensor
+
+    def _keep_on_host(self, tensor):
+        self._kept.append(tensor)
+        self._host.add(tensor.untyped_storage()._cdata)
 
     def _to_device(self, tensor, device):
         self._note("pin", "copy_to_device")
@@ -224,6 +238,23 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self._paused = before
+
+
+@contextmanager
+def _replaced(pairs):
+    """While this lasts, modules of recapp have the second function of a pair for the first one."""
+    try:
+        _give({id(old): new for old, new in pairs})
+        yield
+    finally:
+        _give({id(new): old for old, new in pairs})  # also modules that were imported meanwhile
+
+
+def _give(functions):
+    for module in [m for name, m in sys.modules.items() if name.startswith("recapp.")]:
+        for name, value in [*vars(module).items()]:
+            if id(value) in functions:
+                setattr(module, name, functions[id(value)])
 
 
 def _tensors(thing):

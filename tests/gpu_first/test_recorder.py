@@ -57,6 +57,7 @@ MASK = X > 5
             {"operations": 3},
         ),
         (lambda: transfer.to_host(X), {"waits": 1, "copies": 1}),
+        (lambda: int((2 * transfer.to_host(X))[3]), {"waits": 1, "copies": 1}),
         (lambda: transfer.to_device(np.arange(3), HERE), {"copies": 1, "pins": 1}),
         (lambda: transfer.true_indices(MASK), {"waits": 1, "copies": 1, "operations": 6}),
         (lambda: X.pin_memory(), {"pins": 1}),

@@ -9,6 +9,7 @@ from recapp.kernels.backend import backend
 from recapp.kernels.links import SQUARE_BLOCK, Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
+from recapp.models.layers import DotInteraction
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -240,3 +241,24 @@ def test_nothing_waits_for_the_device(kernels):
                 )
         finally:
             torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "width"), [(27, 128), (27, 16), (5, 3), (100, 200)])
+def test_dots_of_pairs_and_their_gradients_are_those_of_fp64(dtype, count, width):
+    """Tensor cores read 11 bits of an fp32 number, 8 of a bf16 one."""
+    layer = DotInteraction(count, keeps_first=True).to(GPU)
+    vectors_BFD = torch.randn(50, count, width, device=GPU).to(dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    results = []
+    try:
+        for values_BFD in (vectors_BFD, vectors_BFD.double()):  # fp64 is left to torch
+            values_BFD.requires_grad_()
+            out_BK = layer(values_BFD)[:, : width + layer.pairs]
+            (grad_BFD,) = torch.autograd.grad(out_BK.sum(), values_BFD)
+            results.append((out_BK.detach().double(), grad_BFD.double()))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for computed, expected in zip(*results, strict=True):
+        assert float((computed - expected).abs().max() / expected.abs().max()) < 1e-2

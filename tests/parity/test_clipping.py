@@ -9,6 +9,7 @@ import torch
 from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 from parity.cases import RowwiseAdagrad
 from tiers import one_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recapp.compat.torchrec.optimizers import (
     CombinedOptimizer,
@@ -332,6 +333,25 @@ def test_a_norm_that_is_no_number_leaves_none():
     p.grad = torch.tensor([1.0, float("nan")])
     assert torch.tensor(clip_norm([p], [], 1.0)).isnan()
     assert p.grad.isnan().all()
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the reads of single numbers, for each of which the host waits for a GPU."""
+
+    reads = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.reads += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_norms_of_all_gradients_are_read_together():
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for number, p in enumerate(parameters):
+        p.grad = torch.full((2,), float(number))
+    with CountReads() as counted:
+        norm = clip_norm(parameters, [], 1.0)
+    assert (norm, counted.reads) == (pytest.approx(10**0.5), 0)
 
 
 def with_parameters(comm):

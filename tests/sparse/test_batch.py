@@ -84,6 +84,17 @@ def test_a_batch_survives_pickling_and_loader_workers():
             assert again.sparse.length_per_key() == want.sparse.length_per_key()
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_packed_batch_is_the_same_in_one_memory(rows):
+    one = two_labels(rows)
+    packed = one.packed()
+    memories = {tensor.untyped_storage().data_ptr() for tensor in packed.tensors()}
+    assert len(memories) == 1 and list(packed.labels) == ["click", "buy"]
+    for there, here in zip(packed.tensors(), one.tensors(), strict=True):
+        assert there.dtype == here.dtype and torch.equal(there, here)
+        assert there.data_ptr() % 16 == 0 and there is not here
+
+
 def test_record_stream_reaches_all_three_parts(monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -190,7 +190,7 @@ class Admission:
             added_A = self._in_parts(part_U, admitted_U)
         if self._limits:
             over_A = torch.where(added_A > 0, self._rows_A + added_A - self._most_A, 0)
-            if bool(to_host((over_A > 0).any())):
+            if to_host((over_A > 0).any()).tolist():
                 if admitted_U is None:
                     admitted_U = torch.ones_like(part_U, dtype=torch.bool)
                 evicted_E = self._make_room(over_A, added_A, position_U, part_U, admitted_U, step)
@@ -299,11 +299,10 @@ class Admission:
         """Return the slots of rows beyond `max_rows`, and subtract these rows from the counts. A
         loaded table has such rows where `max_rows` was lowered after its checkpoint was written.
         """
-        over_A = (self._rows_A - self._most_A).clamp(min=0)
-        if not self._loaded or not bool(to_host((over_A > 0).any())):
-            return torch.zeros(0, dtype=torch.int64, device=over_A.device)
+        if not self._loaded:
+            return torch.zeros(0, dtype=torch.int64, device=self._rows_A.device)
         self._loaded = False
-        return self._evict(over_A, NOT_HELD)[0]
+        return self._evict((self._rows_A - self._most_A).clamp(min=0), NOT_HELD)[0]
 
     def release(self, slot_M: Tensor) -> None:
         """Record that slots hold no rows any more."""

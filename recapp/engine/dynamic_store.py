@@ -42,8 +42,8 @@ from recapp.engine.row_average import RowsToWrite
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
-from recapp.sparse.transfer import true_indices
-from recapp.tables.initial import write_start_values
+from recapp.sparse.transfer import copy_to_device, to_device, true_indices
+from recapp.tables.initial import start_hash, write_start_values
 from recapp.tables.positions import keys_of, stretches_of
 
 
@@ -75,6 +75,7 @@ class DynamicStore(FloatRows):
         stretches = sorted({stretch for s in self.strips for p in s.pieces for stretch in p.rows})
         self.slots = KeySlots(stretches, self.rows, self.backend, group.device)
         self.index = self.slots.index
+        self._starts = self._start_numbers()
         self.step = 0
         self._unadmitted: list[Tensor] = []
         self.admission = Admission(
@@ -182,6 +183,19 @@ class DynamicStore(FloatRows):
 
     def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int = 0) -> None:
         """Write the start values of rows and of their optimiser state."""
+        if self._starts is not None and epoch == 0:
+            rows = slot_M, position_M, strip_M
+            self.backend.begin_rows(self._weights.rows, *rows, *self._starts)
+        else:
+            self._write_start_values(slot_M, position_M, strip_M, epoch)
+        if self._average is not None:
+            self._average.begin(slot_M, self._weights.rows)
+        self._begin_state(slot_M)
+
+    def _write_start_values(
+        self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int
+    ) -> None:
+        """Write the start values of rows, strip by strip."""
         key_M = keys_of(position_M)
         for number, strip in enumerate(self.strips):
             of_strip = true_indices(strip_M == number) if len(self.strips) > 1 else slice(None)
@@ -199,9 +213,6 @@ class DynamicStore(FloatRows):
                 epoch,
                 self.backend.write_start_values,
             )
-        if self._average is not None:
-            self._average.begin(slot_M, self._weights.rows)
-        self._begin_state(slot_M)
 
     def _begin_state(self, slot_M: Tensor | slice) -> None:
         """Write the initial optimiser state of rows, which begin with the next step."""
@@ -209,6 +220,21 @@ class DynamicStore(FloatRows):
         starts = self.rule.starts() if self.rule else ()
         for state, (_, _, start) in zip(self.state, starts, strict=True):
             state[slot_M] = start
+
+    def _start_numbers(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the numbers of each strip from which a kernel makes start values; None where no
+        kernel does.
+        """
+        plain = not any(s.table.start_middle for s in self.strips)
+        if self.backend.begin_rows is None or self._weights.rows.element_size() > 4 or not plain:
+            return None
+        device = self.group.device
+        scales = [s.table.start_range / 2**24 for s in self.strips]
+        return (
+            to_device([start_hash(s.table, s.seed) for s in self.strips], device),
+            to_device([s.cols.start for s in self.strips], device),
+            copy_to_device(torch.tensor(scales, dtype=torch.float32, device="cpu"), device),
+        )
 
     # ---- counted
 

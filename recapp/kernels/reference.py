@@ -251,6 +251,7 @@ class TorchBackend:
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
+    begin_rows: Any = None  # the start values of all strips at once
     fused_integers: Any = None  # no functions for all groups at once
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)

@@ -21,6 +21,7 @@ from recapp.kernels.links import Links, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_start_values import begin_rows
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -32,6 +33,7 @@ class TritonBackend(TorchBackend):
     name = "triton"
     fused_integers = triton_integers
     key_index = DeviceKeyIndex
+    begin_rows = staticmethod(begin_rows)
 
     @override
     def pool(

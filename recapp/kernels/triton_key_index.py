@@ -325,7 +325,7 @@ class DeviceKeyIndex:
         buckets, secret = self._numbers()
         _launch(find_or_claim, n, *self._arrays(), *keys, n, buckets, len(claims_C), secret)
         _launch(count_new, n, claims_C, cell_N, counts, n)
-        new = int(to_host(counts).sum())
+        new = sum(to_host(counts).tolist())
         first_U = slot_N.new_empty(new)
         if new:
             fresh_U = free(new)

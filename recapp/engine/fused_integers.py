@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from recapp.engine.exchange_modes import HomeRequests, ServedRequests
 from recapp.engine.row_store import RowStore
-from recapp.engine.state import BatchOutput, EngineState
+from recapp.engine.state import BatchOutput, EngineState, RowPieces
 from recapp.kernels.batch_arrays import (
     BLOCK,
     NOTHING,
@@ -118,18 +118,21 @@ class FusedIntegers:
         self.slots = to_device(np.array(slots, np.int64), device)
         self.piece_rows = to_device(np.array(self.pieces, np.int64), device)
         of_strips = [int(r.rows_I.sum()) for r in state.routes]
+        self.own_pieces = _numbers_of_own_pieces(state)
+        self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
+        groups = _groups_of_pieces(state, self.own_pieces)
+        self.own_groups = to_device(np.array(groups, np.int64), device)
+        self.counted = self.own_pieces if state.comm.world == 1 else self.pieces
         self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
         self.store_keys = _keys(_rows_of_stores(state))
 
     @staticmethod
     def takes(state: EngineState) -> bool:
         """Return whether the kernels know these tables: no table is dynamic, drops ids or is
-        concatenated, no rank sums bags for another, and no row is cut where its rule needs it
-        whole.
+        concatenated, and no rank sums bags for another.
         """
         return (
             state.backend.fused_integers is not None
-            and state.row_statistics is None
             and not any(store.finds_rows for store in state.stores)
             and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
             and all(
@@ -156,6 +159,8 @@ class FusedBatch:
         counts_WG3: The numbers of rows, vectors and words requested of each rank, once they were
             read.
         failure: The error of an id, once the counts were read.
+        pieces_G: The pieces of the distinct rows of each group, once the requests were served; None
+            where the rule of a group needs no row statistics.
     """
 
     def __init__(
@@ -171,8 +176,10 @@ class FusedBatch:
         self.output = output
         self.take = take
         self.failure: Exception | None = None
+        self.distinct: DistinctRows | None = None
         world = state.comm.world
         self.counts_WG3 = np.zeros((world, len(state.routes), 3), np.int64)
+        self.pieces_G: list[RowPieces | None] = [None] * len(state.routes)
         self.asked = [HomeRequests(state.backend, r, world, take) for r in state.routes]
 
     def send(self, header: Sequence[int]) -> Callable[[], tuple[Counts, Counts]]:
@@ -183,7 +190,8 @@ class FusedBatch:
             header: The header of this rank, if no id is an error.
         """
         self._make_header(header)
-        self._find_rows(self.rows, self.output)
+        edge_N1 = self._find_entries(self.rows, self.output)
+        self._find_rows(edge_N1)
         self._link_home()
         comm = self.state.comm
         world = comm.world
@@ -193,7 +201,7 @@ class FusedBatch:
 
         def arrived() -> tuple[Counts, Counts]:
             wait()
-            counts = to_host(self._header[self._read_from :]).numpy()
+            counts = to_host(self._read).numpy()
             both, report, self.rows_K = np.split(
                 counts, [len(self.message), len(self.message) + len(self.report)]
             )
@@ -205,22 +213,40 @@ class FusedBatch:
 
         return arrived
 
+    def read_here(self) -> None:
+        """Link the bags of a batch to the rows of a single rank, for a lookup without training.
+
+        Raises:
+            OutsideTable: An id is outside of its table.
+        """
+        self._make_header([0] * HEADER)
+        self._find_entries(self.rows, self.output)
+        self._link_home()
+        report = to_host(self.report).tolist()
+        self._check(report, np.zeros(HEADER, np.int64))
+        if self.failure:
+            raise self.failure
+
+    def _on_device(self, name: str, parts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return arrays of the host on the device, after one copy."""
+        numbers = self.take.on_device(name, [number for part in parts for number in part])
+        edges = [*accumulate(len(part) for part in parts)]
+        return [*numbers.tensor_split(edges[:-1])]
+
     def _make_header(self, header: Sequence[int]) -> None:
         """Bring the numbers of the batch to the device, and find its parts there."""
         places, groups, self.regions = _places(self.fused, self.rows, self.output)
         counts = [*header, *([0] * 3 * len(groups))] * self.state.comm.world
         room = [0] * len(counts)
         report = [NOTHING, *([0] * len(self.rows.per_F))]
-        count_K = [0] * len(self.fused.pieces)
-        parts = [_flat(places), _flat(groups), counts + room, report, count_K]
-        numbers = np.array([n for part in parts for n in part], np.int64)
-        device = to_device(numbers, self.state.comm.device)
-        self.places, self.groups, self.message, self.report, self.count_K = _split(device, parts)
-        self._read_from = len(parts[0]) + len(parts[1])
-        self._header = device
+        count_K = [0] * len(self.fused.counted)
+        parts = [_flat(places), _flat(groups), counts + room + report + count_K]
+        self.places, self.groups, self._read = self._on_device("header", parts)
+        ends = len(counts + room), len(counts + room + report)
+        self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
-    def _find_rows(self, ids: LookupRows, output: BatchOutput) -> None:
-        """Find the rows of all entries, and the distinct ones among them."""
+    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> Tensor:
+        """Find the rows of all entries. Return where the ids of each bag of the batch begin."""
         state = self.state
         kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
@@ -241,16 +267,29 @@ class FusedBatch:
             *(state.dtype if scales else None, self.sizes, self.take),
         )
         self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
+        return edge_N1
+
+    def _find_rows(self, edge_N1: Tensor) -> None:
+        """Find the distinct rows, and count them by piece.
+
+        Args:
+            edge_N1: Where the ids of each bag of the batch begin.
+        """
+        state = self.state
+        kernels = self.fused.kernels
         several = state.comm.world > 1
-        self.distinct: DistinctRows = kernels.distinct_rows(
+        self.distinct = kernels.distinct_rows(
             self.entries, self.groups, self.sizes, self.take, several
         )
         if several:
-            kernels.count_pieces(
+            kernels.count_requests(
                 *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
-                *(self.message[: len(self.message) // 2], ids.rows_L, edge_N1, output.bags),
+                *(self.message[: len(self.message) // 2], self.rows.rows_L, edge_N1),
+                self.output.bags,
                 *(self.report, self.count_K),
             )
+        elif state.row_statistics:
+            self._find_own_pieces(self.distinct, self.groups, self.sizes, self.count_K)
 
     def _link_home(self, source_P: Tensor | None = None, at_U: Tensor | None = None) -> None:
         """Link the bags of every group to its vectors.
@@ -271,7 +310,8 @@ class FusedBatch:
                     at_M[bags],
                     region.bags,
                 )
-            asked.gradient_links = region.links_of(g, self.distinct, at_U)
+            if self.distinct is not None:
+                asked.gradient_links = region.links_of(g, self.distinct, at_U)
 
     def _check(self, report: list[int], header: Counts) -> None:
         """Count changed ids, or keep the error of the first id that is one."""
@@ -303,19 +343,12 @@ class FusedBatch:
         widths = self.state.widths_G.tolist()
         rows_K = self.rows_K.tolist()
         at = _places_of_pieces(fused.pieces, rows_K, widths, words, vectors, comm.rank)
-        edge_G1 = np.searchsorted([p.group for p in fused.pieces], range(len(self.regions) + 1))
-        requests = [
-            GroupRequests(*edge, r.width, asked.everywhere)
-            for edge, r, asked in zip(
-                pairwise(edge_G1.tolist()), self.state.routes, self.asked, strict=True
-            )
-        ]
+        requests = _groups_of_pieces(self.state, fused.pieces)
         words_WG = words.asked_WG1[:, :-1].reshape(-1).tolist()
         parts = [_flat(at), _flat(requests), words_WG]
-        numbers = np.array([n for part in parts for n in part], np.int64)
         at_U, source_P = fused.kernels.write_requests(
             *(self.distinct, fused.piece_rows, self.groups),
-            *_split(to_device(numbers, comm.device), parts),
+            *self._on_device("requests", parts),
             *(ids, self.sizes._replace(offset=vector), self.take),
         )
         self._link_home(source_P, at_U)
@@ -345,16 +378,16 @@ class FusedBatch:
         state = self.state
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
         if state.comm.world == 1:
+            assert self.distinct is not None
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
                 s.row_U = self.distinct.row_U[region.here]
                 s.gradient_links = asked.gradient_links
+            self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
         places, groups, regions = _places_of_requests(
             self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors
         )
-        parts = [_flat(places), _flat(groups)]
-        numbers = np.array([n for part in parts for n in part], np.int64)
-        of_ranks, of_groups = _split(to_device(numbers, state.comm.device), parts)
+        of_ranks, of_groups = self._on_device("served", [_flat(places), _flat(groups)])
         last = regions[-1].here.stop
         key = offset_dtype(self.fused.store_keys[-1])
         sizes = self.sizes._replace(entries=_behind(last), key=key, offset=vector)
@@ -374,17 +407,45 @@ class FusedBatch:
             if distinct is not None:
                 s.row_U = distinct.row_U[here]
                 s.gradient_links = region.links_of(g, distinct, None)
+        if distinct is not None and state.row_statistics:
+            count_K = torch.empty(len(self.fused.own_pieces), dtype=torch.int64, device=ids.device)
+            self._find_own_pieces(distinct, of_groups, sizes, count_K)
+            self._cut_to_pieces(served, regions, to_host(count_K).numpy())
         return list(served)
+
+    def _find_own_pieces(
+        self, distinct: DistinctRows, groups: Tensor, sizes: Sizes, count_K: Tensor
+    ) -> None:
+        """Find the pieces of distinct rows of this rank's stores, and count their rows."""
+        fused = self.fused
+        fused.kernels.count_rows(distinct, fused.own_piece_rows, groups, count_K)
+        self.of_pieces = fused.kernels.find_pieces(
+            distinct, fused.own_piece_rows, fused.own_groups, groups, sizes, self.take
+        )
+
+    def _cut_to_pieces(
+        self, served: Sequence[ServedRequests], regions: Sequence[Region], rows_K: Counts
+    ) -> None:
+        """Keep the pieces of distinct rows. The host knows their number now, so links have no room
+        for more.
+        """
+        statistics = self.state.row_statistics
+        group_K = np.array([piece.group for piece in self.fused.own_pieces])
+        for g in np.flatnonzero(statistics.means_G).tolist() if statistics else ():
+            of_group_K = rows_K[group_K == g]
+            rows = int(of_group_K.sum())
+            s = served[g]
+            assert s.gradient_links.offsets_M1 is not None
+            ends = s.gradient_links.offsets_M1[: rows + 1]
+            s.gradient_links = s.gradient_links._replace(offsets_M1=ends, bags=rows, used=None)
+            s.row_U = s.row_U[:rows]
+            first = regions[g].entry
+            piece_U, nth_U = (x[first : first + rows] for x in self.of_pieces)
+            self.pieces_G[g] = RowPieces(piece_U, nth_U, of_group_K)
 
     def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the integers of served requests."""
         return self.take(f"served {name}", n, dtype)
-
-
-def _split(numbers: Tensor, parts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the parts of an array that was made of parts."""
-    edges = [*accumulate(len(part) for part in parts)]
-    return [*numbers.tensor_split(edges[:-1])]
 
 
 def _flat(records: Sequence[tuple[int, ...]]) -> list[int]:
@@ -454,6 +515,26 @@ def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
             ):
                 numbers.append(PieceNumbers(g, key, key_end, base, rank))
     return numbers
+
+
+def _numbers_of_own_pieces(state: EngineState) -> list[PieceNumbers]:
+    """Return the pieces of this rank's stores whose strips exchange row statistics."""
+    statistics = state.row_statistics
+    return [
+        PieceNumbers(g, piece.base, piece.base + len(piece.rows), piece.base, state.comm.rank)
+        for g in range(len(state.routes))
+        if statistics and statistics.means_G[g]
+        for piece in state.layout.pieces_of(state.comm.rank, g)
+    ]
+
+
+def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> list[GroupRequests]:
+    """Return the pieces of each group."""
+    edge_G1 = np.searchsorted([p.group for p in pieces], range(len(state.routes) + 1))
+    return [
+        GroupRequests(*edge, r.width, r.mode == "replicated")
+        for edge, r in zip(pairwise(edge_G1.tolist()), state.routes, strict=True)
+    ]
 
 
 def _places(

@@ -21,7 +21,7 @@ same bit for bit, because every bag sums the same rows in the same order. A batc
 takes a third of the time (measured).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -30,12 +30,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recapp.engine.fused_integers import FusedBatch, FusedIntegers
 from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.requests import Requests
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
 from recapp.errors import ConfigError
-from recapp.kernels.links import Bags, Counts, Links, gather, ranges, starts
+from recapp.kernels.links import Bags, Counts, Links, Scratch, gather, ranges, starts
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.ids import LookupRows, OutsideTable
@@ -280,11 +281,13 @@ class LocalLookup:
 
     Args:
         state: The engine state of the tables, on a single rank.
+        fused: The integers of all groups at once; None: groups are linked one by one.
     """
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, fused: FusedIntegers | None = None) -> None:
         assert state.comm.world == 1
         self._state = state
+        self._fused = fused
         self._forms: dict[tuple[int, ...], BatchForm] = {}
         self._strip_of_slot_G = [r.strip_S.cpu().numpy() for r in state.routes]
         # this rank has all pieces of a strip, one behind the other
@@ -309,20 +312,47 @@ class LocalLookup:
             ConfigError: The ids are not integers, or sample weights are missing.
         """
         state = self._state
+        lease = state.lease(trains=False)
         try:
-            rows, check = state.rows_of(features, taken)
-            check()
+            rows, output, links_G = (
+                self._linked(features, taken)
+                if self._fused is None
+                else self._linked_at_once(self._fused, features, taken, lease[0])
+            )
         except OutsideTable as error:
             raise state.id_rules.error(error.lookup, error.number, "") from error
-        output, forms = self._form(rows, taken)
         state.observer.ends("route")
         flat = torch.empty(output.numel, dtype=state.dtype, device=state.comm.device)
-        rows_L = state.mixed.positions_of(rows)
-        for group, (store, form) in enumerate(zip(state.stores, forms, strict=True)):
-            links = self._links(group, form, rows_L, rows.weights_L)
-            store.pool(links, flat, in_lines=state.in_lines_G[group])
+        for links, store, in_lines in zip(links_G, state.stores, state.in_lines_G, strict=True):
+            store.pool(links, flat, in_lines=in_lines)
+        state.give_back(lease, trains=False)
         state.observer.ends("combine")
         return rows, output, state.outputs.parts(flat, output)
+
+    def _linked_at_once(
+        self,
+        fused: FusedIntegers,
+        features: KeyedJaggedTensor,
+        taken: Sequence[bool],
+        take: Scratch,
+    ) -> tuple[LookupRows, BatchOutput, list[Links]]:
+        """Return the ids of a batch, the form of its output, and the links of each group."""
+        ids = self._state.ids_of(features, taken)
+        output = self._state.outputs.of(ids, taken)
+        batch = FusedBatch(fused, ids, output, take)
+        batch.read_here()
+        return ids, output, [asked.combine_links for asked in batch.asked]
+
+    def _linked(
+        self, features: KeyedJaggedTensor, taken: Sequence[bool]
+    ) -> tuple[LookupRows, BatchOutput, Iterator[Links]]:
+        """Return the rows of a batch, the form of its output, and the links of each group."""
+        rows, check = self._state.rows_of(features, taken)
+        check()
+        output, forms = self._form(rows, taken)
+        rows_L = self._state.mixed.positions_of(rows)
+        links_G = (self._links(g, form, rows_L, rows.weights_L) for g, form in enumerate(forms))
+        return rows, output, links_G
 
     def _form(self, rows: LookupRows, taken: Sequence[bool]) -> BatchForm:
         """Return the form of a batch. Where every feature of every sample has one id, reuse the

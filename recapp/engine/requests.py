@@ -230,8 +230,10 @@ class Requests:
             state.observer.ends("group")
 
     def _made(self) -> Iterator[Any]:
-        """Yield the objects whose tensors lookup and update read."""
+        """Yield the objects whose tensors lookup and update read, but for leased memory."""
         yield self.rows
+        if isinstance(self.integers, FusedBatch):
+            return
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
         yield self.row_gradients_G
@@ -253,7 +255,10 @@ class Requests:
             else:  # no row of a frozen table has a gradient
                 row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
                 links = one_by_one(0, store.width, row_U.device)
-            pieces = statistics.find(g, store.piece_keys(row_U)) if statistics else None
+            if (pieces_G := self.integers.pieces_G) is not None:
+                pieces = pieces_G[g]
+            else:
+                pieces = statistics.find(g, store.piece_keys(row_U)) if statistics else None
             self.row_gradients_G.append(RowGradients(row_U, links, pieces))
 
     def abandon(self) -> None:

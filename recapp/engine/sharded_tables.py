@@ -227,7 +227,7 @@ class ShardedTables(nn.Module):
         self.header = state.header
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)
-        self._local = LocalLookup(state) if comm.world == 1 else None
+        self._local = LocalLookup(state, self._fused) if comm.world == 1 else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))

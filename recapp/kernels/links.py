@@ -10,7 +10,7 @@ No function loops over bags, and only `group` waits for the device: it reads the
 keys.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -175,8 +175,9 @@ class Links(NamedTuple):
         at_M: The offset of each bag's result in the target; None: results stand side by side.
         bags: The number of bags M.
         staged: The strips in which the source is copied; None: it is not copied.
-        used: The number of bags that have entries, int32 on the device, where the host knows no
-            more than `bags`, the largest possible number; None: all have.
+        used: The number of bags that have entries, int32 on the device, [1], where the host knows
+            no more than `bags`, the largest possible number; None: all have. Nothing behind them
+            is read, whatever room the arrays have.
     """
 
     index_N: Tensor
@@ -186,6 +187,20 @@ class Links(NamedTuple):
     bags: int
     staged: Staged | None = None
     used: Tensor | None = None
+
+    def exact(self) -> "Links":
+        """Return the matrix cut to its count, for which the host waits."""
+        if self.used is None:
+            return self
+        bags = int(to_host(self.used))
+        entries = bags if self.offsets_M1 is None else int(to_host(self.offsets_M1[bags]))
+        return Links(
+            self.index_N[:entries],
+            None if self.offsets_M1 is None else self.offsets_M1[: bags + 1],
+            None if self.weights_N is None else self.weights_N[:entries],
+            None if self.at_M is None else self.at_M[:bags],
+            bags,
+        )
 
 
 @dataclass(frozen=True)
@@ -287,6 +302,21 @@ class Bags:
         return value_N[ranges(bag_S, count_S, int(self.bags_S1[-1]))]
 
 
+class DeviceRate(NamedTuple):
+    """The learning rates of an update on a GPU, which a recorded step reads anew.
+
+    Args:
+        numbers: The rates, filled up with zeros to three, then the part of its weights that a
+            touched row loses before the rule is applied: fp64, [4].
+        rates: The number of rates that the rule reads.
+        stopped: A number, int32; where it is not zero, the update changes nothing. None: never.
+    """
+
+    numbers: Tensor
+    rates: int
+    stopped: Tensor | None = None
+
+
 def decay_of(lr: Rate, decay: float) -> float:
     """Return the part of its weights that a touched row loses before a rule is applied."""
     return (lr[0] if isinstance(lr, tuple) else lr) * decay
@@ -303,6 +333,7 @@ class Scratch:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
+        self._locked: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return an array whose contents are undefined.
@@ -316,6 +347,26 @@ class Scratch:
         if memory is None or memory.numel() < n or memory.dtype != dtype:
             memory = self._arrays[name] = with_room(n, dtype, self._device)
         return memory[:n]
+
+    def on_device(self, name: str, numbers: Sequence[int]) -> Tensor:
+        """Return integers of the host on the device, int64, without waiting for the copy.
+
+        The page-locked memory of the copy is used again by the next call with this name, before
+        which the host must have waited for this copy.
+
+        Args:
+            name: The name of the array on the device.
+            numbers: The integers.
+        """
+        n = len(numbers)
+        values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        if self._device.type != "cuda":
+            return values
+        locked = self._locked.get(name)
+        if locked is None or len(locked) < n:
+            locked = self._locked[name] = torch.empty(2 * n, dtype=torch.int64, pin_memory=True)
+        locked[:n] = values
+        return self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""

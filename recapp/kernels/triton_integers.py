@@ -4,7 +4,8 @@ number of tables.
     entries_of_ids       ids -> rows, keys, offsets of gradients: `rows`; one launch
     bags_of              where the entries of each bag begin, where its vector lies; one launch
     distinct_rows        equal keys together: a stable sort, `count_heads`, `write_heads`
-    count_pieces         how many rows are requested of each rank, into the message of counts
+    count_requests       how many rows are requested of each rank, into the message of counts
+    find_pieces          the pieces of distinct rows, whose strips exchange row statistics
     write_requests       the message of ids, and the offsets of requested vectors
     entries_of_requests  the requests of all ranks -> rows, keys, offsets of vectors: `serve`
 
@@ -171,7 +172,7 @@ def distinct_rows(
     return distinct
 
 
-def count_pieces(
+def count_requests(
     distinct: DistinctRows,
     pieces: Tensor,
     groups: Tensor,
@@ -200,7 +201,7 @@ def count_pieces(
     """
     numbers = len(message) // world
     plan(
-        (triton.cdiv(len(count_K), BLOCK),),
+        (len(count_K) // BLOCK + 1,),
         (
             *(distinct.row_U, distinct.count_G, pieces, groups, message, ids_L, edge_N1, report),
             *(count_K, len(count_K), len(distinct.count_G), world, numbers, len(report) - 1),
@@ -208,6 +209,55 @@ def count_pieces(
         ),
         (BLOCK,),
     )
+
+
+def count_rows(distinct: DistinctRows, pieces: Tensor, groups: Tensor, count_K: Tensor) -> None:
+    """Count the distinct rows of each piece.
+
+    Args:
+        distinct: The distinct rows.
+        pieces: The constants of the pieces, int64 [K x `PieceNumbers`].
+        groups: The places of the groups.
+        count_K: Filled with the number of distinct rows of each piece.
+    """
+    message = (count_K, count_K, count_K, count_K)  # for no rank
+    plan(
+        (len(count_K) // BLOCK + 1,),
+        (
+            *(distinct.row_U, distinct.count_G, pieces, groups, *message, count_K),
+            *(len(count_K), len(distinct.count_G), 0, 0, 0, 0),
+        ),
+        (BLOCK,),
+    )
+
+
+def find_pieces(
+    distinct: DistinctRows,
+    pieces: Tensor,
+    requests: Tensor,
+    groups: Tensor,
+    sizes: Sizes,
+    take: Take,
+) -> tuple[Tensor, Tensor]:
+    """Return the piece of each distinct row, counted from the first piece of its group, and the
+    number of distinct rows of the piece before it.
+
+    Args:
+        distinct: The distinct rows.
+        pieces: The constants of the pieces, int64 [K x `PieceNumbers`].
+        requests: The pieces of each group, int64 [G x `GroupRequests`].
+        groups: The places of the groups.
+        sizes: The sizes of the batch.
+        take: Memory for the results.
+    """
+    piece_U = take("piece", sizes.entries, torch.int64)
+    nth_U = take("nth", sizes.entries, torch.int64)
+    find(
+        (sizes.entries // BLOCK,),
+        (distinct.row_U, distinct.count_G, pieces, requests, groups, piece_U, nth_U, sizes.groups),
+        (BLOCK,),
+    )
+    return piece_U, nth_U
 
 
 def write_requests(
@@ -566,7 +616,7 @@ def plan(
             to_K = message + rank * numbers + header + group_K * 3 + number
             tl.atomic_add(to_K, rows_K, mask=asked_K)
     at = tl.load(report)
-    if (tl.program_id(0) == 0) & (at < NONE):
+    if (tl.program_id(0) == 0) & (at < NONE) & (world > 0):
         zero = tl.zeros([1], tl.int64)
         lookup = _first_above(edges, samples, zero, zero + lookups, zero + at) - 1
         number = tl.load(ids + at + zero).to(tl.int64)
@@ -575,6 +625,26 @@ def plan(
             tl.store(to, zero + 1)
             tl.store(to + header - 2, lookup)
             tl.store(to + header - 1, number)
+
+
+@Launch
+@triton.jit(do_not_specialize=["group_count"])
+def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: tl.constexpr):
+    """Write the piece of a block of distinct rows, and how many rows of the piece come before."""
+    block = tl.program_id(0)
+    of_group = _group_of(block, groups, group_count, BLOCKS)
+    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(groups + of_group * GROUP + BLOCKS) * BLOCK
+    here_P = p_P < first + tl.load(count + of_group)
+    row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
+    first_piece = tl.load(requests + of_group * OUT + PIECES)
+    low_P = first_piece + p_P * 0
+    high_P = tl.load(requests + of_group * OUT + PIECES_END) + p_P * 0
+    k_P = tl.maximum(_first_above(pieces + PIECE_KEY, PIECE, low_P, high_P, row_P) - 1, low_P)
+    key_P = tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
+    start_P = _first_above(row, 1, tl.where(here_P, first, p_P), p_P, key_P - 1)
+    tl.store(piece + p_P, k_P - first_piece, mask=here_P)
+    tl.store(nth + p_P, p_P - start_P, mask=here_P)
 
 
 @triton.jit

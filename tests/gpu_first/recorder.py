@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from triton.language import constexpr
 from triton.runtime.interpreter import InterpretedFunction
 
+from recapp.kernels.links import Scratch
 from recapp.sparse import bags, transfer
 
 ALLOCATES = {
@@ -125,6 +126,7 @@ class Recorder(TorchDispatchMode):
                 stack.enter_context(mock.patch.object(torch.Tensor, name, noted))
             run = self._launching(InterpretedFunction.run)
             stack.enter_context(mock.patch.object(InterpretedFunction, "run", run))
+            stack.enter_context(mock.patch.object(Scratch, "on_device", self._from_locked))
             if comm is not None:
                 swap = self._sending(comm.swap)
                 stack.enter_context(mock.patch.object(comm, "swap", swap))
@@ -201,6 +203,10 @@ class Recorder(TorchDispatchMode):
         self._note("pin", "copy_to_device")
         self._note("copy", "copy_to_device")
         return tensor
+
+    def _from_locked(self, name, numbers):
+        self._note("copy", "on_device")
+        return torch.tensor(numbers)
 
     def _noting(self, kind, name):
         def noted(tensor, *arguments):

@@ -1,12 +1,11 @@
-"""On a GPU that holds all rows, four launches and a sort make the integers of all groups. They are
-those of the reference, group by group. Kernels run in Triton's interpreter here.
+"""On a GPU a few launches and a sort make the integers of all groups. They are those of the
+reference, group by group. Kernels run in Triton's interpreter here.
 """
 
 import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits
 
-from recapp.benchmarks.kernel_costs import Mirror
 from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.requests import Requests
 from recapp.engine.sharded_tables import ShardedTables
@@ -26,31 +25,32 @@ BAGS = {
 }
 
 
-def tables(plan="table_wise", row_order="natural", rule=None, world=1):
+def tables(plan="table_wise", row_order="natural", rule=None, comm=None):
     bags = [
         EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=dim, feature_names=f, **more)
         for n, (rows, dim, f, more) in BAGS.items()
     ]
     sequences = [EmbeddingConfig(90, 8, "s0", feature_names=["d", "a"], id_rule="clamp")]
-    comm = Comm() if world == 1 else Mirror(torch.device("cpu"))
+    comm = comm or Comm()
     both = [*bags, *sequences]
-    cut = make_plan(plan, both, world, row_order=row_order, column_width=4)
+    cut = make_plan(plan, both, comm.world, row_order=row_order, column_width=4)
     members = [Member(lookups_of(bags)), Member(lookups_of(sequences))]
     return ShardedTables(
         both, cut, comm, rule or rules.sgd(), 1, "triton", None, True, None, members
     )
 
 
-def batch(samples, seed, most=3, weighted=False, outside=True):
+def batch(samples, seed, most=3, weighted=False, ids_dtype=torch.int64):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, most + 1, (len(FEATURES), samples), generator=generator)
     total = int(lengths.sum())
-    ids = torch.randint(-50 if outside else 0, 4000, (total,), generator=generator)
+    ids = torch.randint(-50, 4000, (total,), generator=generator)
     per_F = lengths.sum(1).tolist()
     ids[: per_F[0] + per_F[1]] %= 131  # the table of `a` and `b` has the rule `error`
-    if total:
+    if total and ids_dtype is torch.int64:
         ids[torch.randint(0, total, (3,), generator=generator)] = MISSING
         ids[-1] = 2**63 - 1
+    ids = ids.to(ids_dtype)
     weights = torch.rand(total, generator=generator) if weighted else None
     return KeyedJaggedTensor(FEATURES, ids, weights, lengths.flatten())
 
@@ -84,6 +84,13 @@ def assert_same_integers(linked, reference):
         assert_same_links(mine.gradient_links, known.gradient_links)
         if len(linked.headers_W) > 1:
             assert_same_links(mine.answer_links, known.answer_links)
+    for mine, known in zip(linked.row_gradients_G, reference.row_gradients_G, strict=True):
+        assert (mine.pieces is None) == (known.pieces is None)
+        if mine.pieces is not None:
+            assert len(mine.row_U) == len(known.row_U) == mine.links.bags
+            assert mine.pieces.rows_K.tolist() == known.pieces.rows_K.tolist()
+            assert torch.equal(mine.pieces.piece_U, known.pieces.piece_U)
+            assert torch.equal(mine.pieces.nth_U, known.pieces.nth_U)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +109,23 @@ def assert_same_integers(linked, reference):
     ],
 )
 def test_the_integers_of_all_groups_are_those_of_the_reference(
-    interpreted, world, samples, most, weighted, plan, order
+    interpreted, ranks, world, samples, most, weighted, plan, order
 ):
-    shared = tables(plan, order, world=world)
+    if world == 1:
+        compare(Comm(), samples, most, weighted, plan, order)
+    else:
+        ranks.run(compare, world, samples, most, weighted, plan, order)
+
+
+def compare(comm, samples, most, weighted, plan, order):
+    shared = tables(plan, order, rules.rowwise_adagrad(), comm)
     assert FusedIntegers.takes(shared.state)
-    own = FusedIntegers(shared.state)
+    fused = FusedIntegers(shared.state)
+    changed = shared.state.id_rules.changed
     for seed in range(2):  # the second batch finds the memory of the first
-        features = batch(samples, seed, most, weighted)
-        linked = links_of(shared, features, own)
-        changed = shared.state.id_rules.changed
+        ids_dtype = (torch.int64, torch.int32)[seed]
+        features = batch(samples, seed + 2 * comm.rank, most, weighted, ids_dtype)
+        linked = links_of(shared, features, fused)
         once = dict(changed)
         changed.update(dict.fromkeys(once, 0))
         reference = links_of(shared, features, None)
@@ -139,6 +154,8 @@ def trained(shared, weighted):
         sum((v * v).sum() for v in vectors).backward()
         outputs += [v.detach() for v in vectors]
     shared.update.complete()
+    with torch.no_grad():
+        outputs += [v for member in range(2) for v in shared(batch(9, 5), member)[0]]
     return outputs + [b.data.clone() for store in shared.stores for b in store.blocks()]
 
 

@@ -1,0 +1,71 @@
+"""`python -m tests.gpu_first.kernels`: the arithmetic kernels of a step alone on a GPU, in the
+milliseconds that the GPU works: 8,192 samples of 26 bags of one id and of ten, 128 fp32 columns.
+
+R rows of the store, M bags, N entries, U distinct rows.
+"""
+
+import json
+
+import torch
+
+from recapp.benchmarks.session import rule
+from recapp.kernels.backend import backend
+from recapp.kernels.links import Links, group
+
+CALLS = 20
+
+
+def times(device, measure, samples=8192, tables=26, rows=2_000_000, width=128):
+    """Return the result of each kernel and number of ids.
+
+    Args:
+        device: The device of the kernels.
+        measure: A function that gets a call of a kernel, and returns its result.
+        samples: The samples of a batch.
+        tables: The tables, with a bag of each sample.
+        rows: The rows of all tables.
+        width: The columns.
+    """
+    kernels = backend("triton", device)
+    weights_RD = torch.zeros(rows, width, device=device)
+    state_R1 = torch.zeros(rows, 1, device=device)
+    bags = samples * tables
+    sums = torch.empty(bags * width, device=device)
+    found = {}
+    for ids in (1, 10):
+        # ids as skewed as those of logs: half of them are a few hundred rows
+        skewed_N = rows ** torch.rand(bags * ids, generator=torch.Generator().manual_seed(ids))
+        row_N = skewed_N.long().sub_(1).to(device)
+        offsets_M1 = torch.arange(0, bags * ids + 1, ids, device=device, dtype=torch.int32)
+        links = Links(row_N.int(), offsets_M1, None, None, bags)
+        equal = group(row_N)
+        offset_N = (equal.order_N // ids * width).int()
+        gradient_links = Links(offset_N, equal.start_U1, None, None, len(equal.key_U))
+        found[f"pool, {ids} ids"] = measure(
+            lambda links=links: kernels.pool(
+                weights_RD.view(-1), width, width, links, sums, torch.float32
+            )
+        )
+        found[f"update, {ids} ids"] = measure(
+            lambda links=gradient_links, row_U=equal.key_U: kernels.update(
+                *(sums, links, row_U, None, weights_RD, [state_R1], torch.float32),
+                *(rule().rate_of(rule().lr, 1), rule()),
+            )
+        )
+    return found
+
+
+def main():
+    """Print the times as JSON."""
+    from ..speed.torchrec_worker import profiled
+
+    def measure(call):
+        for _ in range(3):
+            call()
+        return profiled(lambda number: call(), CALLS)
+
+    print(json.dumps(times(torch.device("cuda"), measure)))
+
+
+if __name__ == "__main__":
+    main()

@@ -31,3 +31,16 @@ def test_a_step_gives_a_gpu_no_more_to_do_than_before(ranks, groups):
     counts = record(ranks, groups).counts()
     bars = dict(zip(COUNTS, BARS[ranks, groups], strict=True))
     assert not {name: (n, bars[name]) for name, n in counts.items() if n > bars[name]}
+
+
+DEPEND = {  # work that depends on the ids of a batch, not on its shape alone: it may become less
+    1: {"sum_runs", "update"},
+    2: {"ask", "swap", "serve", "pool", "sum_runs", "update"},  # messages have the size of requests
+}
+
+
+@pytest.mark.parametrize("ranks", one_of(2, DEPEND))
+def test_little_work_depends_on_the_ids_of_a_batch(ranks):
+    from gpu_first.counts import record
+
+    assert record(ranks, 1).differing(record(ranks, 1, seed=2)) <= DEPEND[ranks]

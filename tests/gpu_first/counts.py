@@ -51,12 +51,13 @@ def counted_rows():
     ]
 
 
-def record(ranks, groups):
+def record(ranks, groups, seed=1):
     """Return the record of a training step.
 
     Args:
         ranks: One or two ranks.
         groups: The number of groups.
+        seed: The seed of the ids.
     """
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
@@ -77,7 +78,7 @@ def record(ranks, groups):
 
     step(batch_of(0))  # what later steps use again
     recorder = Recorder()
-    batch = batch_of(1)
+    batch = batch_of(seed)
     with (
         recorder.recording(comm if ranks > 1 else None),
         _counts_on_host() if ranks == 1 else nullcontext(),

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from unittest import mock
 
 import torch
@@ -95,6 +96,11 @@ class Recorder(TorchDispatchMode):
         if len(self.entries) != len(other.entries):
             return f"{len(self.entries)} entries / {len(other.entries)}"
         return None
+
+    def differing(self, other):
+        """Return the names of all entries in which another record differs."""
+        pairs = zip_longest(self.entries, other.entries)
+        return {(mine or its).name for mine, its in pairs if mine != its}
 
     def replay(self):
         """Do everything again, into the same memory.

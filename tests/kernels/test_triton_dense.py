@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recapp.models import layers, linear_stack
 from recapp.models.layers import MLP, DotInteraction
@@ -55,7 +56,6 @@ def kernels(interpreted, monkeypatch):
         )
     for module in (linear_stack, layers):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-        monkeypatch.setattr(module, "may_run_layers", lambda x: False)
     torch.manual_seed(1)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -177,26 +177,59 @@ def gradients_of(module, x_BK):
     return [y_BO.detach(), x_BK.grad, *(p.grad for p in module.parameters())]
 
 
-def test_linear_layers_are_filled_up_and_keep_their_weights(kernels, monkeypatch):
+class Products(TorchDispatchMode):
+    """Notes the names of layers' products, and the shapes of inputs and weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if "addmm" in name:
+            self.noted.append((name, *(tuple(x.shape) for x in args[1:3])))
+        return function(*args, **(kwargs or {}))
+
+
+def test_linear_layers_are_filled_up_have_their_relu_inside_and_keep_their_weights(
+    kernels, monkeypatch
+):
     tower = MLP(13, [6, 16, 3], last_relu=False)
-    shapes = []
-    whole = functional.linear
-    monkeypatch.setattr(
-        functional, "linear", lambda x, w, b: shapes.append((x.shape, w.shape)) or whole(x, w, b)
-    )
     x_BK = torch.randn(5, 13)
-    on_gpu = gradients_of(tower, x_BK)
-    assert shapes == [((5, 16), (6, 16)), ((5, 8), (16, 8)), ((5, 16), (3, 16))]
+    shapes = [((5, 16), (16, 6)), ((5, 8), (8, 16)), ((5, 16), (16, 3))]
+    names = ["_addmm_activation", "_addmm_activation", "addmm"]
+    with Products() as products:
+        on_gpu = gradients_of(tower, x_BK)
+    assert products.noted == [(n, *s) for n, s in zip(names, shapes, strict=True)]
+    with Products() as products:
+        evaluated_BO = tower.eval()(x_BK)
+    assert products.noted == [("addmm", *s) for s in shapes]
     assert [tuple(p.shape) for p in tower.parameters()][:3] == [(6, 13), (6,), (16, 6)]
     filled_BK = functional.pad(x_BK, (0, 3))
-    filled = gradients_of(tower, filled_BK)
+    filled = gradients_of(tower.train(), filled_BK)
     monkeypatch.undo()
     expected = gradients_of(tower, x_BK)
     torch.testing.assert_close(on_gpu, expected)
+    torch.testing.assert_close(evaluated_BO, expected[0])
     filled[1] = filled[1][:, :13]
     torch.testing.assert_close(filled, expected)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         tower(filled_BK)
+
+
+def test_each_layer_is_a_node_of_its_own_that_has_second_derivatives(kernels, monkeypatch):
+    tower = MLP(8, [16, 3], last_relu=False)
+
+    def second():
+        x_BK = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
+        y_BO = tower(x_BK)
+        (first_BK,) = torch.autograd.grad(y_BO.pow(3).sum(), x_BK, create_graph=True)
+        return y_BO.grad_fn, torch.autograd.grad(first_BK.square().sum(), [*tower.parameters()])
+
+    node, on_gpu = second()
+    assert [node.name(), node.next_functions[0][0].name()] == ["_StackBackward"] * 2
+    monkeypatch.undo()
+    torch.testing.assert_close(on_gpu, second()[1])
 
 
 def test_a_dlrm_trains_on_these_layers_as_on_torchs(kernels, monkeypatch):

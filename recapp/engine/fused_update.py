@@ -32,7 +32,6 @@ from recapp.optim.named_rules import group_names
 from recapp.optim.optimizer import joined
 from recapp.optim.rules import FROZEN, GRADIENT, WITHOUT_RATE, Rate, RowRule
 from recapp.sharding.layout import Layout
-from recapp.sparse.transfer import to_host
 from recapp.transport.communicator import Comm
 
 
@@ -54,13 +53,8 @@ class RowGradients(NamedTuple):
         """Return the same rows and links without room for more. The host waits for their number if
         only the device knows it.
         """
-        links = self.links
-        if links.used is None:
-            return self
-        rows = int(to_host(links.used))
-        assert links.offsets_M1 is not None
-        entries = links._replace(offsets_M1=links.offsets_M1[: rows + 1], bags=rows, used=None)
-        return self._replace(row_U=self.row_U[:rows], links=entries)
+        links = self.links.exact()
+        return self._replace(row_U=self.row_U[: links.bags], links=links)
 
 
 def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | None]:
@@ -367,7 +361,8 @@ class FusedUpdate:
             rule.rate_of(float(group["lr"]), self.updates - begun)
             for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
         ]
-        rate_G = [rates[group.rule] for group in state.layout.groups]
+        device_rates = state.backend.on_device(rates, self.rules, state.comm.device)
+        rate_G = [device_rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
         if statistics := state.row_statistics:
             gradients_G, row_gradients_G = self._summed_once(
@@ -378,7 +373,7 @@ class FusedUpdate:
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
             if rule != FROZEN:
-                row_U, links, _ = x.exact()
+                row_U, links, _ = x.exact() if store.needs_exact else x
                 store.update(gradients, links, row_U, mean_KU, rate)
         for missed, rate in zip(self._missed, rates, strict=True):
             if missed is not None:

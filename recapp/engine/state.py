@@ -579,6 +579,7 @@ class EngineState:
         self.in_lines_G = [
             whole and not (np.array([r.width, *r.column_S]) % line).any() for r in self.routes
         ]
+        self.backend.in_lines = all(self.in_lines_G)
 
     def wait(self, phase: str, message: Sent[Message]) -> Message:
         """Wait for a message of `waits.sent`, and return its contents."""

@@ -264,7 +264,8 @@ class IdRules:
             ConfigError: As for `raw`.
         """
         ids = self.raw(features, taken_F)
-        ids_L = ids.rows_L
+        ids_L = ids.rows_L.long()
+        ids = replace(ids, rows_L=ids_L)
         edge = [0, *accumulate(ids.per_F)]
         if any(self._first_F):
             ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.lengths_FB.sum(1)))
@@ -275,7 +276,7 @@ class IdRules:
         return self._rule_by_rule(ids, edge, ids_L)
 
     def raw(self, features: KeyedJaggedTensor, taken_F: Sequence[bool] | None = None) -> LookupRows:
-        """Return the raw ids of every lookup, int64, in the place of its rows.
+        """Return the raw ids of every lookup, of any integer type, in the place of its rows.
 
         Args:
             features: Raw ids, as for a call.
@@ -300,7 +301,6 @@ class IdRules:
                 f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go "
                 "into `weights`"
             )
-        ids_L = ids_L.long()
         per_F = features.length_per_key()
         lengths_FB = (
             features.lengths().view(len(lookups), -1) if per_F else features.lengths().view(0, 0)

@@ -213,11 +213,12 @@ def _matrix(source: VectorSource, form: Form, links: Links, dtype: torch.dtype) 
     long, the sums of the blocks of long bags are among them (see `triton_vectors.py`).
     """
     entries = len(links.index_N)
+    longest = entries if links.longest is None else links.longest
     matrix = DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None, None)
     bags = links.bags, links.used
     span = form.BLOCK
     for name in ("sums", "sums2"):
-        if links.offsets_M1 is None or entries <= span:
+        if links.offsets_M1 is None or longest <= span:
             break
         positions = 2 * triton.cdiv(entries, span)
         sums = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)

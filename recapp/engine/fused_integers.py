@@ -54,12 +54,14 @@ class Region(NamedTuple):
     Args:
         entry: Its first entry.
         entries: The number of its entries.
+        longest: A number of entries that no bag and no row exceeds.
         bag: Its first bag.
         bags: The number of its bags.
     """
 
     entry: int
     entries: int
+    longest: int
     bag: int = 0
     bags: int = 0
 
@@ -84,6 +86,7 @@ class Region(NamedTuple):
             None if at_U is None else at_U[self.here],
             self.entries,
             used=distinct.count_G[group : group + 1],
+            longest=self.longest,
         )
 
 
@@ -314,6 +317,7 @@ class FusedBatch:
                     None if weight_P is None else weight_P[region.here],
                     at_M[bags],
                     region.bags,
+                    longest=region.longest,
                 )
             if self.distinct is not None:
                 asked.gradient_links = region.links_of(g, self.distinct, at_U)
@@ -564,15 +568,20 @@ def _places(
         slot = len(places)
         first_entry = entry
         first_bag = bag
+        of_table: Counter[str] = Counter()
         for f, column in zip(r.lookups, r.column_S.tolist(), strict=True):
             x = outputs.lookups[f]
             step = outputs.width(outputs.member_F[f]) if x.columns else x.dim
             places.append(SlotPlace(edge_F1[f], entry, bag, first_F[f] + column, step))
             entry += ids.per_F[f]
             bag += count_F[f]
+            of_table[x.table.name] += ids.per_F[f]
         blocks = (first_entry // BLOCK, entry, first_bag // BLOCK, bag)
         groups.append(GroupPlace(slot, len(places), *blocks, keys[0], keys[1] - 1))
-        regions.append(Region(first_entry, entry - first_entry, first_bag, bag - first_bag))
+        longest = max(of_table.values())
+        regions.append(
+            Region(first_entry, entry - first_entry, longest, first_bag, bag - first_bag)
+        )
         entry = _behind(entry)
         bag = _behind(bag)
     return places, groups, regions
@@ -635,6 +644,6 @@ def _places_of_requests(
         groups.append(
             GroupPlace(slot, len(places), first // BLOCK, entry, 0, 0, of_group[0], of_group[1] - 1)
         )
-        regions.append(Region(first, entry - first))
+        regions.append(Region(first, entry - first, len(rows_WG)))  # each rank asks for a row once
         entry = _behind(entry)
     return places, groups, regions

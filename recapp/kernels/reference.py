@@ -148,10 +148,18 @@ class SortedIndex:
         none = torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
         return self._sorted.get(strip, (none, none))
 
-    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a stretch."""
-        position_K, slot_K = self._of_strip(strip)
-        return slot_K[(position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1) == stretch]
+    def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
+        """Return the slots whose positions lie in some stretches.
+
+        Args:
+            wanted_IR: Whether the slots of each strip in each stretch are wanted.
+        """
+        slots = [torch.zeros(0, dtype=torch.int64, device=wanted_IR.device)]
+        for wanted_R, strip in zip(wanted_IR, range(len(wanted_IR)), strict=True):
+            position_K, slot_K = self._of_strip(strip)
+            stretch_K = (position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1)
+            slots.append(slot_K[true_indices(wanted_R[stretch_K])])
+        return torch.cat(slots)
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
@@ -245,6 +253,7 @@ class TorchBackend:
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
+    begin_rows: Any = None  # the start values of all strips at once
     fused_integers: Any = None  # no functions for all groups at once
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)

@@ -23,6 +23,7 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_start_values import begin_rows
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form, VectorSource
 from recapp.optim.rules import Rate, RowRule
@@ -38,6 +39,7 @@ class TritonBackend(TorchBackend):
     blocks = GPU_ORDER
     fused_integers = triton_integers
     key_index = DeviceKeyIndex
+    begin_rows = staticmethod(begin_rows)
 
     @override
     def pool(
@@ -209,11 +211,12 @@ def _matrix(source: VectorSource, form: Form, links: Links, dtype: torch.dtype) 
     long, the sums of the blocks of long bags are among them (see `triton_vectors.py`).
     """
     entries = len(links.index_N)
+    longest = entries if links.longest is None else links.longest
     matrix = DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None, None)
     bags = links.bags, links.used
     span = form.BLOCK
     for name in ("sums", "sums2"):
-        if links.offsets_M1 is None or entries <= span:
+        if links.offsets_M1 is None or longest <= span:
             break
         positions = 2 * triton.cdiv(entries, span)
         sums = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)

@@ -875,11 +875,18 @@ class Batch:
         ]
 
     def packed(self) -> Self:
-        """Return the samples in one memory, which moves to another process at once."""
-        places = places_of(self.tensors())
+        """Return the samples in one memory, which moves to another process at once. Lengths of 1
+        are one number there, expanded.
+        """
+        lengths = self.sparse.lengths()
+        single = are_ones(lengths)
+        short = self.each(lambda tensor: tensor[:1] if single and tensor is lengths else tensor)
+        places = places_of(short.tensors())
         size = max(place.stop for place in places.values())
         memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        return self.each(lambda tensor: view_of(memory, places[id(tensor)], tensor).copy_(tensor))
+        there = short.each(lambda tensor: view_of(memory, places[id(tensor)], tensor).copy_(tensor))
+        sent = there.sparse.lengths()
+        return there.each(lambda tensor: tensor.expand(lengths.shape) if tensor is sent else tensor)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the samples with `change` applied to each tensor."""
@@ -892,6 +899,11 @@ class Batch:
         if self.row_numbers_B is not None:
             batch.row_numbers_B = change(self.row_numbers_B)
         return batch
+
+
+def are_ones(lengths: Tensor) -> bool:
+    """Return whether each bag of a batch on the CPU has one id; False without bags."""
+    return lengths.numel() > 0 and all(bool(end == 1) for end in lengths.aminmax())
 
 
 def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:

@@ -1,4 +1,4 @@
-"""Lightning's own waits for other ranks end as all waits do, and a bar makes no step wait for a GPU."""
+"""Lightning's own waits for other ranks end as all waits do, and a bar makes no step wait."""
 
 import pytest
 import torch

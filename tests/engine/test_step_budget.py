@@ -34,6 +34,14 @@ def test_a_step_gives_a_gpu_no_more_to_do_than_before(ranks, groups):
     assert not {name: (n, bars[name]) for name, n in counts.items() if n > bars[name]}
 
 
+@pytest.mark.full
+def test_a_recorded_step_is_one_launch_and_its_copies():
+    from gpu_first.counts import record_replay
+
+    counts = record_replay(2).counts()  # operations: the batch, the rates, the loss
+    assert counts == dict(zip(COUNTS, (1, 0, 0, 2, 3, 0, 0, 0), strict=True))
+
+
 # messages between ranks have the size of the requests; it may become less
 DEPEND = {1: set(), 2: {"ask", "swap", "serve", "pool", "sum_blocks", "update"}}
 HOST = ("to_host", "to_device", "copy_to_device", "on_device", "record_stream")

@@ -14,9 +14,10 @@ import torch
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
 from recapp.engine.sharded_collection import shard_bags
+from recapp.engine.step_graph import WARM_UP, StepGraph
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport import step_messages
 from recapp.transport.communicator import Comm, GpuSideStream
@@ -43,10 +44,16 @@ class NoStream:
 
 
 def counted_rows():
-    """Return a row of counts for each number of ranks and of groups."""
-    return [
+    """Return a row of counts for each number of ranks and of groups; of one rank also what the host
+    does in a step whose graph it has, the graph as one launch.
+    """
+    rows = [
         {"mode": "eager", "ranks": ranks, "groups": groups, **record(ranks, groups).counts()}
         for ranks in (1, 2)
+        for groups in WIDTHS
+    ]
+    return rows + [
+        {"mode": "recorded", "ranks": 1, "groups": groups, **record_replay(groups).counts()}
         for groups in WIDTHS
     ]
 
@@ -63,6 +70,41 @@ def record(ranks, groups, seed=1, samples=SAMPLES):
     collection = sharded(ranks, groups)
     train(collection, batch_of(0, samples))  # what later steps use again
     return recorded(collection, batch_of(seed, samples))[0]
+
+
+def record_replay(groups):
+    """Return the record of a step whose graph there is already, on one rank.
+
+    Args:
+        groups: The number of groups.
+    """
+    dense = torch.nn.Linear(1, 1)
+    model = torch.nn.ModuleDict({"bags": sharded(1, groups), "dense": dense})
+    inner = Recorder()
+    outer = Recorder()
+
+    def loss(model, batch):
+        return model["bags"](batch.sparse).values().sum() + model["dense"].weight.sum()
+
+    def capture(step):
+        with inner.recording(), _counts_on_host():
+            return step(), lambda: outer.launch("graph", inner.replay)
+
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.1, fused=True)
+    step = StepGraph(model, loss, optimizer, capture)
+    for seed in range(WARM_UP + 1):
+        step(samples_of(batch_of(seed)))
+    known = [samples_of(batch_of(seed).sync()) for seed in (10, 11, 12)]
+    with outer.recording():
+        for samples in known:  # the third step reads the verdict on the first
+            outer.entries.clear()
+            step(samples)
+    return outer
+
+
+def samples_of(features):
+    """Return samples with these ids."""
+    return Batch(torch.zeros(SAMPLES, 1), features, torch.zeros(SAMPLES))
 
 
 def sharded(ranks, groups):

@@ -131,6 +131,7 @@ class Recorder(TorchDispatchMode):
                 (bags.on_host, self._on_host),
                 (transfer.to_host, self._to_host),
                 (transfer.copy_to_device, self._to_device),
+                (transfer.start_to_host, self._start_to_host),
             ]
             stack.enter_context(_replaced(other))
             for kind, name in (("stream", "record_stream"), ("pin", "pin_memory")):
@@ -175,6 +176,12 @@ class Recorder(TorchDispatchMode):
             self._note("operation", name, self._details((args, kwargs, out)), again)
         return out
 
+    def launch(self, name, work):
+        """Note one launch, and do its work."""
+        self._note("launch", name)
+        with self._pause():
+            work()
+
     def _note(self, kind, name, details=(), again=None):
         if not self._paused:
             self.entries.append(Entry(kind, name, details, again))
@@ -208,6 +215,14 @@ class Recorder(TorchDispatchMode):
                 tensor = tensor.clone()
             self._keep_on_host(tensor)
         return tensor
+
+    def _start_to_host(self, tensors):
+        with self._pause():
+            copies = [tensor.clone() for tensor in tensors]
+        for copy in copies:
+            self._note("copy", "start_to_host")
+            self._keep_on_host(copy)
+        return copies, None
 
     def _keep_on_host(self, tensor):
         self._kept.append(tensor)

@@ -65,8 +65,8 @@ def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
 
 def may_run_layers(x_BK: Tensor) -> bool:
     """Return whether `run_layers` can take an input now: a tensor of torch's own, on a CPU or a GPU
-    of CUDA. It cannot while torch records, compiles, changes dtypes or transforms functions
-    (`torch.func`, derivatives in forward).
+    of CUDA. It cannot while torch records, compiles or transforms functions (`torch.func`,
+    derivatives in forward), or on a CPU changes dtypes.
     """
     device = x_BK.device.type
     return (
@@ -76,7 +76,7 @@ def may_run_layers(x_BK: Tensor) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(device)
+        and (on_gpu(x_BK) or not torch.is_autocast_enabled(device))
     )
 
 
@@ -115,9 +115,19 @@ def _stacked(x_BK: Tensor, linears: Sequence[nn.Linear], with_relu: Sequence[boo
         return x_BK
     parameters = [p for layer in linears for p in (layer.weight, layer.bias)]
     if on_gpu(x_BK):
+        x_BK, *parameters = _in_autocast([x_BK, *parameters])
         x_BK, parameters[0] = _filled_up(x_BK, parameters[0])
     inputs = [x_BK, tuple(with_relu), *parameters]
     return _Stack.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _in_autocast(tensors: Sequence[Any]) -> list[Any]:
+    """Return tensors in the type to which autocast would change them; a bias may be None."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
 
 
 def _filled_up(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,13 +51,22 @@ def counted_rows():
     ]
 
 
-def record(ranks, groups):
+def record(ranks, groups, seed=1, samples=SAMPLES):
     """Return the record of a training step.
 
     Args:
         ranks: One or two ranks.
         groups: The number of groups.
+        seed: The seed of the ids.
+        samples: The samples of the batch.
     """
+    collection = sharded(ranks, groups)
+    train(collection, batch_of(0, samples))  # what later steps use again
+    return recorded(collection, batch_of(seed, samples))[0]
+
+
+def sharded(ranks, groups):
+    """Return sharded tables on one or two ranks, with streams on which nothing overlaps."""
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
     tables = [
@@ -69,29 +78,43 @@ def record(ranks, groups):
     places = CandidateRanks([*range(ranks)], [[*range(ranks)]])
     kind = "table_wise" if ranks == 1 else "row_wise"
     plan = ShardingPlan({t.name: tile(t, kind, places) for t in tables}, ranks, kind)
-    collection = shard_bags(tables, plan, comm, rule(), backend="triton")
-    gradient = torch.ones(SAMPLES, sum(WIDTHS[groups]))
-
-    def step(batch):
-        torch.autograd.backward(collection(batch).values(), gradient)
-
-    step(batch_of(0))  # what later steps use again
-    recorder = Recorder()
-    batch = batch_of(1)
-    with (
-        recorder.recording(comm if ranks > 1 else None),
-        _counts_on_host() if ranks == 1 else nullcontext(),
-    ):
-        step(batch)
-    return recorder
+    return shard_bags(tables, plan, comm, rule(), backend="triton")
 
 
-def batch_of(seed):
+def batch_of(seed, samples=SAMPLES):
     """Return a batch of one id a bag."""
     drawn = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(rows, (SAMPLES,), generator=drawn) for rows in ROWS]
-    lengths = torch.ones(len(ROWS) * SAMPLES, dtype=torch.int64)
+    ids = [torch.randint(rows, (samples,), generator=drawn) for rows in ROWS]
+    lengths = torch.ones(len(ROWS) * samples, dtype=torch.int64)
     return KeyedJaggedTensor([f"f{k}" for k in range(len(ROWS))], torch.cat(ids), lengths=lengths)
+
+
+def train(collection, batch, gradient_BK=None):
+    """Look up a batch, update the rows, and return the vectors.
+
+    Args:
+        collection: The sharded tables.
+        batch: The batch.
+        gradient_BK: The gradient of the vectors; None: ones.
+    """
+    vectors_BK = collection(batch).values()
+    if gradient_BK is None:
+        gradient_BK = torch.ones_like(vectors_BK)
+    torch.autograd.backward(vectors_BK, gradient_BK)
+    return vectors_BK
+
+
+def recorded(collection, batch):
+    """Return the record of a training step of a batch, and the vectors."""
+    comm = collection.shared.comm
+    gradient_BK = torch.ones(batch.stride(), sum(x.dim for x in collection.lookups))
+    recorder = Recorder()
+    with (
+        recorder.recording(comm if comm.world > 1 else None),
+        _counts_on_host() if comm.world == 1 else nullcontext(),
+    ):
+        vectors_BK = train(collection, batch, gradient_BK)
+    return recorder, vectors_BK
 
 
 def _counts_on_host():

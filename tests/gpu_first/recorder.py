@@ -23,6 +23,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from unittest import mock
 
 import torch
@@ -96,19 +98,29 @@ class Recorder(TorchDispatchMode):
             return f"{len(self.entries)} entries / {len(other.entries)}"
         return None
 
-    def replay(self):
+    def differing(self, other):
+        """Return the names of all entries in which another record differs."""
+        pairs = zip_longest(self.entries, other.entries)
+        return {(mine or its).name for mine, its in pairs if mine != its}
+
+    def replay(self, without=()):
         """Do everything again, into the same memory.
 
         A CUDA graph does the same: what it reads was written there before.
 
+        Args:
+            without: The names of entries in which the host has a part, and after which all goes on
+                as in the record.
+
         Raises:
-            ValueError: The host had a part in it, such as a wait: what follows may depend on that.
+            ValueError: There are others, such as a wait: what follows may depend on them.
         """
-        for entry in self.entries:
+        entries = [e for e in self.entries if e.again is not None or e.name not in without]
+        for entry in entries:
             if entry.again is None:
                 raise ValueError(f"the record has a {entry.kind} ({entry.name})")
         with torch.no_grad():
-            for entry in self.entries:
+            for entry in entries:
                 entry.again()
 
     @contextmanager
@@ -147,7 +159,9 @@ class Recorder(TorchDispatchMode):
             self._note("wait", name)
             self._note("copy", name)
         made = _tensors(out)
-        if any(t.numel() for t in made):
+        writes = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
+        in_place = any(alias.is_write for alias in writes)  # such as all of a fused optimiser
+        if any(t.numel() for t in (*made, *(given if in_place else ()))):
             before = {t.untyped_storage()._cdata for t in given}
             fresh = [t.untyped_storage()._cdata not in before for t in made]
 
@@ -205,8 +219,12 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def _from_locked(self, name, numbers):
-        self._note("copy", "on_device")
-        return torch.tensor(numbers)
+        with self._pause():
+            there = torch.tensor(numbers)
+            locked = there.clone()  # of a recorded step, and nobody writes to it
+        again = partial(there.copy_, locked)
+        self._note("copy", "on_device", self._details(there), again)
+        return there
 
     def _noting(self, kind, name):
         def noted(tensor, *arguments):

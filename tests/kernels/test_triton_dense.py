@@ -217,6 +217,25 @@ def test_linear_layers_are_filled_up_have_their_relu_inside_and_keep_their_weigh
         tower(filled_BK)
 
 
+def test_under_autocast_layers_compute_in_16_bits_and_weights_have_gradients_in_fp32(
+    kernels, monkeypatch
+):
+    tower = MLP(13, [6, 3], last_relu=False)
+    x_BK = torch.randn(5, 13)
+
+    def learnt():
+        with torch.autocast("cpu", torch.bfloat16):
+            return gradients_of(tower, x_BK)
+
+    with Products() as products:
+        on_gpu = learnt()
+    assert [name for name, *_ in products.noted] == ["_addmm_activation", "addmm"]
+    monkeypatch.undo()
+    expected = learnt()
+    assert [x.dtype for x in on_gpu] == [x.dtype for x in expected]
+    torch.testing.assert_close(on_gpu, expected, rtol=0.05, atol=0.05)
+
+
 def test_each_layer_is_a_node_of_its_own_that_has_second_derivatives(kernels, monkeypatch):
     tower = MLP(8, [16, 3], last_relu=False)
 

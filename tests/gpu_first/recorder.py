@@ -33,6 +33,7 @@ from triton.language import constexpr
 from triton.runtime.interpreter import InterpretedFunction
 
 from recapp.kernels.links import Scratch
+from recapp.models import linear_stack
 from recapp.sparse import bags, transfer
 
 ALLOCATES = {
@@ -128,6 +129,7 @@ class Recorder(TorchDispatchMode):
         with ExitStack() as stack:
             other = [
                 (bags.on_host, self._on_host),
+                (linear_stack.on_gpu, lambda tensor: True),
                 (transfer.to_host, self._to_host),
                 (transfer.copy_to_device, self._to_device),
             ]
@@ -158,7 +160,8 @@ class Recorder(TorchDispatchMode):
             self._note("wait", name)
             self._note("copy", name)
         made = _tensors(out)
-        if any(t.numel() for t in made):
+        # an operation on lists, such as Adam's, returns nothing
+        if any(t.numel() for t in (made if func._schema.returns else given)):
             before = {t.untyped_storage()._cdata for t in given}
             fresh = [t.untyped_storage()._cdata not in before for t in made]
 

@@ -54,12 +54,14 @@ class Region(NamedTuple):
     Args:
         entry: Its first entry.
         entries: The number of its entries.
+        longest: A number of entries that no bag and no row exceeds.
         bag: Its first bag.
         bags: The number of its bags.
     """
 
     entry: int
     entries: int
+    longest: int
     bag: int = 0
     bags: int = 0
 
@@ -84,6 +86,7 @@ class Region(NamedTuple):
             None if at_U is None else at_U[self.here],
             self.entries,
             used=distinct.count_G[group : group + 1],
+            longest=self.longest,
         )
 
 
@@ -201,13 +204,19 @@ class FusedBatch:
 
         def arrived() -> tuple[Counts, Counts]:
             wait()
+            if self.state.stopped is not None:  # the host reads the report later
+                self.state.unread.append(self)
+                return np.array([header], np.int64), self.counts_WG3
             counts = to_host(self._read).numpy()
             both, report, self.rows_K = np.split(
                 counts, [len(self.message), len(self.message) + len(self.report)]
             )
             out, into = both.reshape(2, world, numbers)
             into[comm.rank] = out[comm.rank]
-            self._check(report.tolist(), into[comm.rank, :HEADER])
+            self.check(report.tolist())
+            if isinstance(self.failure, OutsideTable):
+                error = self.failure
+                into[comm.rank, [0, HEADER - 2, HEADER - 1]] = 1, error.lookup, error.number
             self.counts_WG3 = out[:, HEADER:].reshape(self.counts_WG3.shape)
             return into[:, :HEADER], into[:, HEADER:].reshape(self.counts_WG3.shape)
 
@@ -222,8 +231,7 @@ class FusedBatch:
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
         self._link_home()
-        report = to_host(self.report).tolist()
-        self._check(report, np.zeros(HEADER, np.int64))
+        self.check(to_host(self.report).tolist())
         if self.failure:
             raise self.failure
 
@@ -264,7 +272,7 @@ class FusedBatch:
         of_slots = (self.fused.slots, self.places, self.groups)
         self.entries: Entries = kernels.entries_of_ids(
             *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
-            *(state.dtype if scales else None, self.sizes, self.take),
+            *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
         )
         self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
         return edge_N1
@@ -309,12 +317,17 @@ class FusedBatch:
                     None if weight_P is None else weight_P[region.here],
                     at_M[bags],
                     region.bags,
+                    longest=region.longest,
                 )
             if self.distinct is not None:
                 asked.gradient_links = region.links_of(g, self.distinct, at_U)
 
-    def _check(self, report: list[int], header: Counts) -> None:
-        """Count changed ids, or keep the error of the first id that is one."""
+    def check(self, report: Sequence[int]) -> None:
+        """Count changed ids, or keep the error of the first id that is one.
+
+        Args:
+            report: The report of the kernels.
+        """
         first, *changed_F = report
         edge = [0, *accumulate(self.rows.per_F)]
         try:
@@ -323,7 +336,6 @@ class FusedBatch:
             )
         except OutsideTable as error:
             self.failure = error
-            header[[0, -2, -1]] = 1, error.lookup, error.number
 
     def write(
         self, ids: Tensor, words: MessageLayout, vectors: MessageLayout, vector: torch.dtype
@@ -382,7 +394,8 @@ class FusedBatch:
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
                 s.row_U = self.distinct.row_U[region.here]
                 s.gradient_links = asked.gradient_links
-            self._cut_to_pieces(served, self.regions, self.rows_K)
+            if state.row_statistics:
+                self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
         places, groups, regions = _places_of_requests(
             self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors
@@ -555,15 +568,20 @@ def _places(
         slot = len(places)
         first_entry = entry
         first_bag = bag
+        of_table: Counter[str] = Counter()
         for f, column in zip(r.lookups, r.column_S.tolist(), strict=True):
             x = outputs.lookups[f]
             step = outputs.width(outputs.member_F[f]) if x.columns else x.dim
             places.append(SlotPlace(edge_F1[f], entry, bag, first_F[f] + column, step))
             entry += ids.per_F[f]
             bag += count_F[f]
+            of_table[x.table.name] += ids.per_F[f]
         blocks = (first_entry // BLOCK, entry, first_bag // BLOCK, bag)
         groups.append(GroupPlace(slot, len(places), *blocks, keys[0], keys[1] - 1))
-        regions.append(Region(first_entry, entry - first_entry, first_bag, bag - first_bag))
+        longest = max(of_table.values())
+        regions.append(
+            Region(first_entry, entry - first_entry, longest, first_bag, bag - first_bag)
+        )
         entry = _behind(entry)
         bag = _behind(bag)
     return places, groups, regions
@@ -626,6 +644,6 @@ def _places_of_requests(
         groups.append(
             GroupPlace(slot, len(places), first // BLOCK, entry, 0, 0, of_group[0], of_group[1] - 1)
         )
-        regions.append(Region(first, entry - first))
+        regions.append(Region(first, entry - first, len(rows_WG)))  # each rank asks for a row once
         entry = _behind(entry)
     return places, groups, regions

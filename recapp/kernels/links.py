@@ -178,6 +178,7 @@ class Links(NamedTuple):
         used: The number of bags that have entries, int32 on the device, [1], where the host knows
             no more than `bags`, the largest possible number; None: all have. Nothing behind them
             is read, whatever room the arrays have.
+        longest: A number of entries that no bag exceeds, if the host knows one below `index_N`'s.
     """
 
     index_N: Tensor
@@ -187,6 +188,7 @@ class Links(NamedTuple):
     bags: int
     staged: Staged | None = None
     used: Tensor | None = None
+    longest: int | None = None
 
     def exact(self) -> "Links":
         """Return the matrix cut to its count, for which the host waits."""
@@ -315,6 +317,12 @@ class DeviceRate(NamedTuple):
     numbers: Tensor
     rates: int
     stopped: Tensor | None = None
+
+
+def rate_numbers(rate: Rate, decay: float) -> list[float]:
+    """Return the numbers of a `DeviceRate`."""
+    rates = rate if isinstance(rate, tuple) else (rate,)
+    return [*(*rates, 0.0, 0.0)[:3], decay_of(rate, decay)]
 
 
 def decay_of(lr: Rate, decay: float) -> float:

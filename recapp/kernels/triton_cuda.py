@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from recapp.kernels import triton_integers, triton_update, triton_vectors
-from recapp.kernels.links import DeviceRate, Links, decay_of
+from recapp.kernels.links import DeviceRate, Links, rate_numbers
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
@@ -90,10 +90,8 @@ class TritonBackend(TorchBackend):
         computes keep theirs.
         """
         tuples = [rate if isinstance(rate, tuple) else (rate,) for rate in rates]
-        numbers = [
-            (*(*rate, 0.0, 0.0)[:3], decay_of(rate, rule.decay))
-            for rate, rule in zip(tuples, rules, strict=True)
-        ]
+        pairs = zip(rates, rules, strict=True)
+        numbers = [rate_numbers(rate, rule.decay) for rate, rule in pairs]
         # so few numbers reach the device sooner from memory that is not page-locked
         numbers_K4 = torch.tensor(numbers, dtype=torch.float64, device="cpu").to(
             device, non_blocking=True
@@ -213,11 +211,12 @@ def _matrix(source: VectorSource, form: Form, links: Links, dtype: torch.dtype) 
     long, the sums of the blocks of long bags are among them (see `triton_vectors.py`).
     """
     entries = len(links.index_N)
+    longest = entries if links.longest is None else links.longest
     matrix = DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None, None)
     bags = links.bags, links.used
     span = form.BLOCK
     for name in ("sums", "sums2"):
-        if links.offsets_M1 is None or entries <= span:
+        if links.offsets_M1 is None or longest <= span:
             break
         positions = 2 * triton.cdiv(entries, span)
         sums = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)

@@ -48,6 +48,8 @@ def cases():
     run += ("hydra.run.dir=RUN", "trainer.limit_val_batches=0")
     run += ("trainer.accelerator=gpu", "trainer.devices=1")
     found = ("RUN/performance.json", "RUN/metrics.json")
+    host = ("-m", "recapp.bench", "train", "device=cuda", "ranks=1", "models=hugectr_d128")
+    host += ("rounds=3", "round_seconds=0.3", "format=json", "hydra.run.dir=RUN")
 
     def speed(name, verb, *arguments):
         return Case(name, 60, ("-m", "tests.speed", verb, *arguments, *short))
@@ -60,7 +62,9 @@ def cases():
         *others,
         speed("bf16", "train", "--bf16", "--model", MODELS[0]),
         speed("tables", "step", "--workload", "W1d", "W2", "--plan", "table_wise"),
+        Case("from_host", 40, host),
         Case("recapp.train", 60, (*run, "dataset.batch_size=8192"), found),
+        Case("readers", 60, (*run, "dataset.batch_size=8192", "dataset.num_workers=4"), found),
         Case(
             "dynamic",
             60,

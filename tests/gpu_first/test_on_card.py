@@ -51,9 +51,18 @@ def test_the_commands_of_the_cases_mean_something():
             settings = settings_of(arguments)
             assert settings.device == "cuda" and settings.ranks == 1
             assert {*settings.model} <= {*MODELS, *TERABYTE_MODELS}
+        elif module == "recapp.bench":
+            told = [argument for argument in arguments[1:] if "RUN" not in argument]
+            assert recipe("bench_train", told).device == "cuda"
         elif module == "recapp.train":
             assert recipe("train", arguments).trainer.accelerator == "gpu"
-    assert kinds == {"tests.gpu_first.kernels", "tests.speed", "pytest", "recapp.train"}
+    assert kinds == {
+        "tests.gpu_first.kernels",
+        "tests.speed",
+        "pytest",
+        "recapp.train",
+        "recapp.bench",
+    }
 
 
 def test_cases_that_have_no_time_left_are_named(monkeypatch, capsys):

@@ -68,6 +68,7 @@ def assert_same_links(mine, known):
     assert bags == known.bags
     if mine.offsets_M1 is not None:
         assert torch.equal(mine.offsets_M1[: bags + 1], known.offsets_M1)
+        assert max(known.offsets_M1.diff().tolist(), default=0) <= mine.longest
     assert torch.equal(mine.index_N.long(), known.index_N.long())
     assert (mine.weights_N is None) == (known.weights_N is None)
     assert mine.weights_N is None or torch.equal(mine.weights_N, known.weights_N)

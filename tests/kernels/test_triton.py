@@ -32,6 +32,7 @@ from recapp.optim.rules import (
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from recapp.kernels.triton_launch import LAUNCHES
 from recapp.kernels.triton_vectors import form, programs
 
 TESTS = Path(__file__).parents[1]
@@ -230,6 +231,15 @@ def test_rates_are_read_on_the_device_and_a_flag_stops_the_update(kernels):
         flagged = there._replace(stopped=torch.ones(1, dtype=torch.int32))
         weights_RD, *state = updated(kernels, grad_RD, links, row_U, rule, flagged)
         assert bool((weights_RD == 1).all()) and not any(x.any() for x in state)
+
+
+def test_where_no_bag_can_be_long_no_sums_are_made_before(kernels):
+    rows_RD, links = long_bags([3, 4, 1, 0, 4, 3, 4])
+    before = LAUNCHES["sum_blocks"]
+    out_MD = pooled(kernels, rows_RD, links._replace(longest=BLOCK))
+    assert LAUNCHES["sum_blocks"] == before
+    assert torch.equal(out_MD, pooled(kernels, rows_RD, links))
+    assert LAUNCHES["sum_blocks"] == before + 2
 
 
 def test_more_tiles_than_programs_share_them(kernels, monkeypatch):

@@ -52,9 +52,10 @@ def test_the_work_of_a_step_follows_from_the_shape_of_a_batch(ranks):
     assert first.differing(second) <= DEPEND[ranks]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("part", "groups", "samples"),
-    one_of(4, (("model", 1, 20), ("model", 3, 20), ("tables", 1, 300), ("tables", 3, 20))),
+    [("model", 1, 20), ("model", 3, 20), ("tables", 1, 300), ("tables", 3, 20)],
 )
 def test_the_record_of_a_step_trains_on_another_batch_as_the_step_does(part, groups, samples):
     from gpu_first.counts import PARTS, batch_of, recorded, sharded, tf32

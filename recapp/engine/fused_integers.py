@@ -204,13 +204,19 @@ class FusedBatch:
 
         def arrived() -> tuple[Counts, Counts]:
             wait()
+            if self.state.stopped is not None:  # the host reads the report later
+                self.state.unread.append(self)
+                return np.array([header], np.int64), self.counts_WG3
             counts = to_host(self._read).numpy()
             both, report, self.rows_K = np.split(
                 counts, [len(self.message), len(self.message) + len(self.report)]
             )
             out, into = both.reshape(2, world, numbers)
             into[comm.rank] = out[comm.rank]
-            self._check(report.tolist(), into[comm.rank, :HEADER])
+            self.check(report.tolist())
+            if isinstance(self.failure, OutsideTable):
+                error = self.failure
+                into[comm.rank, [0, HEADER - 2, HEADER - 1]] = 1, error.lookup, error.number
             self.counts_WG3 = out[:, HEADER:].reshape(self.counts_WG3.shape)
             return into[:, :HEADER], into[:, HEADER:].reshape(self.counts_WG3.shape)
 
@@ -225,8 +231,7 @@ class FusedBatch:
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
         self._link_home()
-        report = to_host(self.report).tolist()
-        self._check(report, np.zeros(HEADER, np.int64))
+        self.check(to_host(self.report).tolist())
         if self.failure:
             raise self.failure
 
@@ -267,7 +272,7 @@ class FusedBatch:
         of_slots = (self.fused.slots, self.places, self.groups)
         self.entries: Entries = kernels.entries_of_ids(
             *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
-            *(state.dtype if scales else None, self.sizes, self.take),
+            *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
         )
         self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
         return edge_N1
@@ -317,8 +322,12 @@ class FusedBatch:
             if self.distinct is not None:
                 asked.gradient_links = region.links_of(g, self.distinct, at_U)
 
-    def _check(self, report: list[int], header: Counts) -> None:
-        """Count changed ids, or keep the error of the first id that is one."""
+    def check(self, report: Sequence[int]) -> None:
+        """Count changed ids, or keep the error of the first id that is one.
+
+        Args:
+            report: The report of the kernels.
+        """
         first, *changed_F = report
         edge = [0, *accumulate(self.rows.per_F)]
         try:
@@ -327,7 +336,6 @@ class FusedBatch:
             )
         except OutsideTable as error:
             self.failure = error
-            header[[0, -2, -1]] = 1, error.lookup, error.number
 
     def write(
         self, ids: Tensor, words: MessageLayout, vectors: MessageLayout, vector: torch.dtype
@@ -386,7 +394,8 @@ class FusedBatch:
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
                 s.row_U = self.distinct.row_U[region.here]
                 s.gradient_links = asked.gradient_links
-            self._cut_to_pieces(served, self.regions, self.rows_K)
+            if state.row_statistics:
+                self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
         places, groups, regions = _places_of_requests(
             self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors

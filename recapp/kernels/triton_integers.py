@@ -77,6 +77,7 @@ def entries_of_ids(
     places: Tensor,
     groups: Tensor,
     report: Tensor,
+    stopped: Tensor | None,
     scale: torch.dtype | None,
     sizes: Sizes,
     take: Take,
@@ -93,6 +94,7 @@ def entries_of_ids(
         groups: The places of the groups, int64 [G x `GroupPlace`].
         report: Filled with the index of the first id that is an error (`NOTHING` before), and the
             number of changed ids of each lookup (0 before).
+        stopped: An integer that is set if an id is an error; None sets nothing.
         scale: The type of the weights of entries; None where all are 1.
         sizes: The sizes of the batch.
         take: Memory for the results.
@@ -105,7 +107,10 @@ def entries_of_ids(
     )
     rows(
         (sizes.entries // BLOCK,),
-        (ids_L, edge_N1, weights_L, slots, places, groups, report, *entries, samples, sizes.groups),
+        (
+            *(ids_L, edge_N1, weights_L, slots, places, groups, report, stopped),
+            *(*entries, samples, sizes.groups),
+        ),
         (None if scale is None else TYPES[scale], BLOCK),
     )
     return entries
@@ -380,12 +385,15 @@ def _rows_of(id_P, slot_P, here_P):
 
 
 @triton.jit
-def _note_outside(outside_P, id_at_P, slot_P, report):
+def _note_outside(outside_P, id_at_P, slot_P, report, stopped):
     """Keep the first id that is an error, and count changed ids, once for each lookup."""
     if tl.max(outside_P.to(tl.int32), 0) > 0:
         rule_P = tl.load(slot_P + RULE, mask=outside_P, other=0)
         wrong_P = outside_P & (rule_P == ERROR)
-        tl.atomic_min(report, tl.min(tl.where(wrong_P, id_at_P, NONE), 0))
+        first = tl.min(tl.where(wrong_P, id_at_P, NONE), 0)
+        tl.atomic_min(report, first)
+        if stopped is not None:
+            tl.atomic_max(stopped, (first < NONE).to(tl.int32))
         changed_P = outside_P & (rule_P == CLAMP)
         changed_P = changed_P & (tl.load(slot_P + FIRST, mask=outside_P, other=0) > 0)
         lookup_P = tl.load(slot_P + LOOKUP, mask=outside_P, other=0)
@@ -412,6 +420,7 @@ def rows(
     places,
     groups,
     report,
+    stopped,
     key,
     index,
     where,
@@ -436,7 +445,7 @@ def rows(
     id_at_P = tl.load(place_P + ID, mask=here_P, other=0) + nth_P
     id_P = tl.load(ids + id_at_P, mask=here_P, other=0).to(tl.int64)
     row_P, outside_P = _rows_of(id_P, slot_P, here_P)
-    _note_outside(outside_P, id_at_P, slot_P, report)
+    _note_outside(outside_P, id_at_P, slot_P, report, stopped)
     position_P = _positions_of(row_P, slot_P, here_P)
     store_P = position_P + tl.load(slot_P + BASE, mask=here_P, other=0)
     first_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + tl.load(group + KEY)

@@ -105,6 +105,25 @@ def limit_waits(trainer: Trainer, make_group: Callable[[], Any]) -> None:
     connector.prepare_data = prepare_data  # type: ignore[method-assign]
 
 
+def read_when_shown(trainer: Trainer) -> None:
+    """Let Lightning read the values of the progress bar when the bar shows them. By itself it reads
+    them after every step as well, where the host would wait for all work of a GPU.
+    """
+    connector = trainer._logger_connector
+    end = type(connector).on_batch_end
+
+    def on_batch_end() -> None:
+        results: Any = trainer._results or {}
+        of_bar = [result.meta for result in results.values() if result.meta.prog_bar]
+        for meta in of_bar:
+            meta.prog_bar = False
+        end(connector)
+        for meta in of_bar:
+            meta.prog_bar = True
+
+    connector.on_batch_end = on_batch_end  # type: ignore[method-assign]
+
+
 class _Barrier(_InfiniteBarrier):
     """Lightning's barrier around `prepare_data`, with a limit; its own is 10,000 days."""
 

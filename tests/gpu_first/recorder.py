@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from unittest import mock
 
@@ -158,7 +159,9 @@ class Recorder(TorchDispatchMode):
             self._note("wait", name)
             self._note("copy", name)
         made = _tensors(out)
-        if any(t.numel() for t in made):
+        writes = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
+        in_place = any(alias.is_write for alias in writes)  # such as all of a fused optimiser
+        if any(t.numel() for t in (*made, *(given if in_place else ()))):
             before = {t.untyped_storage()._cdata for t in given}
             fresh = [t.untyped_storage()._cdata not in before for t in made]
 
@@ -216,8 +219,12 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def _from_locked(self, name, numbers):
-        self._note("copy", "on_device")
-        return torch.tensor(numbers)
+        with self._pause():
+            there = torch.tensor(numbers)
+            locked = there.clone()  # of a recorded step, and nobody writes to it
+        again = partial(there.copy_, locked)
+        self._note("copy", "on_device", self._details(there), again)
+        return there
 
     def _noting(self, kind, name):
         def noted(tensor, *arguments):

@@ -1,6 +1,5 @@
-"""`python -m tests.gpu_first.kernels`: the arithmetic kernels of a step, and the dots of a DLRM, alone
-on a GPU, in the milliseconds that the GPU works: 8,192 samples of 26 bags of one id and of ten, 128
-fp32 columns.
+"""`python -m tests.gpu_first.kernels`: the arithmetic kernels of a step, and the dots of a DLRM, in
+the milliseconds that a GPU works: 8,192 samples of 26 bags of one id and of ten, 128 fp32 columns.
 
 R rows of the store, M bags, N entries, U distinct rows, B samples, F vectors of D columns, K
 columns of their dots.

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.engine.dynamic_keys import MOST_SLOTS
 from recapp.engine.exchange_modes import HomeRequests, ServedRequests
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState, RowPieces
@@ -44,7 +45,7 @@ from recapp.kernels.batch_arrays import (
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
 from recapp.tables.config import IdRule, PoolingType
-from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable
+from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable, rule_of
 from recapp.transport.step_messages import HEADER, MessageLayout
 
 
@@ -128,18 +129,23 @@ class FusedIntegers:
         self.counted = self.own_pieces if state.comm.world == 1 else self.pieces
         self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
         self.store_keys = _keys(_rows_of_stores(state))
+        self.searched = _searched(state)
 
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables: no table is dynamic, drops ids or is
-        concatenated, and no rank sums bags for another.
+        """Return whether the kernels know these tables: no table drops ids or is concatenated, and
+        no rank sums bags for another. Dynamic tables must be on one rank, without a limit of their
+        rows, whose check needs the distinct ids of each table, and in whole rows.
         """
         return (
             state.backend.fused_integers is not None
-            and not any(store.finds_rows for store in state.stores)
+            and all(
+                s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
+            )
+            and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
             and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
             and all(
-                x.table.dynamic is None
+                (x.table.dynamic is None or x.table.dynamic.max_rows is None)
                 and x.table.id_rule is not IdRule.DROP
                 and x.hotness is None
                 and x.table.num_embeddings < 2**31  # products of mixed rows have 64 bits
@@ -193,9 +199,10 @@ class FusedBatch:
             header: The header of this rank, if no id is an error.
         """
         self._make_header(header)
-        edge_N1 = self._find_entries(self.rows, self.output)
-        self._find_rows(edge_N1)
-        self._link_home()
+        self._find_entries(self.rows, self.output)
+        if not self.fused.searched:
+            self._find_rows()
+            self._link_home()
         comm = self.state.comm
         world = comm.world
         numbers = len(self.message) // (2 * world)
@@ -204,13 +211,19 @@ class FusedBatch:
 
         def arrived() -> tuple[Counts, Counts]:
             wait()
+            if self.state.stopped is not None:  # the host reads the report later
+                self.state.unread.append(self)
+                return np.array([header], np.int64), self.counts_WG3
             counts = to_host(self._read).numpy()
             both, report, self.rows_K = np.split(
                 counts, [len(self.message), len(self.message) + len(self.report)]
             )
             out, into = both.reshape(2, world, numbers)
             into[comm.rank] = out[comm.rank]
-            self._check(report.tolist(), into[comm.rank, :HEADER])
+            self.check(report.tolist())
+            if isinstance(self.failure, OutsideTable):
+                error = self.failure
+                into[comm.rank, [0, HEADER - 2, HEADER - 1]] = 1, error.lookup, error.number
             self.counts_WG3 = out[:, HEADER:].reshape(self.counts_WG3.shape)
             return into[:, :HEADER], into[:, HEADER:].reshape(self.counts_WG3.shape)
 
@@ -224,9 +237,9 @@ class FusedBatch:
         """
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
+        self._search(trains=False)
         self._link_home()
-        report = to_host(self.report).tolist()
-        self._check(report, np.zeros(HEADER, np.int64))
+        self.check(to_host(self.report).tolist())
         if self.failure:
             raise self.failure
 
@@ -248,13 +261,13 @@ class FusedBatch:
         ends = len(counts + room), len(counts + room + report)
         self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
-    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> Tensor:
-        """Find the rows of all entries. Return where the ids of each bag of the batch begin."""
+    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> None:
+        """Find the rows of all entries."""
         state = self.state
         kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
         scales = state.any_mean or weights_L is not None
-        edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
+        self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
             _behind(last.here.stop),
@@ -267,17 +280,26 @@ class FusedBatch:
         of_slots = (self.fused.slots, self.places, self.groups)
         self.entries: Entries = kernels.entries_of_ids(
             *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
-            *(state.dtype if scales else None, self.sizes, self.take),
+            *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
         )
         self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
-        return edge_N1
 
-    def _find_rows(self, edge_N1: Tensor) -> None:
-        """Find the distinct rows, and count them by piece.
+    def _search(self, *, trains: bool) -> None:
+        """Find the rows of dynamic tables. Until then their entries have positions in the place of
+        rows, and strips in the place of keys.
 
         Args:
-            edge_N1: Where the ids of each bag of the batch begin.
+            trains: Whether the batch is trained.
         """
+        for g in self.fused.searched:
+            row_P = self.entries.row_P[self.regions[g].here]
+            key_P = self.entries.key_P[self.regions[g].here]
+            slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
+            row_P.copy_(slot_P)
+            key_P.copy_(slot_P + self.fused.home_keys[g])
+
+    def _find_rows(self) -> None:
+        """Find the distinct rows, and count them by piece."""
         state = self.state
         kernels = self.fused.kernels
         several = state.comm.world > 1
@@ -287,7 +309,7 @@ class FusedBatch:
         if several:
             kernels.count_requests(
                 *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
-                *(self.message[: len(self.message) // 2], self.rows.rows_L, edge_N1),
+                *(self.message[: len(self.message) // 2], self.rows.rows_L, self.edge_N1),
                 self.output.bags,
                 *(self.report, self.count_K),
             )
@@ -317,8 +339,12 @@ class FusedBatch:
             if self.distinct is not None:
                 asked.gradient_links = region.links_of(g, self.distinct, at_U)
 
-    def _check(self, report: list[int], header: Counts) -> None:
-        """Count changed ids, or keep the error of the first id that is one."""
+    def check(self, report: Sequence[int]) -> None:
+        """Count changed ids, or keep the error of the first id that is one.
+
+        Args:
+            report: The report of the kernels.
+        """
         first, *changed_F = report
         edge = [0, *accumulate(self.rows.per_F)]
         try:
@@ -327,7 +353,6 @@ class FusedBatch:
             )
         except OutsideTable as error:
             self.failure = error
-            header[[0, -2, -1]] = 1, error.lookup, error.number
 
     def write(
         self, ids: Tensor, words: MessageLayout, vectors: MessageLayout, vector: torch.dtype
@@ -381,12 +406,17 @@ class FusedBatch:
         """
         state = self.state
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
+        if self.fused.searched:  # only now, in the batch's own step
+            self._search(trains=torch.is_grad_enabled())
+            self._find_rows()
+            self._link_home()
         if state.comm.world == 1:
             assert self.distinct is not None
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
                 s.row_U = self.distinct.row_U[region.here]
                 s.gradient_links = asked.gradient_links
-            self._cut_to_pieces(served, self.regions, self.rows_K)
+            if state.row_statistics:
+                self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
         places, groups, regions = _places_of_requests(
             self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors
@@ -467,13 +497,24 @@ def _keys(rows_G: Sequence[int]) -> list[int]:
 
 
 def _rows_of_stores(state: EngineState) -> list[int]:
-    """Return the rows of each group on the rank that has most of them."""
-    return [max(group.rows_W) for group in state.layout.groups]
+    """Return the rows of each group on the rank that has most of them, or the most slots of a store
+    that finds rows.
+    """
+    searched = _searched(state)
+    return [
+        MOST_SLOTS if g in searched else max(group.rows_W)
+        for g, group in enumerate(state.layout.groups)
+    ]
+
+
+def _searched(state: EngineState) -> list[int]:
+    """Return the groups of dynamic tables, whose stores find rows."""
+    return [g for g, r in enumerate(state.routes) if r.dynamic]
 
 
 def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
     """Return the constants of the slots, group by group. Where this rank has all rows of a group,
-    keys are rows of the store.
+    keys are rows of the store; where a search finds the rows, the key of a slot is its strip.
     """
     layout = state.layout
     order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
@@ -487,9 +528,10 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
             x = layout.lookups[f]
             order = order_of[x.table.name]
             key = base_I[strip] if state.comm.world == 1 else first_I[strip]
+            key = strip if r.dynamic else key
             numbers.append(
                 SlotNumbers(
-                    *(f, RULE_NUMBERS[x.table.id_rule], x.table.num_embeddings, x.table.min_key),
+                    *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
                     *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
                     *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
                     f not in lookups_before,
@@ -500,9 +542,11 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
 
 
 def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group."""
+    """Return the constants of the pieces, group by group; a search needs none."""
     numbers = []
     for g, r in enumerate(state.routes):
+        if r.dynamic:
+            continue
         first_I = starts(r.rows_I).tolist()
         edge_I1 = r.piece_I1.tolist()
         start_K = r.start_K.tolist()

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, islice, pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -552,6 +552,10 @@ class EngineState:
         mean = [x.pooling is PoolingType.MEAN for x in layout.lookups]
         self.any_mean = any(mean)
         self._mean_F = torch.tensor(mean, device=comm.device)
+        # While the device judges ids itself (`step_graph.py`): the number that it sets for an
+        # error, and the integers whose reports nobody has read.
+        self.stopped: Tensor | None = None
+        self.unread: list[Any] = []
         self.header = Header()
         # the host reads the counts with every transport
         self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])

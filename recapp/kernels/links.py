@@ -319,6 +319,12 @@ class DeviceRate(NamedTuple):
     stopped: Tensor | None = None
 
 
+def rate_numbers(rate: Rate, decay: float) -> list[float]:
+    """Return the numbers of a `DeviceRate`."""
+    rates = rate if isinstance(rate, tuple) else (rate,)
+    return [*(*rates, 0.0, 0.0)[:3], decay_of(rate, decay)]
+
+
 def decay_of(lr: Rate, decay: float) -> float:
     """Return the part of its weights that a touched row loses before a rule is applied."""
     return (lr[0] if isinstance(lr, tuple) else lr) * decay

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from recapp.kernels import triton_integers, triton_update, triton_vectors
-from recapp.kernels.links import DeviceRate, Links, decay_of
+from recapp.kernels.links import DeviceRate, Links, rate_numbers
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
@@ -90,10 +90,8 @@ class TritonBackend(TorchBackend):
         computes keep theirs.
         """
         tuples = [rate if isinstance(rate, tuple) else (rate,) for rate in rates]
-        numbers = [
-            (*(*rate, 0.0, 0.0)[:3], decay_of(rate, rule.decay))
-            for rate, rule in zip(tuples, rules, strict=True)
-        ]
+        pairs = zip(rates, rules, strict=True)
+        numbers = [rate_numbers(rate, rule.decay) for rate, rule in pairs]
         # so few numbers reach the device sooner from memory that is not page-locked
         numbers_K4 = torch.tensor(numbers, dtype=torch.float64, device="cpu").to(
             device, non_blocking=True

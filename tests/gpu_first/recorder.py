@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from unittest import mock
 
@@ -33,6 +34,7 @@ from triton.language import constexpr
 from triton.runtime.interpreter import InterpretedFunction
 
 from recapp.kernels.links import Scratch
+from recapp.models import linear_stack
 from recapp.sparse import bags, transfer
 
 ALLOCATES = {
@@ -128,6 +130,7 @@ class Recorder(TorchDispatchMode):
         with ExitStack() as stack:
             other = [
                 (bags.on_host, self._on_host),
+                (linear_stack.on_gpu, lambda tensor: True),
                 (transfer.to_host, self._to_host),
                 (transfer.copy_to_device, self._to_device),
             ]
@@ -158,7 +161,9 @@ class Recorder(TorchDispatchMode):
             self._note("wait", name)
             self._note("copy", name)
         made = _tensors(out)
-        if any(t.numel() for t in made):
+        writes = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
+        in_place = any(alias.is_write for alias in writes)  # such as all of a fused optimiser
+        if any(t.numel() for t in (*made, *(given if in_place else ()))):
             before = {t.untyped_storage()._cdata for t in given}
             fresh = [t.untyped_storage()._cdata not in before for t in made]
 
@@ -216,8 +221,12 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def _from_locked(self, name, numbers):
-        self._note("copy", "on_device")
-        return torch.tensor(numbers)
+        with self._pause():
+            there = torch.tensor(numbers)
+            locked = there.clone()  # of a recorded step, and nobody writes to it
+        again = partial(there.copy_, locked)
+        self._note("copy", "on_device", self._details(there), again)
+        return there
 
     def _noting(self, kind, name):
         def noted(tensor, *arguments):

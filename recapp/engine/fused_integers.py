@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.engine.dynamic_keys import MOST_SLOTS
 from recapp.engine.exchange_modes import HomeRequests, ServedRequests
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState, RowPieces
@@ -44,7 +45,7 @@ from recapp.kernels.batch_arrays import (
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
 from recapp.tables.config import IdRule, PoolingType
-from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable
+from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable, rule_of
 from recapp.transport.step_messages import HEADER, MessageLayout
 
 
@@ -128,19 +129,37 @@ class FusedIntegers:
         self.counted = self.own_pieces if state.comm.world == 1 else self.pieces
         self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
         self.store_keys = _keys(_rows_of_stores(state))
+        self.searched = _searched(state)
+        self._most = {
+            t.name: t.dynamic.max_rows
+            for t in state.layout.tables
+            if t.dynamic and t.dynamic.max_rows is not None
+        }
+
+    def has_room(self, ids: LookupRows) -> bool:
+        """Return whether no table can have more ids in a batch than `max_rows`, so that nobody has
+        to count the distinct ones.
+        """
+        lookups = self.state.layout.lookups
+        return all(
+            sum(n for x, n in zip(lookups, ids.per_F, strict=True) if x.table.name == name) <= most
+            for name, most in self._most.items()
+        )
 
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables: no table is dynamic, drops ids or is
-        concatenated, and no rank sums bags for another.
+        """Return whether the kernels know these tables: no table drops ids or is concatenated, and
+        no rank sums bags for another. Dynamic tables must be on one rank, in whole rows.
         """
         return (
             state.backend.fused_integers is not None
-            and not any(store.finds_rows for store in state.stores)
+            and all(
+                s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
+            )
+            and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
             and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
             and all(
-                x.table.dynamic is None
-                and x.table.id_rule is not IdRule.DROP
+                x.table.id_rule is not IdRule.DROP
                 and x.hotness is None
                 and x.table.num_embeddings < 2**31  # products of mixed rows have 64 bits
                 for x in state.layout.lookups
@@ -193,9 +212,10 @@ class FusedBatch:
             header: The header of this rank, if no id is an error.
         """
         self._make_header(header)
-        edge_N1 = self._find_entries(self.rows, self.output)
-        self._find_rows(edge_N1)
-        self._link_home()
+        self._find_entries(self.rows, self.output)
+        if not self.fused.searched:
+            self._find_rows()
+            self._link_home()
         comm = self.state.comm
         world = comm.world
         numbers = len(self.message) // (2 * world)
@@ -230,6 +250,7 @@ class FusedBatch:
         """
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
+        self._search(trains=False)
         self._link_home()
         self.check(to_host(self.report).tolist())
         if self.failure:
@@ -253,13 +274,13 @@ class FusedBatch:
         ends = len(counts + room), len(counts + room + report)
         self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
-    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> Tensor:
-        """Find the rows of all entries. Return where the ids of each bag of the batch begin."""
+    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> None:
+        """Find the rows of all entries."""
         state = self.state
         kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
         scales = state.any_mean or weights_L is not None
-        edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
+        self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
             _behind(last.here.stop),
@@ -275,14 +296,23 @@ class FusedBatch:
             *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
         )
         self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
-        return edge_N1
 
-    def _find_rows(self, edge_N1: Tensor) -> None:
-        """Find the distinct rows, and count them by piece.
+    def _search(self, *, trains: bool) -> None:
+        """Find the rows of dynamic tables. Until then their entries have positions in the place of
+        rows, and strips in the place of keys.
 
         Args:
-            edge_N1: Where the ids of each bag of the batch begin.
+            trains: Whether the batch is trained.
         """
+        for g in self.fused.searched:
+            row_P = self.entries.row_P[self.regions[g].here]
+            key_P = self.entries.key_P[self.regions[g].here]
+            slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
+            row_P.copy_(slot_P)
+            key_P.copy_(slot_P + self.fused.home_keys[g])
+
+    def _find_rows(self) -> None:
+        """Find the distinct rows, and count them by piece."""
         state = self.state
         kernels = self.fused.kernels
         several = state.comm.world > 1
@@ -292,7 +322,7 @@ class FusedBatch:
         if several:
             kernels.count_requests(
                 *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
-                *(self.message[: len(self.message) // 2], self.rows.rows_L, edge_N1),
+                *(self.message[: len(self.message) // 2], self.rows.rows_L, self.edge_N1),
                 self.output.bags,
                 *(self.report, self.count_K),
             )
@@ -389,6 +419,10 @@ class FusedBatch:
         """
         state = self.state
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
+        if self.fused.searched:  # only now, in the batch's own step
+            self._search(trains=torch.is_grad_enabled())
+            self._find_rows()
+            self._link_home()
         if state.comm.world == 1:
             assert self.distinct is not None
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
@@ -476,13 +510,24 @@ def _keys(rows_G: Sequence[int]) -> list[int]:
 
 
 def _rows_of_stores(state: EngineState) -> list[int]:
-    """Return the rows of each group on the rank that has most of them."""
-    return [max(group.rows_W) for group in state.layout.groups]
+    """Return the rows of each group on the rank that has most of them, or the most slots of a store
+    that finds rows.
+    """
+    searched = _searched(state)
+    return [
+        MOST_SLOTS if g in searched else max(group.rows_W)
+        for g, group in enumerate(state.layout.groups)
+    ]
+
+
+def _searched(state: EngineState) -> list[int]:
+    """Return the groups of dynamic tables, whose stores find rows."""
+    return [g for g, r in enumerate(state.routes) if r.dynamic]
 
 
 def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
     """Return the constants of the slots, group by group. Where this rank has all rows of a group,
-    keys are rows of the store.
+    keys are rows of the store; where a search finds the rows, the key of a slot is its strip.
     """
     layout = state.layout
     order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
@@ -496,9 +541,10 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
             x = layout.lookups[f]
             order = order_of[x.table.name]
             key = base_I[strip] if state.comm.world == 1 else first_I[strip]
+            key = strip if r.dynamic else key
             numbers.append(
                 SlotNumbers(
-                    *(f, RULE_NUMBERS[x.table.id_rule], x.table.num_embeddings, x.table.min_key),
+                    *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
                     *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
                     *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
                     f not in lookups_before,
@@ -509,9 +555,11 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
 
 
 def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group."""
+    """Return the constants of the pieces, group by group; a search needs none."""
     numbers = []
     for g, r in enumerate(state.routes):
+        if r.dynamic:
+            continue
         first_I = starts(r.rows_I).tolist()
         edge_I1 = r.piece_I1.tolist()
         start_K = r.start_K.tolist()

@@ -40,6 +40,7 @@ from recapp.kernels.batch_arrays import (
     SlotPlace,
 )
 from recapp.kernels.triton_launch import Launch
+from recapp.kernels.triton_start_values import position_of
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -63,7 +64,9 @@ SLOT, PLACE, GROUP, PIECE, AT, OUT = (
     tl.constexpr(len(record._fields))
     for record in (SlotNumbers, SlotPlace, GroupPlace, PieceNumbers, PiecePlace, GroupRequests)
 )
-ERROR, HASH, CLAMP = (tl.constexpr(i) for i in range(3))  # `RULE_NUMBERS` of tables/ids.py
+ERROR, HASH, CLAMP, _, DYNAMIC = (
+    tl.constexpr(i) for i in range(5)
+)  # `RULE_NUMBERS` of tables/ids.py
 NO_ID = tl.constexpr(MISSING)
 NONE = tl.constexpr(NOTHING)
 
@@ -449,7 +452,12 @@ def rows(
     position_P = _positions_of(row_P, slot_P, here_P)
     store_P = position_P + tl.load(slot_P + BASE, mask=here_P, other=0)
     first_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + tl.load(group + KEY)
-    key_P = tl.where(here_P, first_P + position_P, tl.load(group + NO_KEY))
+    key_P = first_P + position_P
+    first_slot = slots + tl.load(group + SLOTS) * SLOT
+    if tl.load(first_slot + RULE) == DYNAMIC:  # a search takes position and strip
+        store_P = position_of(id_P)
+        key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0)
+    key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))
     tl.store(key + p_P, key_P.to(key.dtype.element_ty))
     tl.store(index + p_P, store_P.to(index.dtype.element_ty), mask=here_P)
     bags = edges + tl.load(slot_P + LOOKUP, mask=here_P, other=0) * samples

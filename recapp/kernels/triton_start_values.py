@@ -1,4 +1,5 @@
-"""The start values of new rows of dynamic tables on a GPU: those of all strips in one launch.
+"""Dynamic tables on a GPU: the positions of keys, and the start values of new rows, those of all
+strips in one launch.
 
 `recapp/tables/initial.py` defines the values, and `recapp/tables/positions.py` the key of a
 position; the bits are the same. Letters: I strips, M rows to begin, R rows of the store, D columns.
@@ -9,12 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels.triton_launch import Launch
-from recapp.tables.positions import INVERSES, SHIFTS
+from recapp.tables.positions import INVERSES, MULTIPLIERS, SHIFTS
 
 ROWS = 16  # of a program
 COLUMNS = 64
 _GOLDEN = tl.constexpr(0x9E3779B9)
 _SHIFT0, _SHIFT1, _SHIFT2 = (tl.constexpr(shift) for shift in SHIFTS)
+_MULTIPLIER0, _MULTIPLIER1 = (tl.constexpr(number % 2**64) for number in MULTIPLIERS)
 _INVERSE0, _INVERSE1 = (tl.constexpr(inverse % 2**64) for inverse in INVERSES)
 
 
@@ -62,6 +64,15 @@ def _unshifted(x, BITS: tl.constexpr):
     for _ in tl.static_range(64 // BITS):
         y = x ^ (y >> BITS)
     return y
+
+
+@triton.jit
+def position_of(key):
+    """Return the positions of int64 keys."""
+    x = key.to(tl.uint64, bitcast=True)
+    x = (x ^ (x >> _SHIFT0)) * _MULTIPLIER0
+    x = (x ^ (x >> _SHIFT1)) * _MULTIPLIER1
+    return (x ^ (x >> _SHIFT2)).to(tl.int64, bitcast=True)
 
 
 @triton.jit

@@ -174,7 +174,8 @@ RULE_NUMBERS: dict[str, int] = {
 _LARGE = 2**62  # the size of a dynamic table, whose rows need 64 bits
 
 
-def _rule_of(lookup: TableLookup) -> str:
+def rule_of(lookup: TableLookup) -> str:
+    """Return the id rule of a lookup's table, or `DYNAMIC`."""
     return lookup.table.id_rule if lookup.table.dynamic is None else DYNAMIC
 
 
@@ -223,12 +224,12 @@ class IdRules:
         ]
         self._size_F = torch.tensor(self._sizes, device="cpu")
         self._first_F = [x.table.min_key for x in self.lookups]
-        rules = [RULE_NUMBERS[_rule_of(x)] for x in self.lookups]
+        rules = [RULE_NUMBERS[rule_of(x)] for x in self.lookups]
         self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
         self._blocks = [
             (rule, [i for i, _ in block])
-            for rule, block in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
+            for rule, block in groupby(enumerate(self.lookups), key=lambda p: rule_of(p[1]))
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> LookupRows:

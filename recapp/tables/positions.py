@@ -69,7 +69,7 @@ MOST_OF_ROWS = 2**48
 # Rows that the planner assumes for a table without any information.
 EXPECTED_ROWS = 100_000
 
-_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd signed 64-bit numbers
+MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd signed 64-bit numbers
 INVERSES = (-0x6921E4E8C0EE6F77, 0x319642B2D24D8EC3)  # of the multipliers, modulo 2^64
 SHIFTS = (30, 27, 31)
 
@@ -206,7 +206,7 @@ def dynamic_rows(values: "DynamicRows | Mapping[str, Any]", setting: str) -> Dyn
 def positions_of(keys_N: "Tensor") -> "Tensor":
     """Return the positions of int64 keys."""
     x = keys_N
-    for shift, multiplier in zip(SHIFTS, _MULTIPLIERS, strict=False):
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         x = (x ^ _shifted(x, shift)) * multiplier
     return x ^ _shifted(x, SHIFTS[2])
 

@@ -1,20 +1,23 @@
 """What a training step of sharded tables gives a GPU to do, counted without one.
 
-Counted are lookup, backward and update of three tables (row-wise Adagrad, one id a bag, Triton's
-kernels): the dense part, its optimiser and the loss are not in it. Of two ranks, one is counted:
-the `Mirror` returns its own messages as its peer's. A single rank has its tables whole, two have
-them by rows (mode `unique`).
+    tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
+    model     the same in a DLRM, with its dense part, loss and fused Adam
+
+Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's. A single rank has
+its tables whole, two have them by rows (mode `unique`). Kernels are Triton's.
 """
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
 
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
-from recapp.engine.sharded_collection import shard_bags
+from recapp.engine.sharded_collection import shard_bags, sharded_tables
 from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.models.published_dlrm import DLRM
+from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
@@ -28,6 +31,7 @@ WIDTHS = {1: (8, 8, 8), 2: (8, 8, 16), 3: (8, 16, 32)}
 """The columns of each table, by the number of groups."""
 ROWS = (64, 40, 8)  # even, so that both ranks of the mirror have rows of the same numbers
 SAMPLES = 300  # more than a long bag of any table may have entries: its sums are launches, too
+NUMBERS = 13  # dense inputs
 
 
 class NoStream:
@@ -44,21 +48,28 @@ class NoStream:
 
 
 def counted_rows():
-    """Return a row of counts for each number of ranks and of groups; of one rank also what the host
-    does in a step whose graph it has, the graph as one launch.
+    """Return a row of counts for each part, number of ranks and of groups; of tables on one rank
+    also what the host does in a step whose graph it has, the graph as one launch.
     """
     rows = [
-        {"mode": "eager", "ranks": ranks, "groups": groups, **record(ranks, groups).counts()}
-        for ranks in (1, 2)
+        {
+            "part": part,
+            "mode": "eager",
+            "ranks": ranks,
+            "groups": groups,
+            **record(ranks, groups, part=part).counts(),
+        }
+        for part, rank_numbers in (("tables", (1, 2)), ("model", (1,)))
+        for ranks in rank_numbers
         for groups in WIDTHS
     ]
+    of_graph = {"part": "tables", "mode": "recorded", "ranks": 1}
     return rows + [
-        {"mode": "recorded", "ranks": 1, "groups": groups, **record_replay(groups).counts()}
-        for groups in WIDTHS
+        {**of_graph, "groups": groups, **record_replay(groups).counts()} for groups in WIDTHS
     ]
 
 
-def record(ranks, groups, seed=1, samples=SAMPLES):
+def record(ranks, groups, seed=1, samples=SAMPLES, part="tables"):
     """Return the record of a training step.
 
     Args:
@@ -66,10 +77,24 @@ def record(ranks, groups, seed=1, samples=SAMPLES):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
+        part: What trains, a name of `PARTS`.
     """
     collection = sharded(ranks, groups)
-    train(collection, batch_of(0, samples))  # what later steps use again
-    return recorded(collection, batch_of(seed, samples))[0]
+    step = PARTS[part](collection, samples)
+    with tf32():
+        step(batch_of(0, samples))  # what later steps use again
+        return recorded(step, collection, batch_of(seed, samples))[0]
+
+
+@contextmanager
+def tf32():
+    """While this lasts products are those of TF32, which the kernels of a dense part want."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def record_replay(groups):
@@ -131,32 +156,50 @@ def batch_of(seed, samples=SAMPLES):
     return KeyedJaggedTensor([f"f{k}" for k in range(len(ROWS))], torch.cat(ids), lengths=lengths)
 
 
-def train(collection, batch, gradient_BK=None):
-    """Look up a batch, update the rows, and return the vectors.
+def tables_alone(collection, samples):
+    """Return a step that looks up a batch, updates the rows, and returns the vectors."""
+    gradient_BK = torch.ones(samples, sum(x.dim for x in collection.lookups))
 
-    Args:
-        collection: The sharded tables.
-        batch: The batch.
-        gradient_BK: The gradient of the vectors; None: ones.
-    """
-    vectors_BK = collection(batch).values()
-    if gradient_BK is None:
-        gradient_BK = torch.ones_like(vectors_BK)
-    torch.autograd.backward(vectors_BK, gradient_BK)
-    return vectors_BK
+    def step(batch):
+        vectors_BK = collection(batch).values()
+        torch.autograd.backward(vectors_BK, gradient_BK)
+        return vectors_BK
+
+    return step
 
 
-def recorded(collection, batch):
-    """Return the record of a training step of a batch, and the vectors."""
+def whole_model(collection, samples):
+    """Return a step that trains a DLRM by fused Adam, and returns the logits."""
+    torch.manual_seed(0)
+    dlrm = DLRM(collection, NUMBERS, (16, 8), (16, 1))
+    adam = torch.optim.Adam([p for p in dlrm.parameters() if p.numel()], fused=True)
+    optimizer = hybrid(adam, sharded_tables(dlrm))
+    dense_BI = torch.rand(samples, NUMBERS)
+    labels_B = torch.arange(samples) % 2.0
+
+    def step(ids):
+        optimizer.zero_grad()
+        logits_B = dlrm(Batch(dense_BI, ids, labels_B))
+        torch.nn.functional.binary_cross_entropy_with_logits(logits_B, labels_B).backward()
+        optimizer.step()
+        return logits_B
+
+    return step
+
+
+PARTS = {"tables": tables_alone, "model": whole_model}
+
+
+def recorded(step, collection, batch):
+    """Return the record of a step of a batch, and what the step returns."""
     comm = collection.shared.comm
-    gradient_BK = torch.ones(batch.stride(), sum(x.dim for x in collection.lookups))
     recorder = Recorder()
     with (
         recorder.recording(comm if comm.world > 1 else None),
         _counts_on_host() if comm.world == 1 else nullcontext(),
     ):
-        vectors_BK = train(collection, batch, gradient_BK)
-    return recorder, vectors_BK
+        result = step(batch)
+    return recorder, result
 
 
 def _counts_on_host():

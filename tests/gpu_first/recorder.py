@@ -34,6 +34,7 @@ from triton.language import constexpr
 from triton.runtime.interpreter import InterpretedFunction
 
 from recapp.kernels.links import Scratch
+from recapp.models import linear_stack
 from recapp.sparse import bags, transfer
 
 ALLOCATES = {
@@ -129,6 +130,7 @@ class Recorder(TorchDispatchMode):
         with ExitStack() as stack:
             other = [
                 (bags.on_host, self._on_host),
+                (linear_stack.on_gpu, lambda tensor: True),
                 (transfer.to_host, self._to_host),
                 (transfer.copy_to_device, self._to_device),
                 (transfer.start_to_host, self._start_to_host),

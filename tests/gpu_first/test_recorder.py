@@ -42,6 +42,7 @@ MASK = X > 5
         (lambda: torch.empty_like(X).new_empty(3), {}),
         (lambda: X[:0] + 1, {}),
         (lambda: X.add(1).mul_(2), {"operations": 2}),
+        (lambda: torch._foreach_add_([torch.zeros(2)], 1), {"operations": 2}),
         (lambda: X.sort(), {"operations": 1, "sorts": 1}),
         (lambda: torch.searchsorted(X, X), {"operations": 1}),
         (lambda: float(X[3]), {"waits": 1, "copies": 1}),

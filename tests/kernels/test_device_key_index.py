@@ -11,12 +11,17 @@ import pytest
 import torch
 from engine.engine_cases import make_plan
 from engine.test_dynamic_semantics import happens
+from engine.test_dynamic_tables import EXTREME, batch_of, rows_by_key, train
+from engine.test_dynamic_tables import made as made_collection
+from engine.test_dynamic_tables import tables as dynamic_tables
 from gpu_first.recorder import Recorder
 from kernels.test_key_index import CPU, crowded, few, random_steps, spread
 
 from recapp.engine.sharded_collection import shard_bags
+from recapp.errors import ConfigError
 from recapp.kernels.reference import SortedIndex
 from recapp.optim.rules import rowwise_adagrad
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.initial import start_hash, start_values
 from recapp.tables.positions import STRETCHES, keys_of, positions_of
@@ -198,3 +203,56 @@ def test_the_work_of_a_step_does_not_grow_with_the_number_of_strips(interpreted,
 @pytest.mark.parametrize("seed", range(3))
 def test_keys_rows_and_counts_are_those_of_a_plain_model(interpreted, tmp_path, seed):
     assert happens(Comm(), tmp_path, seed, "table_wise", "triton", steps=6)["steps"]
+
+
+def trained_tables(backend):
+    """Return the outputs of steps of dynamic tables and a static one, and every tensor by key."""
+    configs = [
+        *dynamic_tables(dims=(8, 8, 5), seen=1),
+        EmbeddingBagConfig(
+            name="s", num_embeddings=40, embedding_dim=8, feature_names=["c"], id_rule="hash"
+        ),
+    ]
+    keys = torch.cat([torch.tensor(EXTREME), torch.arange(100, 200)])
+    comm = Comm()
+    collection = made_collection(comm, "table_wise", "rowwise_adagrad", 3, backend, configs)
+    outputs = train(collection, comm, 3, keys=keys)
+    with torch.no_grad():
+        outputs.append(collection(batch_of(9, 0)).values())
+    return outputs, rows_by_key(comm, collection)
+
+
+def test_dynamic_tables_beside_others_train_as_in_the_reference(interpreted):
+    found, expected = map(trained_tables, ("triton", "torch"))
+    torch.testing.assert_close(found[0], expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, values in expected[1].items():
+        torch.testing.assert_close(found[1][name], values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"), [({}, (0, 0)), ({"max_rows": 64 * 50}, (1, 15))], ids=["rows", "limits"]
+)
+def test_a_step_of_dynamic_tables_is_that_of_static_ones_and_a_search(interpreted, settings, more):
+    collection = collection_of(26, **settings)
+    for step in range(2):
+        keys = torch.arange(26 * 4) + 26 * step
+        batch = KeyedJaggedTensor(
+            [f"f{n}" for n in range(26)], keys, lengths=torch.ones(26 * 4, dtype=torch.int32)
+        )
+        recorder = Recorder()
+        with recorder.recording():
+            values = collection(batch).values()
+            torch.autograd.backward(values, torch.ones_like(values))
+    counts = recorder.counts()
+    waits, operations = more
+    bars = {"launches": 11, "sorts": 1, "waits": 2 + waits, "operations": 30 + operations}
+    assert {count: n for count, n in counts.items() if n > bars.get(count, n)} == {}
+
+
+def test_more_distinct_ids_in_a_batch_than_max_rows_are_an_error(interpreted):
+    collection = collection_of(1, max_rows=64)
+    lengths = torch.ones(100, dtype=torch.int32)
+    collection(KeyedJaggedTensor(["f0"], torch.arange(100) // 50, lengths=lengths))
+    with pytest.raises(ConfigError, match="max_rows=64: a batch has 100 distinct ids"):
+        collection(KeyedJaggedTensor(["f0"], torch.arange(100), lengths=lengths))

@@ -12,15 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from recapp.metrics import AUC
 from recapp.models import layers, linear_stack
 from recapp.models.layers import MLP, DotInteraction
 from recapp.models.published_dlrm import DLRM
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tasks.task import ClickTask
 
 TESTS = Path(__file__).parents[1]
 CLOSE = {
@@ -276,6 +279,63 @@ def test_a_dlrm_trains_on_these_layers_as_on_torchs(kernels, monkeypatch):
     assert kernels.used == ["pair_dots", "pair_dots_backward"]
     monkeypatch.undo()
     torch.testing.assert_close(on_gpu, gradients())
+
+
+class Towers(nn.Module):
+    """The dense part of a DLRM, with given vectors in the place of tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom = MLP(13, [8, 4])
+        self.dots = DotInteraction(4, keeps_first=True)
+        self.top = MLP(10, [6, 1], last_relu=False)
+
+    def forward(self, dense_BI, vectors_BK):
+        joined_BK = torch.cat([self.bottom(dense_BI), vectors_BK], 1)
+        return self.top(self.dots(joined_BK.view(-1, 4, 4)))[:, 0]
+
+
+def test_the_record_of_a_dense_part_loss_and_metric_repeats_on_another_batch_without_a_wait(
+    kernels,
+):
+    from gpu_first.recorder import Recorder
+
+    model = Towers()
+    batches = [(torch.rand(6, 13), torch.randn(6, 12), torch.rand(6).round()) for _ in range(3)]
+    held = [x.clone() for x in batches[0]]
+
+    task = ClickTask()
+    auc = AUC()
+
+    def step(dense_BI, vectors_BK, labels_B):
+        model.zero_grad()
+        samples = SimpleNamespace(labels_B=labels_B, weights={}, rows=len(labels_B))
+        outputs = {task.outputs[0].name: model(dense_BI, vectors_BK)}
+        loss = task.loss(outputs, samples)
+        task.update({"auc": auc}, outputs, samples)
+        loss.backward()
+        return loss.detach()
+
+    records = []
+    for batch in batches[:2]:
+        for memory, values in zip(held, batch, strict=True):
+            memory.copy_(values)
+        record = Recorder()
+        with record.recording():
+            loss = step(*held)
+        records.append(record)
+        grads = [p.grad for p in model.parameters()]
+    assert records[0].difference(records[1]) is None
+    assert records[1].counts()["waits"] == records[1].counts()["copies"] == 0
+    for memory, values in zip(held, batches[2], strict=True):
+        memory.copy_(values)
+    auc.counts.zero_()
+    records[1].replay()
+    again = [loss.clone(), auc.counts.clone(), *(g.clone() for g in grads)]
+    auc.counts.zero_()
+    eager = [step(*batches[2]), auc.counts, *(p.grad for p in model.parameters())]
+    assert auc.counts.sum() == 6
+    assert all(torch.equal(x, y) for x, y in zip(again, eager, strict=True))
 
 
 @pytest.mark.full

@@ -130,12 +130,26 @@ class FusedIntegers:
         self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
         self.store_keys = _keys(_rows_of_stores(state))
         self.searched = _searched(state)
+        self._most = {
+            t.name: t.dynamic.max_rows
+            for t in state.layout.tables
+            if t.dynamic and t.dynamic.max_rows is not None
+        }
+
+    def has_room(self, ids: LookupRows) -> bool:
+        """Return whether no table can have more ids in a batch than `max_rows`, so that nobody has
+        to count the distinct ones.
+        """
+        lookups = self.state.layout.lookups
+        return all(
+            sum(n for x, n in zip(lookups, ids.per_F, strict=True) if x.table.name == name) <= most
+            for name, most in self._most.items()
+        )
 
     @staticmethod
     def takes(state: EngineState) -> bool:
         """Return whether the kernels know these tables: no table drops ids or is concatenated, and
-        no rank sums bags for another. Dynamic tables must be on one rank, without a limit of their
-        rows, whose check needs the distinct ids of each table, and in whole rows.
+        no rank sums bags for another. Dynamic tables must be on one rank, in whole rows.
         """
         return (
             state.backend.fused_integers is not None
@@ -145,8 +159,7 @@ class FusedIntegers:
             and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
             and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
             and all(
-                (x.table.dynamic is None or x.table.dynamic.max_rows is None)
-                and x.table.id_rule is not IdRule.DROP
+                x.table.id_rule is not IdRule.DROP
                 and x.hotness is None
                 and x.table.num_embeddings < 2**31  # products of mixed rows have 64 bits
                 for x in state.layout.lookups

@@ -31,6 +31,7 @@ def times(device, measure, samples=8192, tables=26, rows=2_000_000, width=128):
         width: The columns.
     """
     kernels = backend("triton", device)
+    kernels.in_lines = True  # as the engine finds of tables of 128 columns
     weights_RD = torch.zeros(rows, width, device=device)
     state_R1 = torch.zeros(rows, 1, device=device)
     bags = samples * tables
@@ -41,13 +42,13 @@ def times(device, measure, samples=8192, tables=26, rows=2_000_000, width=128):
         skewed_N = rows ** torch.rand(bags * ids, generator=torch.Generator().manual_seed(ids))
         row_N = skewed_N.long().sub_(1).to(device)
         offsets_M1 = torch.arange(0, bags * ids + 1, ids, device=device, dtype=torch.int32)
-        links = Links(row_N.int(), offsets_M1, None, None, bags)
+        links = Links(row_N.int(), offsets_M1, None, None, bags, longest=samples * ids)
         equal = group(row_N)
         offset_N = (equal.order_N // ids * width).int()
         gradient_links = Links(offset_N, equal.start_U1, None, None, len(equal.key_U))
         found[f"pool, {ids} ids"] = measure(
             lambda links=links: kernels.pool(
-                weights_RD.view(-1), width, width, links, sums, torch.float32
+                weights_RD.view(-1), width, width, links, sums, torch.float32, in_lines=True
             )
         )
         found[f"update, {ids} ids"] = measure(

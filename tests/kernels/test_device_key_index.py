@@ -18,6 +18,7 @@ from gpu_first.recorder import Recorder
 from kernels.test_key_index import CPU, crowded, few, random_steps, spread
 
 from recapp.engine.sharded_collection import shard_bags
+from recapp.errors import ConfigError
 from recapp.kernels.reference import SortedIndex
 from recapp.optim.rules import rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -229,8 +230,11 @@ def test_dynamic_tables_beside_others_train_as_in_the_reference(interpreted):
         torch.testing.assert_close(found[1][name], values)
 
 
-def test_a_step_of_dynamic_tables_is_that_of_static_ones_and_a_search(interpreted):
-    collection = collection_of(26)
+@pytest.mark.parametrize(
+    ("settings", "more"), [({}, (0, 0)), ({"max_rows": 64 * 50}, (1, 15))], ids=["rows", "limits"]
+)
+def test_a_step_of_dynamic_tables_is_that_of_static_ones_and_a_search(interpreted, settings, more):
+    collection = collection_of(26, **settings)
     for step in range(2):
         keys = torch.arange(26 * 4) + 26 * step
         batch = KeyedJaggedTensor(
@@ -241,5 +245,14 @@ def test_a_step_of_dynamic_tables_is_that_of_static_ones_and_a_search(interprete
             values = collection(batch).values()
             torch.autograd.backward(values, torch.ones_like(values))
     counts = recorder.counts()
-    bars = {"launches": 11, "sorts": 1, "waits": 2, "operations": 30}  # they may fall
+    waits, operations = more
+    bars = {"launches": 11, "sorts": 1, "waits": 2 + waits, "operations": 30 + operations}
     assert {count: n for count, n in counts.items() if n > bars.get(count, n)} == {}
+
+
+def test_more_distinct_ids_in_a_batch_than_max_rows_are_an_error(interpreted):
+    collection = collection_of(1, max_rows=64)
+    lengths = torch.ones(100, dtype=torch.int32)
+    collection(KeyedJaggedTensor(["f0"], torch.arange(100) // 50, lengths=lengths))
+    with pytest.raises(ConfigError, match="max_rows=64: a batch has 100 distinct ids"):
+        collection(KeyedJaggedTensor(["f0"], torch.arange(100), lengths=lengths))

@@ -4,18 +4,22 @@ reference, group by group. Kernels run in Triton's interpreter here.
 
 import pytest
 import torch
-from engine.engine_cases import make_plan, same_bits
+from engine.engine_cases import batch_of, make_plan, make_tables, same_bits
 
+from recapp.benchmarks.kernel_costs import Mirror
 from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.requests import Requests
+from recapp.engine.sharded_collection import shard_bags
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import Member
 from recapp.errors import IdError
+from recapp.kernels.links import Links
 from recapp.optim import rules
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, lookups_of
 from recapp.transport.communicator import Comm
 
+LINE = 8  # elements
 FEATURES = ["a", "b", "c", "d"]
 BAGS = {
     "t0": (131, 8, ["a", "b"], {}),
@@ -177,3 +181,33 @@ def test_training_has_the_bits_of_groups_that_are_routed_one_by_one(
     monkeypatch.setattr(FusedIntegers, "takes", lambda state: False)
     one_by_one = trained(tables(rule=rule), weighted)
     assert all(map(same_bits, at_once, one_by_one)) and len(at_once) == len(one_by_one)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+@pytest.mark.parametrize("dims", [(16, 32, 16), (16, 8, 16)])
+def test_offsets_are_multiples_of_a_line_where_the_engine_says_so(
+    interpreted, monkeypatch, kind, dims
+):
+    comm = Comm() if kind == "table_wise" else Mirror(torch.device("cpu"))
+    configs = make_tables(rows=(20, 30, 8), dims=dims)
+    plan = make_plan(kind, configs, comm.world, mode="unique")
+    collection = shard_bags(configs, plan, comm, rules.sgd(), backend="triton")
+    backend = collection.shared.state.backend
+    remainders = []
+
+    def watch(name, reads_offsets):
+        kernel = getattr(backend, name)
+
+        def watched(*arguments, **more):
+            if reads_offsets(arguments):
+                (links,) = (x for x in arguments if isinstance(x, Links))
+                remainders.extend((links.exact().index_N % LINE).tolist())
+            kernel(*arguments, **more)
+
+        monkeypatch.setattr(backend, name, watched)
+
+    watch("pool", lambda arguments: arguments[1] == 1)  # the stride: others read rows of a store
+    watch("update", lambda arguments: True)
+    collection(batch_of(configs, 6, 1)).values().sum().backward()
+    assert backend.in_lines == (8 not in dims)
+    assert remainders and not (backend.in_lines and any(remainders))

@@ -57,6 +57,7 @@ from recapp.sparse.bags import (
     JaggedValues,
     Numbers,
     Strides,
+    are_ones,
     bags_text,
     check_bags,
     check_total,
@@ -83,10 +84,9 @@ from recapp.sparse.keyed_parts import (
     register_tree,
     sums_of,
 )
-from recapp.sparse.transfer import copy_to_device, to_device, to_host
+from recapp.sparse.transfer import copy_to_device, places_of, to_device, to_host, view_of
 
 SHOWN_KEYS = 30
-ALIGNMENT = 64  # bytes, of each tensor of a packed batch: kernels load 16 at once
 
 
 class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
@@ -899,25 +899,3 @@ class Batch:
         if self.row_numbers_B is not None:
             batch.row_numbers_B = change(self.row_numbers_B)
         return batch
-
-
-def are_ones(lengths: Tensor) -> bool:
-    """Return whether each bag of a batch on the CPU has one id; False without bags."""
-    return lengths.numel() > 0 and all(bool(end == 1) for end in lengths.aminmax())
-
-
-def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:
-    """Return the bytes of each tensor in one memory, by the identity of the tensor."""
-    places: dict[int, slice] = {}
-    end = 0
-    for tensor in tensors:
-        if id(tensor) not in places:
-            begin = -(-end // ALIGNMENT) * ALIGNMENT
-            end = begin + tensor.nbytes
-            places[id(tensor)] = slice(begin, end)
-    return places
-
-
-def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:
-    """Return bytes of a memory as a tensor of the dtype and shape of another."""
-    return memory[place].view(like.dtype).view(like.shape)

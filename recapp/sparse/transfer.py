@@ -6,6 +6,7 @@ to the host.
     to_host                      up: the ONE function in which the host waits for a device, and only
                                  until the current stream has come here
     true_indices                 where a mask is true; their number comes up by `to_host`
+    places_of, view_of           tensors that lie in one memory, to move at once
 
 Every other operation of a training step on a GPU queues work and goes on;
 `torch.cuda.set_sync_debug_mode("error")` finds an operation that waits. Some of torch's operations
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.sparse.bags import on_host
+
+ALIGNMENT = 64  # bytes, of each tensor in one memory: kernels load 16 at once
 
 
 def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) -> Tensor:
@@ -75,3 +78,20 @@ def true_indices(mask_N: Tensor) -> Tensor:
     return indices.index_copy_(
         0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device)
     )[:count]
+
+
+def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:
+    """Return the bytes of each tensor in one memory, by the identity of the tensor."""
+    places: dict[int, slice] = {}
+    end = 0
+    for tensor in tensors:
+        if id(tensor) not in places:
+            begin = -(-end // ALIGNMENT) * ALIGNMENT
+            end = begin + tensor.nbytes
+            places[id(tensor)] = slice(begin, end)
+    return places
+
+
+def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:
+    """Return bytes of a memory as a tensor of the dtype and shape of another."""
+    return memory[place].view(like.dtype).view(like.shape)

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.sparse.bags import on_host
-from recapp.sparse.keyed_jagged_tensor import Batch, are_ones, places_of, view_of
+from recapp.sparse.bags import are_ones, on_host
+from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.transfer import places_of, view_of
 from recapp.transport.communicator import SideStream, side_stream
 
 MOST_SLOTS = 8  # the batches that the host may be ahead of the GPU before it waits

@@ -3,6 +3,9 @@
     tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
+Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
+what it does is one launch then, and operations are those around it, copies on a GPU.
+
 Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's. A single rank has
 its tables whole, two have them by rows (mode `unique`). Kernels are Triton's.
 """
@@ -15,6 +18,7 @@ import torch
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
 from recapp.engine.sharded_collection import shard_bags, sharded_tables
+from recapp.engine.step_graph import WARM_UP, StepGraph
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
@@ -47,22 +51,26 @@ class NoStream:
 
 
 def counted_rows():
-    """Return a row of counts for each part, number of ranks and of groups."""
+    """Return a row of counts for each part, mode, number of ranks and of groups."""
     return [
         {
             "part": part,
-            "mode": "eager",
+            "mode": mode,
             "ranks": ranks,
             "groups": groups,
-            **record(ranks, groups, part=part).counts(),
+            **record(ranks, groups, part=part, mode=mode).counts(),
         }
-        for part, rank_numbers in (("tables", (1, 2)), ("model", (1,)))
+        for part, mode, rank_numbers in (
+            ("tables", "eager", (1, 2)),
+            ("model", "eager", (1,)),
+            ("model", "recorded", (1,)),
+        )
         for ranks in rank_numbers
         for groups in WIDTHS
     ]
 
 
-def record(ranks, groups, seed=1, samples=SAMPLES, part="tables"):
+def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
     """Return the record of a training step.
 
     Args:
@@ -70,12 +78,16 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, a name of `PARTS`.
+        part: What trains, `tables` or `model`.
+        mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
     collection = sharded(ranks, groups)
-    step = PARTS[part](collection, samples)
     with tf32():
-        step(batch_of(0, samples))  # what later steps use again
+        if mode == "recorded":
+            step = recorded_model(collection, samples)
+        else:
+            step = PARTS[part](collection, samples)
+            step(batch_of(0, samples))  # what later steps use again
         return recorded(step, collection, batch_of(seed, samples))[0]
 
 
@@ -128,21 +140,53 @@ def tables_alone(collection, samples):
 
 def whole_model(collection, samples):
     """Return a step that trains a DLRM by fused Adam, and returns the logits."""
-    torch.manual_seed(0)
-    dlrm = DLRM(collection, NUMBERS, (16, 8), (16, 1))
-    adam = torch.optim.Adam([p for p in dlrm.parameters() if p.numel()], fused=True)
-    optimizer = hybrid(adam, sharded_tables(dlrm))
-    dense_BI = torch.rand(samples, NUMBERS)
-    labels_B = torch.arange(samples) % 2.0
+    dlrm, optimizer, batch_with = _model(collection, samples)
 
     def step(ids):
         optimizer.zero_grad()
-        logits_B = dlrm(Batch(dense_BI, ids, labels_B))
-        torch.nn.functional.binary_cross_entropy_with_logits(logits_B, labels_B).backward()
+        batch = batch_with(ids)
+        logits_B = dlrm(batch)
+        _loss(lambda batch: logits_B, batch).backward()
         optimizer.step()
         return logits_B
 
     return step
+
+
+def recorded_model(collection, samples):
+    """Return a step of the same model that runs as a graph, and returns the loss.
+
+    Args:
+        collection: The sharded tables, of one rank.
+        samples: The samples of a batch.
+    """
+    dlrm, optimizer, batch_with = _model(collection, samples)
+
+    def capture(step):
+        recorder = Recorder()
+        with recorder.recording():
+            loss = step()
+        return loss, recorder.replay
+
+    graph = StepGraph(dlrm, _loss, optimizer, capture)
+    for seed in range(WARM_UP + 1):
+        graph(batch_with(batch_of(seed, samples)))
+    return lambda ids: graph(batch_with(ids))
+
+
+def _model(collection, samples):
+    """Return a DLRM, its optimiser, and a function that makes a batch of ids."""
+    torch.manual_seed(0)
+    dlrm = DLRM(collection, NUMBERS, (16, 8), (16, 1))
+    adam = torch.optim.Adam([p for p in dlrm.parameters() if p.numel()], fused=True)
+    dense_BI = torch.rand(samples, NUMBERS)
+    labels_B = torch.arange(samples) % 2.0
+    optimizer = hybrid(adam, sharded_tables(dlrm))
+    return dlrm, optimizer, lambda ids: Batch(dense_BI, ids, labels_B)
+
+
+def _loss(model, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
 PARTS = {"tables": tables_alone, "model": whole_model}

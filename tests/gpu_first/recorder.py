@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -76,6 +77,8 @@ class Recorder(TorchDispatchMode):
         entries: What happened, in order.
     """
 
+    _noting_now: ClassVar[list["Recorder"]] = []
+
     def __init__(self):
         super().__init__()
         self.entries = []
@@ -107,7 +110,8 @@ class Recorder(TorchDispatchMode):
     def replay(self, without=()):
         """Do everything again, into the same memory.
 
-        A CUDA graph does the same: what it reads was written there before.
+        A CUDA graph does the same: what it reads was written there before. Recorders that note
+        something meanwhile note one launch.
 
         Args:
             without: The names of entries in which the host has a part, and after which all goes on
@@ -120,7 +124,11 @@ class Recorder(TorchDispatchMode):
         for entry in entries:
             if entry.again is None:
                 raise ValueError(f"the record has a {entry.kind} ({entry.name})")
-        with torch.no_grad():
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for other in Recorder._noting_now:
+                other._note("launch", "graph")
+                stack.enter_context(other._pause())
             for entry in entries:
                 entry.again()
 
@@ -144,7 +152,10 @@ class Recorder(TorchDispatchMode):
             if comm is not None:
                 swap = self._sending(comm.swap)
                 stack.enter_context(mock.patch.object(comm, "swap", swap))
-            yield stack.enter_context(self)
+            stack.enter_context(self)
+            Recorder._noting_now.append(self)
+            stack.callback(Recorder._noting_now.remove, self)
+            yield self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -5,9 +5,9 @@ The floor of `train` is work that no framework can avoid: the matrix products of
 and backward, and the two batched products of the interaction, into allocated memory, on all ranks
 at once. The floor has no bias, ReLU, loss, optimiser, all-reduce or tables.
 
-On a GPU (`--device cuda`) two more have turns: FBGEMM's fused tables without TorchRec (`fbgemm`),
-and recapp's tables around the dense part that the others have (`given`). Each row of results then
-tells what a step gives the GPU to do.
+On one GPU (`--device cuda`) three more have turns: FBGEMM's fused tables without TorchRec
+(`fbgemm`), recapp's steps as CUDA graphs (`graph`), and these around the dense part that the others
+have (`given`). Each row of results then tells what a step gives the GPU to do.
 
 TorchRec has no concatenation of bags: its `EmbeddingCollection` gives the same vectors, one after
 the other.
@@ -35,6 +35,8 @@ from recapp.benchmarks.steps import (
 )
 from recapp.benchmarks.timing import Measured, Steps, compared, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
+from recapp.engine.step_graph import StepGraph
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.transport.communicator import Comm
 
@@ -111,10 +113,10 @@ def measure_training(session: Lab) -> None:
         batches = batches_of(model, features)
         shape = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
         ours = {"recapp": TrainingStep(session, model, workload.tables(), plan, comm)}
-        if session.device.type == "cuda":
+        if session.device.type == "cuda" and comm.world == 1:
+            ours["graph"] = graphed(session, model, workload, plan)
             with patch("recapp.benchmarks.steps.DLRM", GivenDLRM):
-                given = TrainingStep(session, model, workload.tables(), plan, comm)
-            ours["given"] = given
+                ours["given"] = graphed(session, model, workload, plan)
         with session.device:
             gemm = matrix_products(model, session.comm)
         gemm.clock = clock_of(session.device)
@@ -131,6 +133,20 @@ def measure_training(session: Lab) -> None:
             measured = session.measure(f"{name}, {plan_name}", contenders)
             gpu = session.on_gpu(contenders)
         session.add(_row(model, plan_name, comm.transport, measured) | gpu)
+
+
+def graphed(
+    session: Lab, model: NamedModel, workload: Workload, plan: ShardingPlan
+) -> TrainingStep:
+    """Return recapp's training whose steps are CUDA graphs where that is possible."""
+    comm = session.ranks()  # its own, because graphs have one stream
+    training: Any = TrainingStep(session, model, workload.tables(), plan, comm)
+    training.step = StepGraph(training.model, _loss, training.optimizer)
+    return training
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
 class GivenDLRM(nn.Module):
@@ -189,10 +205,10 @@ def measure_step(session: Lab) -> None:
 
 
 def _rivals(measured: dict[str, Measured]) -> dict[str, Measured | None]:
-    """Return the times of others for a comparison; on a GPU those of FBGEMM alone, and of recapp
-    around the dense part of the others, as well.
+    """Return the times of others for a comparison; on a GPU those of FBGEMM alone, and of recapp's
+    graphs around its own dense part and that of the others, as well.
     """
-    more = [name for name in ("fbgemm", "given") if name in measured]
+    more = [name for name in ("fbgemm", "graph", "given") if name in measured]
     return {**beside("torchrec", measured), **{name: measured[name] for name in more}}
 
 

@@ -16,7 +16,7 @@ from recapp.transport.communicator import Comm
 
 from . import lab, quantised_lookup, torchrec_worker
 from .__main__ import settings_of
-from .beside_torchrec import GivenDLRM, dense_flops, matrix_products
+from .beside_torchrec import GivenDLRM, dense_flops, graphed, matrix_products
 from .kernels import floor_of
 from .lab import DEFAULTS, MEASUREMENTS, Lab, Settings
 
@@ -96,6 +96,18 @@ def test_the_given_dense_part_is_that_of_a_dlrm():
     given.given.load_state_dict({**weights, "pairs": given.given.pairs})
     given.collection.load_state_dict(collection.state_dict())
     torch.testing.assert_close(given(batch), ours(batch))
+
+
+def test_graphs_are_contenders(tmp_path):
+    session = Lab(Settings(verb="train", backend="torch", folder=str(tmp_path)), Comm(), tmp_path)
+    model = MODELS["small"]
+    workload = model.workload()
+    features = session.batches(workload)
+    plan = session.plan("table_wise", workload.tables(), features)
+    training = graphed(session, model, workload, plan)
+    steps = training.in_memory(batches_of(model, features))
+    assert len(steps.run(2)["step"]) == 2 and training.step.steps == 2
+    assert "the model is on the cpu" in training.step.why_not
 
 
 @pytest.mark.full

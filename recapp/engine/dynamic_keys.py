@@ -176,12 +176,6 @@ class KeySlots:
             self.index.remove(slot_M)
             self._free = torch.cat([slot_M, self._free])
 
-    def clear(self) -> None:
-        """Remove all keys, and make all slots free."""
-        self.index.clear()
-        self.used = 0
-        self._free = self._free[:0]
-
     # ---- checkpoints
 
     def of_pieces(
@@ -207,7 +201,8 @@ class KeySlots:
         """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
         if not len(self.index):
-            self.clear()
+            self.used = 0
+            self._free = self._free[:0]
 
     def load(self, strip: int, piece: Piece, n: int) -> tuple[slice, Tensor]:
         """Take n consecutive slots for the keys of a piece. Return them, and memory for the keys,

@@ -345,12 +345,6 @@ class HashIndex:
         """Return the bytes of the index, without `positions` and `strips`."""
         return self._tags.nbytes + self._slots.nbytes + self._used_G.nbytes
 
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._tags.rows[: self._segments * SEGMENT] = 0
-        self._used_G[:] = 0
-        self._keys = 0
-
     def _add_segments(self, more: int) -> None:
         self._tags.grow((self._segments + more) * SEGMENT)
         self._slots.grow((self._segments + more) * SEGMENT)

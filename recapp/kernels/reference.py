@@ -79,10 +79,6 @@ class SortedIndex:
         """Return the bytes of the index, without `positions` and `strips`."""
         return sum(p.nbytes + s.nbytes for p, s in self._sorted.values())
 
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._sorted.clear()
-
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slot of each key, int64; -1 for a key that is absent."""
         slot_N = torch.full_like(position_N, -1)

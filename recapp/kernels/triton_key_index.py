@@ -296,11 +296,6 @@ class DeviceKeyIndex:
         """Return the bytes of the index, without `positions` and `strips`."""
         return self._table.nbytes
 
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._table.fill_(FREE)
-        self._keys = self._used = 0
-
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slot of each key, int64; -1 for a key that is absent."""
         n = len(position_N)

@@ -77,17 +77,6 @@ def test_removed_keys_leave_no_trace_in_time(made):
     assert len(index) == 0 and max(sizes) <= 8 * 80
 
 
-def test_clear_forgets_all_keys(made):
-    index = made()
-    keys = torch.arange(20), torch.zeros(20).short()
-    for _ in range(2):
-        index.positions.grow(20)
-        index.strips.grow(20)
-        index.find_or_insert(*keys, torch.arange)
-        index.clear()
-        assert len(index) == 0 and index.find(*keys).tolist() == [-1] * 20
-
-
 def test_no_keys_are_no_launch(made):
     none = torch.zeros(0, dtype=torch.int64)
     for index in (made(), SortedIndex(range(STRETCHES), 8, CPU)):

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from kernels.test_key_index import crowded, few, random_steps, spread
 
 from recapp.kernels.backend import backend
 from recapp.kernels.links import SQUARE_BLOCK, Links
@@ -330,3 +331,12 @@ def test_a_tower_that_tensor_cores_compute_learns_as_in_fp64():
         torch.set_float32_matmul_precision(before)
     for computed, expected in zip(*results, strict=True):
         assert float((computed.cpu() - expected).abs().max() / expected.abs().max()) < 2e-2
+
+
+@pytest.mark.parametrize("positions", [spread, crowded, few])
+def test_keys_are_found_added_and_removed_as_in_a_dict(kernels, positions):
+    """Thousands of threads insert at once, many of them the same keys (`few`)."""
+    for seed in range(3):
+        random_steps(
+            kernels.key_index(range(64), 1 << 16, GPU), positions, 12, 3000, strips=26, seed=seed
+        )

@@ -39,6 +39,7 @@ from recapp.errors import TrainingError
 from recapp.kernels.links import DeviceRate, Scratch
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.transfer import start_to_host
 from recapp.tables.ids import OutsideTable
 from recapp.transport.communicator import SideStream
 
@@ -240,12 +241,8 @@ class StepGraph:
 
     def _copy_verdict(self, batch: Batch, integers: list[FusedBatch]) -> None:
         """Start to copy the verdict on a step to the host."""
-        on_gpu = self._stopped.device.type == "cuda"
-        stopped, *reports = (
-            x.to("cpu", non_blocking=True) if on_gpu else x.clone()
-            for x in (self._stopped, *(one.report for one in integers))
-        )
-        arrived = torch.cuda.current_stream().record_event() if on_gpu else None
+        on_device = [self._stopped, *(one.report for one in integers)]
+        (stopped, *reports), arrived = start_to_host(on_device)
         pairs = list(zip(integers, reports, strict=True))
         self._unread.append(_Unread(self.steps, batch, stopped, pairs, arrived))
 

@@ -1,11 +1,11 @@
-"""The GPU backend: Triton kernels for the arithmetic, and the integer functions of the reference,
-which run on any device.
+"""The GPU backend: Triton kernels for the arithmetic and for the integers of all groups at once
+(`triton_integers.py`), and the integer functions of the reference, which run on any device.
 
 `recapp/kernels/reference.py` documents the functions, `triton_vectors.py` and `triton_update.py`
-the kernels. No function waits for the device: the host knows the sizes from which grids and buffers
-follow, or the room for them (`Links.used`). Triton compiles a kernel at its first call with new
-types or a new width, and keeps it on disk. Triton's interpreter (TRITON_INTERPRET=1) runs them on
-CPU tensors: slowly, for tests.
+the kernels of the arithmetic, which adds in the order of `sums.py`. No function waits for the
+device: the host knows the sizes from which grids and buffers follow, or the room for them
+(`Links.used`). Triton compiles a kernel at its first call with new types or a new width, and keeps
+it on disk. Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slowly, for tests.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,7 @@ to the host.
                                  first and holds the host up
     to_host                      up: the ONE function in which the host waits for a device, and only
                                  until the current stream has come here
+    start_to_host                up, without waiting
     true_indices                 where a mask is true; their number comes up by `to_host`
     places_of, view_of           tensors that lie in one memory, to move at once
 
@@ -17,6 +18,7 @@ torch uses page-locked memory again only when copies from it are done, so caller
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +64,16 @@ def to_host(tensor: Tensor) -> Tensor:
     copy = tensor.to("cpu", non_blocking=True)  # into page-locked memory
     torch.cuda.current_stream(tensor.device).record_event().synchronize()
     return copy
+
+
+def start_to_host(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+    """Start to copy tensors to the host, and return the copies and the event at their end, for
+    which the host waits before it reads them; None on the CPU.
+    """
+    if all(on_host(tensor) for tensor in tensors):
+        return [tensor.clone() for tensor in tensors], None
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # page-locked
+    return copies, torch.cuda.current_stream(tensors[0].device).record_event()
 
 
 def true_indices(mask_N: Tensor) -> Tensor:

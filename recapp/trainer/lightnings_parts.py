@@ -307,7 +307,6 @@ def log_in(
 
     Lightning's `log` checks its arguments and moves the metric to its device each time, .5 ms. So
     it is called for the first batch of an epoch, and later values go to the metric that it made.
-    After each batch Lightning reads what the bar shows, for which the host waits for a GPU.
 
     Args:
         module: The module that is trained.
@@ -315,13 +314,11 @@ def log_in(
         name: The name of the value.
         value: The value, a scalar on the device of earlier ones.
         rows: The weight of the value.
-        prog_bar: Whether the progress bar takes this value; it shows the last one that it took.
+        prog_bar: Whether the progress bar shows the value.
     """
     connector: Any = getattr(module.trainer, "_logger_connector", None)
     results: Any = getattr(module.trainer, "_results", None) or ()
     key = f"{hook}.{name}"
-    if key in results:
-        results[key].meta.prog_bar = prog_bar
     if key in results and not connector.should_reset_tensors(hook):
         results.update_metrics(key, value, rows)
     else:

@@ -126,9 +126,7 @@ class TaskModule(LightningModule):
         loss = self.task.loss(outputs, batch)
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        shown = (batch_idx + 1) % every == 0 or self.trainer.is_last_batch
-        log_in(self, "training_step", "train_loss", mean, batch.rows, prog_bar=shown)
+        log_in(self, "training_step", "train_loss", mean, batch.rows, prog_bar=True)
         self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
         if getattr(model, "task_loss", None):
             loss = model.task_loss(returned, batch, self._loss_of(batch))

@@ -38,7 +38,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "ServedRequests.serve": 2,
         "UniqueRequests.write_requests": 1,
     },
-    "engine/fused_integers.py": {  # all but three of numbers that the host has
+    "engine/fused_integers.py": {
         "FusedBatch._cut_to_pieces": 3,
         "FusedBatch.read_here": 1,
         "FusedBatch.send": 2,
@@ -97,7 +97,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
     "kernels/links.py": {
         "Bags.pairs": 1,
         "Bags.per_bag": 2,
-        "Links.exact": 4,
+        "Links.exact": 3,
         "Routes.key_dtype": 2,
         "group": 1,
     },

@@ -20,8 +20,8 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
     ("model", "eager", 1, 2): (14, 1, 1, 2, 47, 0, 0, 2),
     ("model", "eager", 1, 3): (18, 1, 1, 2, 50, 0, 0, 2),
     # the wait is for the verdict on an earlier step
-    ("model", "recorded", 1, 1): (1, 0, 1, 1, 5, 0, 0, 0),
-    ("model", "recorded", 1, 3): (1, 0, 1, 1, 5, 0, 0, 0),
+    ("model", "recorded", 1, 1): (1, 0, 0, 2, 3, 0, 0, 0),
+    ("model", "recorded", 1, 3): (1, 0, 0, 2, 3, 0, 0, 0),
 }
 # messages between ranks have the size of the requests; it may become less
 DEPEND = {1: set(), 2: {"ask", "swap", "serve", "pool", "sum_blocks", "update"}}

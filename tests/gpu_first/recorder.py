@@ -141,6 +141,7 @@ class Recorder(TorchDispatchMode):
                 (linear_stack.on_gpu, lambda tensor: True),
                 (transfer.to_host, self._to_host),
                 (transfer.copy_to_device, self._to_device),
+                (transfer.start_to_host, self._start_to_host),
             ]
             stack.enter_context(_replaced(other))
             for kind, name in (("stream", "record_stream"), ("pin", "pin_memory")):
@@ -221,6 +222,14 @@ class Recorder(TorchDispatchMode):
                 tensor = tensor.clone()
             self._keep_on_host(tensor)
         return tensor
+
+    def _start_to_host(self, tensors):
+        with self._pause():
+            copies = [tensor.clone() for tensor in tensors]
+        for copy in copies:
+            self._note("copy", "start_to_host")
+            self._keep_on_host(copy)
+        return copies, None
 
     def _keep_on_host(self, tensor):
         self._kept.append(tensor)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit
 
@@ -89,28 +88,3 @@ def asked_by_rank_0_alone(comm):
 
 def test_the_running_auc_needs_no_other_rank(ranks):
     assert ranks.run(asked_by_rank_0_alone, 2) == [1.0, None]
-
-
-class CountedSteps(Callback):
-    step = 0
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.step = trainer.global_step
-
-
-def test_lightning_reads_the_loss_only_of_steps_at_which_the_bar_takes_it(
-    logs, tmp_path, monkeypatch
-):
-    """On a GPU the host waits for each read, so the next step would begin late."""
-    counted = CountedSteps()
-    read_at = []
-
-    def noted(value):
-        read_at.append(counted.step)
-        return convert_tensors_to_scalars(value)
-
-    result = "lightning.pytorch.trainer.connectors.logger_connector.result"
-    monkeypatch.setattr(f"{result}.convert_tensors_to_scalars", noted)
-    settings = compose(logs, "+trainer.max_steps=7", "trainer.log_every_n_steps=3")
-    fit(settings, tmp_path, counted)
-    assert set(read_at) == {3, 6, 7}

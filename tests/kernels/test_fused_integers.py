@@ -172,7 +172,7 @@ def trained(shared, weighted):
         pytest.param(rules.adam(0.1, l2_all_rows=0.1), False, marks=pytest.mark.full),
         pytest.param(rules.lamb(0.1), True, marks=pytest.mark.full),
     ],
-    ids=str,
+    ids=["rowwise_adagrad", "adam", "l2_all_rows", "lamb"],
 )
 def test_training_has_the_bits_of_groups_that_are_routed_one_by_one(
     interpreted, monkeypatch, rule, weighted

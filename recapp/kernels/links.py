@@ -304,6 +304,7 @@ class Scratch:
         self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
         self._locked: dict[str, Tensor] = {}
+        self._known: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return an array whose contents are undefined.
@@ -341,6 +342,12 @@ class Scratch:
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""
         return self._arrays.values()
+
+    def take_new(self) -> list[Tensor]:
+        """Return the arrays that are held since the last call, for a second stream to record."""
+        known = self._known
+        self._known = dict(self._arrays)
+        return [memory for name, memory in self._known.items() if known.get(name) is not memory]
 
 
 @torch.inference_mode(False)

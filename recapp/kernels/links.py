@@ -10,7 +10,7 @@ No function loops over bags, and only `group` waits for the device: it reads the
 keys.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -319,7 +319,7 @@ class Scratch:
             memory = self._arrays[name] = with_room(n, dtype, self._device)
         return memory[:n]
 
-    def on_device(self, name: str, numbers: Sequence[int]) -> Tensor:
+    def on_device(self, name: str, numbers: Counts) -> Tensor:
         """Return integers of the host on the device, int64, without waiting for the copy.
 
         The page-locked memory of the copy is used again by the next call with this name, before
@@ -330,7 +330,7 @@ class Scratch:
             numbers: The integers.
         """
         n = len(numbers)
-        values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        values = torch.from_numpy(numbers)
         if self._device.type != "cuda":
             return values
         locked = self._locked.get(name)

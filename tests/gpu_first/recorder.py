@@ -206,7 +206,8 @@ class Recorder(TorchDispatchMode):
 
     def _from_locked(self, name, numbers):
         self._note("copy", "on_device")
-        return torch.tensor(numbers)
+        with self._pause():
+            return torch.tensor(numbers)
 
     def _noting(self, kind, name):
         def noted(tensor, *arguments):

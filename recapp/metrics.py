@@ -48,7 +48,7 @@ def logit_bins(logits_B: Tensor) -> Tensor:
     step = MANTISSA_BITS - (BINS // 2 // OCTAVES).bit_length() + 1
     from_zero_B = (bits_B >> step).clamp_(max=BINS // 2 - 1)
     bins_B = torch.where(logits_B < 0, BINS // 2 - 1 - from_zero_B, BINS // 2 + from_zero_B)
-    return torch.where(logits_B.isnan(), BINS, bins_B).long()
+    return bins_B.masked_fill_(logits_B.isnan(), BINS).long()
 
 
 class _Counts(Metric):
@@ -86,7 +86,9 @@ class _Counts(Metric):
                 counts as so much of a click, and the rest of a non-click.
             weights_B: The weights of the samples, [B]; None weighs each 1. With replicates [B, R].
         """
-        bin_B = logit_bins(logits_B.detach()) // (BINS // self._bins)
+        bin_B = logit_bins(logits_B.detach())
+        if self._bins < BINS:
+            bin_B = bin_B // (BINS // self._bins)
         one_B = torch.ones_like(bin_B, dtype=torch.float64)
         weight_B = one_B if weights_B is None else weights_B.double()
         if self.soft_labels:
@@ -95,7 +97,7 @@ class _Counts(Metric):
             self.counts[1].index_add_(0, bin_B, click_B)
             return
         # bincount would allocate and add 4 MB for each batch.
-        bin_B = bin_B + (labels_B > 0.5) * (self._bins + 1)
+        bin_B = torch.add(bin_B, labels_B > 0.5, alpha=self._bins + 1)
         self.counts.view(-1, *self.counts.shape[2:]).index_add_(0, bin_B, weight_B)
 
     def _falling(self) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from affected import affected, changes, git
 from jobs import REPOSITORY, environment
-from tiers import one_of
 
 TREE = {
     "pyproject.toml": "[tool.pytest.ini_options]\ntestpaths = ['tests']\n",
@@ -140,7 +139,8 @@ def test_what_is_not_committed_and_what_is_new_or_gone_is_changed(tree):
         changes(tree, "gone")
 
 
-@pytest.mark.parametrize("workers", one_of(2, ["0", "2"]))
+@pytest.mark.full
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_pytest_runs_those_and_says_how_many(tree, workers):
     def run():
         path = f"{REPOSITORY / 'tests'}:{tree}"

@@ -60,6 +60,7 @@ NAMES = [
     "ShardedEmbeddingCollection",
     "ShardingPlan",
     "ShardingType",
+    "StepGraph",
     "TableLookup",
     "Task",
     "TaskModule",

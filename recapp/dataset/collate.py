@@ -356,8 +356,8 @@ def join_batches(parts: list[Batch]) -> Batch:
 
     A rank joins the parts of its loader workers.
     """
-    if len(parts) == 1:
-        return parts[0]
+    if len(parts) == 1:  # packed, if a worker sent it
+        return parts[0].each(torch.Tensor.contiguous)
     keys = parts[0].sparse.keys()
     values_F = zip(
         *(torch.split(part.sparse.values(), part.sparse.length_per_key()) for part in parts),

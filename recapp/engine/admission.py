@@ -15,7 +15,6 @@ of its stretch.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +22,10 @@ from recapp.engine.dynamic_keys import ExactCounter, KeyCounter, SketchCounter
 from recapp.kernels.backend import Backend
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
-from recapp.sparse.transfer import to_host, true_indices
+from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.positions import STRETCHES, Counter, DynamicRows, Eviction, stretches_of
 
+NO_LIMIT = 2**62  # rows of a part
 NOT_HELD = 0  # last use of a slot that holds no row; steps of other slots count from 1
 EVICTED_AT_ONCE = 16  # a full stretch evicts 1 / EVICTED_AT_ONCE of its rows
 SWEEPS = 8  # searches for expired rows in one time to live: more searches find their end sooner
@@ -61,8 +61,9 @@ class Admission:
         backend: Kernels.
         device: Device of the rows.
 
-    `changes` has the counts of each strip. A checkpoint stores the tensors of `tracked` with the
-    rows.
+    All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
+    parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
+    checkpoint stores the tensors of `tracked` with the rows.
     """
 
     def __init__(
@@ -75,23 +76,43 @@ class Admission:
     ) -> None:
         self.settings = list(settings)
         self.index = index
-        self.changes = [Changes() for _ in settings]
-        self.rows_IR = np.zeros((len(settings), STRETCHES), np.int64)
-        self._decides = any(s.max_rows is not None or s.seen > 1 for s in settings)
-        self._most_IR = np.array(
-            [[s.most_rows(stretch) or 0 for stretch in range(STRETCHES)] for s in settings]
-        )
+        self._changes_3I = torch.zeros(3, len(settings), dtype=torch.int64, device=device)
+        self._rows_A = torch.zeros(len(settings) * STRETCHES, dtype=torch.int64, device=device)
+        most_A = [s.most_rows(stretch) for s in settings for stretch in range(STRETCHES)]
+        self._limits = any(most is not None for most in most_A)
+        self._most_A = to_device([NO_LIMIT if most is None else most for most in most_A], device)
+        self._seen_I = to_device([s.seen for s in settings], device)
+        self._by_uses_I = to_device([s.eviction is Eviction.LFU for s in settings], device)
+        self._loaded = False
         self._tracks = any(s.tracks_use for s in settings)
         capacity = index.positions.capacity if self._tracks else 0
         self.last_used = RowMemory(capacity, 1, torch.int32, device)
         self.uses = RowMemory(capacity, 1, torch.int32, device)
-        self.counters = [_counter(s, stretches, backend, device) for s in settings]
+        exact_I = [s.seen > 1 and s.counter is Counter.EXACT for s in settings]
+        self._exact_I = to_device(exact_I, device)
+        self.exact = ExactCounter(stretches, backend, device) if any(exact_I) else None
+        self._sketches = {
+            strip: SketchCounter(s.sketch_width, device)
+            for strip, s in enumerate(settings)
+            if s.seen > 1 and s.counter is Counter.SKETCH
+        }
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the memory for admission and eviction."""
-        counters = sum(c.nbytes for c in self.counters if c)
+        counters = sum(sketch.nbytes for sketch in self._sketches.values())
+        counters += self.exact.nbytes if self.exact else 0
         return self.last_used.nbytes + self.uses.nbytes + counters
+
+    @property
+    def changes(self) -> list[Changes]:
+        """Return the counts of each strip."""
+        return [Changes(*counts) for counts in to_host(self._changes_3I).T.tolist()]
+
+    @property
+    def rows_IR(self) -> Tensor:
+        """Return the number of rows in each stretch of each strip."""
+        return self._rows_A.view(-1, STRETCHES)
 
     def tracked(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the tensor, by slot, of each value that eviction keeps per row."""
@@ -99,13 +120,20 @@ class Admission:
             yield "last_used", self.last_used.rows
             yield "uses", self.uses.rows
 
+    def counter(self, strip: int) -> KeyCounter | None:
+        """Return the counter of a strip's keys without rows; None where the first step gives a
+        row. All exact counts are in one counter.
+        """
+        settings = self.settings[strip]
+        exact = settings.seen > 1 and settings.counter is Counter.EXACT
+        return self.exact if exact else self._sketches.get(strip)
+
     def forget(self, strip: int, slot_N: Tensor) -> None:
         """Forget the counts of a strip and the use of its rows, which are in these slots."""
         self.rows_IR[strip] = 0
         self.release(slot_N)
-        counter = self.counters[strip]
-        if counter is not None:
-            counter.clear()
+        if counter := self.counter(strip):
+            counter.clear(strip)
 
     def begin(self, slot_M: Tensor | slice, step: int) -> None:
         """Mark slots as rows whose first use is this step."""
@@ -114,9 +142,14 @@ class Admission:
             self.uses.rows[slot_M] = 1
 
     def count_in(self, strip: int, position_N: Tensor) -> None:
-        """Add rows to the count of a strip."""
-        stretch_N = stretches_of(position_N)
-        self.rows_IR[strip] += to_host(torch.bincount(stretch_N, minlength=STRETCHES)).numpy()
+        """Add loaded rows to the count of a strip."""
+        self._rows_A += self._in_parts(_parts_of(torch.full_like(position_N, strip), position_N))
+        self._loaded = True
+
+    def _in_parts(self, part_N: Tensor, here_N: Tensor | None = None) -> Tensor:
+        """Return the number of entries in each part: of all entries, or of those that are here."""
+        number_N = torch.ones_like(part_N) if here_N is None else here_N.long()
+        return torch.zeros_like(self._rows_A).index_add_(0, part_N, number_N)
 
     def grow(self, slots: int) -> None:
         """Make room for a number of slots."""
@@ -136,96 +169,113 @@ class Admission:
         uses_S.index_copy_(0, slot_N, uses_S.index_select(0, slot_N) + again_N)
 
     def decide(
-        self, slot_U: Tensor, position_U: Tensor, strip_U: Tensor, step: int
-    ) -> tuple[Tensor, Tensor]:
+        self, position_U: Tensor, strip_U: Tensor, step: int
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Decide which new keys of a step get rows.
 
         Args:
-            slot_U: The slots that the index has given the keys.
             position_U: The positions of the keys, distinct within a strip.
             strip_U: The strips of the keys.
             step: The number of updates so far.
 
         Returns:
-            Whether each key is admitted, and the slots of the rows that are evicted for them.
+            Whether each key is admitted, and the slots of the rows that are evicted for them; None
+            where every key is admitted, and where no row is evicted.
         """
-        admitted_U = torch.ones_like(slot_U, dtype=torch.bool)
-        evicted = [slot_U[:0]]
-        stretch_U = stretches_of(position_U)
-        if self._decides:
-            for number, settings in enumerate(self.settings):
-                own_K = true_indices(strip_U == number)
-                self.changes[number].new += len(own_K)
-                counter = self.counters[number]
-                if counter is not None and len(own_K):
-                    often_K = counter.count(position_U[own_K]) >= settings.seen
-                    admitted_U[own_K] = often_K
-                    own_K = own_K[often_K]
-                if settings.max_rows is not None and len(own_K):
-                    out_K, gone = self._make_room(number, position_U[own_K], stretch_U[own_K], step)
-                    admitted_U[own_K[out_K]] = False
-                    own_K = own_K[~out_K]
-                    evicted.append(gone)
-                if counter is not None and len(own_K):
-                    counter.forget(position_U[own_K])
-        else:
-            for number, new in enumerate(
-                torch.bincount(strip_U, minlength=len(self.settings)).tolist()
-            ):
-                self.changes[number].new += new
-        at_N = (strip_U.long() * STRETCHES + stretch_U)[admitted_U]
-        added_IR = to_host(torch.bincount(at_N, minlength=self.rows_IR.size)).numpy()
-        self.rows_IR += added_IR.reshape(self.rows_IR.shape)
-        for changes, more in zip(
-            self.changes, added_IR.reshape(len(self.settings), -1).sum(1).tolist(), strict=True
-        ):
-            changes.admitted += more
-        return admitted_U, torch.cat(evicted)
+        part_U = _parts_of(strip_U, position_U)
+        added_A = new_A = self._in_parts(part_U)
+        admitted_U = evicted_E = None
+        if self.exact or self._sketches:
+            admitted_U = self._seen_often(position_U, strip_U)
+            added_A = self._in_parts(part_U, admitted_U)
+        if self._limits:
+            over_A = torch.where(added_A > 0, self._rows_A + added_A - self._most_A, 0)
+            if to_host((over_A > 0).any()).tolist():
+                if admitted_U is None:
+                    admitted_U = torch.ones_like(part_U, dtype=torch.bool)
+                evicted_E = self._make_room(over_A, added_A, position_U, part_U, admitted_U, step)
+                added_A = self._in_parts(part_U, admitted_U)
+        if self.exact and admitted_U is not None:
+            counted_M = true_indices(admitted_U & self._exact_I[strip_U.long()].bool())
+            self.exact.forget(position_U[counted_M], strip_U[counted_M])
+        self._rows_A += added_A
+        self._changes_3I[:2] += torch.stack([new_A, added_A]).view(2, -1, STRETCHES).sum(2)
+        return admitted_U, evicted_E
+
+    def _seen_often(self, position_U: Tensor, strip_U: Tensor) -> Tensor:
+        """Count new keys, and return whether each was seen often enough for a row."""
+        seen_U = self._seen_I[strip_U.long()]
+        count_U = seen_U.clone()
+        if self.exact:
+            own_M = true_indices(self._exact_I[strip_U.long()] > 0)
+            count_U[own_M] = self.exact.count(position_U[own_M], strip_U[own_M]).long()
+        for strip, sketch in self._sketches.items():
+            own_M = true_indices(strip_U == strip)
+            count_U[own_M] = sketch.count(position_U[own_M]).long()
+        return count_U >= seen_U
 
     def _make_room(
-        self, strip: int, position_K: Tensor, stretch_K: Tensor, step: int
-    ) -> tuple[Tensor, Tensor]:
-        """Evict rows of a strip from the stretches in which the new rows exceed the limit.
+        self,
+        over_A: Tensor,
+        added_A: Tensor,
+        position_U: Tensor,
+        part_U: Tensor,
+        admitted_U: Tensor,
+        step: int,
+    ) -> Tensor:
+        """Evict rows from the parts in which new rows exceed the limit, and refuse the new rows
+        that find no room.
+
+        Args:
+            over_A: The number of rows above the limit of each part; of no interest below 1.
+            added_A: The number of new rows.
+            position_U: The positions of the new keys.
+            part_U: The parts of the new keys.
+            admitted_U: Whether each new key is admitted; set to false for the refused ones.
+            step: The number of updates so far.
 
         Returns:
-            Which new rows find no room, and the slots of the evicted rows.
+            The slots of the evicted rows.
         """
-        out_K = torch.zeros_like(stretch_K, dtype=torch.bool)
-        gone = [stretch_K[:0]]
-        new_R = to_host(torch.bincount(stretch_K, minlength=STRETCHES)).numpy()
-        most_R = self._most_IR[strip]
-        over_R = self.rows_IR[strip] + new_R - most_R
-        for stretch in np.flatnonzero((over_R > 0) & (new_R > 0)).tolist():
-            over = int(over_R[stretch])
-            slot_E = self.index.slots_of_stretch(stretch, strip)
-            slot_E = slot_E[self.last_used.rows[slot_E, 0] != step + 1]
-            at_once = max(over, int(most_R[stretch]) // EVICTED_AT_ONCE)
-            leaving_E = self._first_to_leave(strip, slot_E, at_once)
-            self._left(strip, leaving_E)
-            gone.append(leaving_E)
-            # a loaded table may have more rows than its limit
-            surplus = min(over - len(leaving_E), int(new_R[stretch]))
-            if surplus > 0:
-                here_K = true_indices(stretch_K == stretch)
-                out_K[here_K[position_K[here_K].argsort()[len(here_K) - surplus :]]] = True
-        return out_K, torch.cat(gone)
+        over_A = over_A.clamp(min=0)
+        at_once_A = torch.maximum(over_A, self._most_A // EVICTED_AT_ONCE)
+        evicted_E, left_A = self._evict(torch.where(over_A > 0, at_once_A, 0), step + 1)
+        # a loaded table may have more rows than its limit
+        surplus_A = torch.minimum(over_A - left_A, added_A)
+        refused_K = true_indices(admitted_U & (surplus_A > 0)[part_U])
+        last_K = _first_of_parts(part_U[refused_K], [~position_U[refused_K]], surplus_A)
+        admitted_U[refused_K[last_K]] = False
+        return evicted_E
 
-    def _first_to_leave(self, strip: int, slot_E: Tensor, most: int) -> Tensor:
-        """Return the `most` slots that are evicted first. Among equal rows the position decides."""
-        order_E = self.index.positions.rows[slot_E, 0].argsort()
-        keys = [self.last_used.rows[slot_E, 0]]
-        if self.settings[strip].eviction is Eviction.LFU:
-            keys.append(self.uses.rows[slot_E, 0])
-        for key_E in keys:
-            order_E = order_E[key_E[order_E].argsort(stable=True)]
-        return slot_E[order_E[:most]]
+    def _evict(self, most_A: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+        """Evict rows of some parts. Among equal rows the position decides.
 
-    def _left(self, strip: int, slot_E: Tensor) -> None:
-        """Subtract rows from the count of a strip, and release their slots."""
-        stretch_E = stretches_of(self.index.positions.rows[slot_E, 0])
-        self.rows_IR[strip] -= to_host(torch.bincount(stretch_E, minlength=STRETCHES)).numpy()
+        Args:
+            most_A: The number of rows to evict from each part, if it has so many.
+            kept: The last use of rows that stay.
+
+        Returns:
+            The slots of the rows, and the number of evicted rows in each part.
+        """
+        slot_E = self.index.slots_of_stretches((most_A > 0).view(-1, STRETCHES))
+        slot_E = slot_E[true_indices(self.last_used.rows[slot_E, 0] != kept)]
+        strip_E = self.index.strips.rows[slot_E, 0].long()
+        position_E = self.index.positions.rows[slot_E, 0]
+        uses_E = self.uses.rows[slot_E, 0] * self._by_uses_I[strip_E]
+        keys = [position_E, self.last_used.rows[slot_E, 0], uses_E]
+        slot_E = slot_E[_first_of_parts(_parts_of(strip_E, position_E), keys, most_A)]
+        return slot_E, self._left(slot_E)
+
+    def _left(self, slot_E: Tensor) -> Tensor:
+        """Subtract rows from the counts, release their slots, and return their number in each
+        part.
+        """
+        rows = self.index.strips.rows[slot_E, 0], self.index.positions.rows[slot_E, 0]
+        left_A = self._in_parts(_parts_of(*rows))
+        self._rows_A -= left_A
+        self._changes_3I[2] += left_A.view(-1, STRETCHES).sum(1)
         self.release(slot_E)
-        self.changes[strip].evicted += len(slot_E)
+        return left_A
 
     def expired(self, step: int) -> Tensor:
         """Return the slots of rows that no step has used for their time to live, and subtract these
@@ -240,8 +290,8 @@ class Admission:
                 continue
             last_S = self.last_used.rows[: self.last_used.held, 0]
             slot_E = true_indices((last_S != NOT_HELD) & (last_S <= step - life))
-            slot_E = slot_E[self.index.strips.rows[slot_E, 0] == number]
-            self._left(number, slot_E)
+            slot_E = slot_E[true_indices(self.index.strips.rows[slot_E, 0] == number)]
+            self._left(slot_E)
             slots.append(slot_E)
         return torch.cat(slots)
 
@@ -249,18 +299,10 @@ class Admission:
         """Return the slots of rows beyond `max_rows`, and subtract these rows from the counts. A
         loaded table has such rows where `max_rows` was lowered after its checkpoint was written.
         """
-        slots = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
-        for number, settings in enumerate(self.settings):
-            if settings.max_rows is None:
-                continue
-            over_R = self.rows_IR[number] - self._most_IR[number]
-            for stretch in np.flatnonzero(over_R > 0).tolist():
-                slot_E = self.index.slots_of_stretch(stretch, number)
-                slot_E = slot_E[self.last_used.rows[slot_E, 0] != NOT_HELD]
-                leaving_E = self._first_to_leave(number, slot_E, int(over_R[stretch]))
-                self._left(number, leaving_E)
-                slots.append(leaving_E)
-        return torch.cat(slots)
+        if not self._loaded:
+            return torch.zeros(0, dtype=torch.int64, device=self._rows_A.device)
+        self._loaded = False
+        return self._evict((self._rows_A - self._most_A).clamp(min=0), NOT_HELD)[0]
 
     def release(self, slot_M: Tensor) -> None:
         """Record that slots hold no rows any more."""
@@ -269,16 +311,29 @@ class Admission:
 
     def waiting_of_stretches(self, strip: int) -> list[int]:
         """Return the number of keys with an exact count in each stretch."""
-        counter = self.counters[strip]
-        return counter.keys_of_stretches() if isinstance(counter, ExactCounter) else [0] * STRETCHES
+        counter = self.counter(strip)
+        if isinstance(counter, ExactCounter):
+            return counter.keys_of_stretches(strip)
+        return [0] * STRETCHES
 
 
-def _counter(
-    settings: DynamicRows, stretches: Sequence[int], backend: Backend, device: torch.device
-) -> KeyCounter | None:
-    """Return the counter of a table's keys without rows; None where the first step gives a row."""
-    if settings.seen == 1:
-        return None
-    if settings.counter is Counter.SKETCH:
-        return SketchCounter(settings.sketch_width, device)
-    return ExactCounter(stretches, backend, device)
+def _parts_of(strip_N: Tensor, position_N: Tensor) -> Tensor:
+    """Return the number of the part of each key, strip by strip."""
+    return strip_N.long() * STRETCHES + stretches_of(position_N)
+
+
+def _first_of_parts(part_E: Tensor, keys: Sequence[Tensor], most_A: Tensor) -> Tensor:
+    """Return the entries that come first in their part: at most so many of each part.
+
+    Args:
+        part_E: The part of each entry.
+        keys: The numbers by which the entries of a part are sorted; the last ones come first.
+        most_A: The largest number of entries of each part.
+    """
+    order_E = torch.arange(len(part_E), device=part_E.device)
+    for key_E in (*keys, part_E):
+        order_E = order_E[key_E[order_E].argsort(stable=True)]
+    sorted_E = part_E[order_E]
+    first_E = torch.searchsorted(sorted_E, sorted_E)
+    nth_E = torch.arange(len(part_E), device=part_E.device) - first_E
+    return order_E[true_indices(nth_E < most_A[sorted_E])]

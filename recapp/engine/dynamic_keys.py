@@ -176,12 +176,6 @@ class KeySlots:
             self.index.remove(slot_M)
             self._free = torch.cat([slot_M, self._free])
 
-    def clear(self) -> None:
-        """Remove all keys, and make all slots free."""
-        self.index.clear()
-        self.used = 0
-        self._free = self._free[:0]
-
     # ---- checkpoints
 
     def of_pieces(
@@ -204,8 +198,11 @@ class KeySlots:
             yield p, held_N, keys_of(self.index.positions.rows[held_N])
 
     def begin_load(self) -> None:
-        """Forget the slots of a load that did not end."""
+        """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
+        if not len(self.index):
+            self.used = 0
+            self._free = self._free[:0]
 
     def load(self, strip: int, piece: Piece, n: int) -> tuple[slice, Tensor]:
         """Take n consecutive slots for the keys of a piece. Return them, and memory for the keys,
@@ -254,7 +251,7 @@ _BYTES_OF_A_COUNT = 20  # at least, with the index
 
 
 class ExactCounter:
-    """A count for each key of a strip that was seen and has no row.
+    """A count for each key of some strips that was seen and has no row.
 
     Args:
         stretches: The stretches whose rows the store may hold.
@@ -272,56 +269,59 @@ class ExactCounter:
         """Return the bytes of the counts and their index."""
         return self.slots.nbytes + self.counts.nbytes
 
-    def count(self, position_U: Tensor) -> Tensor:
+    def count(self, position_U: Tensor, strip_U: Tensor) -> Tensor:
         """Add one to the count of each distinct key, and return the counts."""
-        strip_U = torch.zeros_like(position_U, dtype=torch.int16)
         slot_U, first_M = self.slots.find_or_insert(position_U, strip_U)
         self.counts.grow(self.slots.used)
         self.counts.rows[slot_U[first_M]] = 0
         self.counts.rows[slot_U] += 1
         return self.counts.rows[slot_U, 0]
 
-    def forget(self, position_U: Tensor) -> None:
+    def forget(self, position_U: Tensor, strip_U: Tensor) -> None:
         """Forget the counts of some keys, all of which have a count."""
-        strip_U = torch.zeros_like(position_U, dtype=torch.int16)
         self.slots.remove(self.slots.index.find(position_U, strip_U))
 
-    def clear(self) -> None:
-        """Forget all counts."""
-        self.slots.clear()
+    def clear(self, strip: int) -> None:
+        """Forget the counts of a strip."""
+        self.slots.remove(self.slots.index.slots_of(strip))
 
-    def keys_of_stretches(self) -> list[int]:
-        """Return the number of counted keys in each stretch."""
+    def keys_of_stretches(self, strip: int) -> list[int]:
+        """Return the number of counted keys of a strip in each stretch."""
         index = self.slots.index
-        stretch_N = stretches_of(index.positions.rows[index.slots_of(0), 0])
+        stretch_N = stretches_of(index.positions.rows[index.slots_of(strip), 0])
         counted: list[int] = torch.bincount(stretch_N, minlength=STRETCHES).tolist()
         return counted
 
-    def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
-        """Yield the keys and counts of every piece, for a checkpoint to write.
+    def blocks(
+        self, number: int, strip: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
+        """Yield the keys and counts of every piece of a strip, for a checkpoint to write.
 
         Args:
+            number: The number of the strip.
             strip: The strip.
             waiting_R: The number of counted keys in each stretch, over all ranks.
             owner: Whether this rank writes the blocks.
         """
-        for p, slot_N, key_N1 in self.slots.of_pieces(0, strip.pieces):
+        for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces):
             counts = RowsToWrite.of(self.counts.rows, slot_N)
             yield from _of_waiting(strip, Numbered.of(waiting_R, p), key_N1, counts, owner)
 
-    def blocks_to_load(
-        self, strip: DynamicStrip, waiting_R: list[int], owner: bool
-    ) -> Iterator[Block]:
-        """Yield blocks for the keys and counts of every piece, which a checkpoint fills. Arguments
-        as for `blocks`.
-        """
+    def begin_load(self, rows: int) -> None:
+        """Make room for the counts of a load, because later growth would move yielded ones."""
         self.slots.begin_load()
-        numbered = [Numbered.of(waiting_R, p) for p in strip.pieces]
-        more = sum(len(each.rows) for each in numbered)
-        self.counts.grow(self.slots.used + more)  # now: later growth would move yielded counts
-        for p, each in zip(strip.pieces, numbered, strict=True):
-            here, key_N1 = self.slots.load(0, p, len(each.rows))
-            yield from _of_waiting(strip, each, key_N1, self.counts.rows[here], owner)
+        self.counts.grow(self.slots.used + rows)
+
+    def blocks_to_load(
+        self, number: int, strip: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
+        """Yield blocks for the keys and counts of every piece of a strip, which a checkpoint fills.
+        Arguments as for `blocks`.
+        """
+        for p in strip.pieces:
+            numbered = Numbered.of(waiting_R, p)
+            here, key_N1 = self.slots.load(number, p, len(numbered.rows))
+            yield from _of_waiting(strip, numbered, key_N1, self.counts.rows[here], owner)
 
 
 class SketchCounter:
@@ -359,14 +359,13 @@ class SketchCounter:
         flat.index_add_(0, cell_LU.view(-1), one)
         return flat[cell_LU].amin(0)
 
-    def forget(self, position_U: Tensor) -> None:
-        """Do nothing: a sketch cannot tell keys apart."""
-
-    def clear(self) -> None:
+    def clear(self, strip: int) -> None:
         """Forget all counts."""
         self.counts_RC.zero_()
 
-    def blocks(self, strip: DynamicStrip, waiting_R: list[int], owner: bool) -> Iterator[Block]:
+    def blocks(
+        self, number: int, strip: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
         """Yield the counts of the stretches of every piece."""
         shape = (STRETCHES, self.counts_RC.shape[1])
         for p in strip.pieces:
@@ -374,10 +373,10 @@ class SketchCounter:
             yield Block(strip.table.name, SKETCH, shape, p.rows, range(shape[1]), data, owner)
 
     def blocks_to_load(
-        self, strip: DynamicStrip, waiting_R: list[int], owner: bool
+        self, number: int, strip: DynamicStrip, waiting_R: list[int], owner: bool
     ) -> Iterator[Block]:
         """Yield the counts of the stretches of every piece, as views that a checkpoint fills."""
-        return self.blocks(strip, waiting_R, owner)
+        return self.blocks(number, strip, waiting_R, owner)
 
 
 def _of_waiting(

@@ -17,7 +17,7 @@ they are the same under every plan and number of ranks. A batch that is not trai
 a key without a row answers its start value.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -32,7 +32,6 @@ from recapp.engine.dynamic_keys import (
     ROWS,
     WAITING,
     DynamicStrip,
-    ExactCounter,
     KeySlots,
     Numbered,
     RowsOfStretches,
@@ -43,8 +42,8 @@ from recapp.engine.row_average import RowsToWrite
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
-from recapp.sparse.transfer import true_indices
-from recapp.tables.initial import write_start_values
+from recapp.sparse.transfer import copy_to_device, to_device, true_indices
+from recapp.tables.initial import start_hash, write_start_values
 from recapp.tables.positions import keys_of, stretches_of
 
 
@@ -76,6 +75,7 @@ class DynamicStore(FloatRows):
         stretches = sorted({stretch for s in self.strips for p in s.pieces for stretch in p.rows})
         self.slots = KeySlots(stretches, self.rows, self.backend, group.device)
         self.index = self.slots.index
+        self._starts = self._start_numbers()
         self.step = 0
         self._unadmitted: list[Tensor] = []
         self.admission = Admission(
@@ -131,10 +131,11 @@ class DynamicStore(FloatRows):
         """Keep the rows of admitted keys among those that are new in this step, until they are
         evicted, and note the other ones.
         """
-        admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
-        self.slots.remove(evicted_E)
-        if not bool(admitted_U.all()):
-            self._unadmitted.append(slot_U[~admitted_U])
+        admitted_U, evicted_E = self.admission.decide(position_U, strip_U, self.step)
+        if evicted_E is not None:
+            self.slots.remove(evicted_E)
+        if admitted_U is not None:
+            self._unadmitted.append(slot_U[true_indices(~admitted_U)])
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
@@ -182,6 +183,19 @@ class DynamicStore(FloatRows):
 
     def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int = 0) -> None:
         """Write the start values of rows and of their optimiser state."""
+        if self._starts is not None and epoch == 0:
+            rows = slot_M, position_M, strip_M
+            self.backend.begin_rows(self._weights.rows, *rows, *self._starts)
+        else:
+            self._write_start_values(slot_M, position_M, strip_M, epoch)
+        if self._average is not None:
+            self._average.begin(slot_M, self._weights.rows)
+        self._begin_state(slot_M)
+
+    def _write_start_values(
+        self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int
+    ) -> None:
+        """Write the start values of rows, strip by strip."""
         key_M = keys_of(position_M)
         for number, strip in enumerate(self.strips):
             of_strip = true_indices(strip_M == number) if len(self.strips) > 1 else slice(None)
@@ -199,9 +213,6 @@ class DynamicStore(FloatRows):
                 epoch,
                 self.backend.write_start_values,
             )
-        if self._average is not None:
-            self._average.begin(slot_M, self._weights.rows)
-        self._begin_state(slot_M)
 
     def _begin_state(self, slot_M: Tensor | slice) -> None:
         """Write the initial optimiser state of rows, which begin with the next step."""
@@ -209,6 +220,21 @@ class DynamicStore(FloatRows):
         starts = self.rule.starts() if self.rule else ()
         for state, (_, _, start) in zip(self.state, starts, strict=True):
             state[slot_M] = start
+
+    def _start_numbers(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the numbers of each strip from which a kernel makes start values; None where no
+        kernel does.
+        """
+        plain = not any(s.table.start_middle for s in self.strips)
+        if self.backend.begin_rows is None or self._weights.rows.element_size() > 4 or not plain:
+            return None
+        device = self.group.device
+        scales = [s.table.start_range / 2**24 for s in self.strips]
+        return (
+            to_device([start_hash(s.table, s.seed) for s in self.strips], device),
+            to_device([s.cols.start for s in self.strips], device),
+            copy_to_device(torch.tensor(scales, dtype=torch.float32, device="cpu"), device),
+        )
 
     # ---- counted
 
@@ -257,8 +283,8 @@ class DynamicStore(FloatRows):
                 rows_of_piece = partial(RowsToWrite.of, slots=slot_N)
                 numbered = Numbered.of(stored[ROWS], p)
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
-            if counter := self.admission.counters[number]:
-                yield from counter.blocks(strip, stored[WAITING], self._owns_rows(strip))
+            if counter := self.admission.counter(number):
+                yield from counter.blocks(number, strip, stored[WAITING], self._owns_rows(strip))
 
     def _owns_rows(self, strip: DynamicStrip) -> bool:
         """Return whether this strip, on this rank, writes the values that exist once per row."""
@@ -317,15 +343,12 @@ class DynamicStore(FloatRows):
             slot_N = self.index.slots_of(number)
             self.slots.remove(slot_N)
             self.admission.forget(number, slot_N)
-        if not len(self.index):
-            self.slots.clear()
         self.slots.begin_load()
-        more = sum(
-            len(Numbered.of(rows_of_stretches[strip.table.name][ROWS], p).rows)
-            for strip in loads.values()
-            for p in strip.pieces
-        )
+        more = _rows_here(rows_of_stretches, ROWS, loads.values())
         self._grow(self.slots.used + more)  # now: later growth would move yielded rows
+        if exact := self.admission.exact:
+            counted = [s for number, s in loads.items() if self.admission.counter(number) is exact]
+            exact.begin_load(_rows_here(rows_of_stretches, WAITING, counted))
         for number, strip in loads.items():
             stored = rows_of_stretches[strip.table.name]
             for p in strip.pieces:
@@ -336,8 +359,9 @@ class DynamicStore(FloatRows):
                 rows_of_piece = itemgetter(here)
                 weights = self._filled_weights(averaged)
                 yield from self._blocks_of(strip, numbered, weights, rows_of_piece, key_N1)
-            if counter := self.admission.counters[number]:
-                yield from counter.blocks_to_load(strip, stored[WAITING], self._owns_rows(strip))
+            if counter := self.admission.counter(number):
+                owner = self._owns_rows(strip)
+                yield from counter.blocks_to_load(number, strip, stored[WAITING], owner)
 
     def loaded(self) -> None:
         """Put the loaded rows into the index.
@@ -348,6 +372,16 @@ class DynamicStore(FloatRows):
         names = [strip.table.name for strip in self.strips]
         for number, position_N in self.slots.loaded(names):
             self.admission.count_in(number, position_N)
-        for counter, name in zip(self.admission.counters, names, strict=True):
-            if isinstance(counter, ExactCounter):
-                list(counter.slots.loaded([name]))
+        if exact := self.admission.exact:
+            list(exact.slots.loaded(names))
+
+
+def _rows_here(
+    rows_of_stretches: RowsOfStretches, counted: str, strips: Iterable[DynamicStrip]
+) -> int:
+    """Return the number of rows or waiting keys in the pieces of some strips."""
+    return sum(
+        len(Numbered.of(rows_of_stretches[strip.table.name][counted], p).rows)
+        for strip in strips
+        for p in strip.pieces
+    )

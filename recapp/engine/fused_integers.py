@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.engine.dynamic_keys import MOST_SLOTS
 from recapp.engine.exchange_modes import HomeRequests, ServedRequests
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState, RowPieces
@@ -40,7 +41,7 @@ from recapp.kernels.batch_arrays import (
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
 from recapp.tables.config import IdRule, PoolingType
-from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable
+from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable, rule_of
 from recapp.transport.step_messages import HEADER, MessageLayout
 
 
@@ -50,12 +51,14 @@ class Region(NamedTuple):
     Args:
         entry: Its first entry.
         entries: The number of its entries.
+        longest: A number of entries that no bag and no row exceeds.
         bag: Its first bag.
         bags: The number of its bags.
     """
 
     entry: int
     entries: int
+    longest: int
     bag: int = 0
     bags: int = 0
 
@@ -80,6 +83,7 @@ class Region(NamedTuple):
             None if at_U is None else at_U[self.here],
             self.entries,
             used=distinct.count_G[group : group + 1],
+            longest=self.longest,
         )
 
 
@@ -125,7 +129,14 @@ class FusedIntegers:
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
         self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
+        self.table_S, self.table_G = _numbers_of_tables(state)
         self._last: tuple[object, Places | None] = None, None
+        self.searched = _searched(state)
+        self._most = {
+            t.name: t.dynamic.max_rows
+            for t in state.layout.tables
+            if t.dynamic and t.dynamic.max_rows is not None
+        }
 
     def places(self, output: BatchOutput) -> "Places":
         """Return the places of slots and groups in a batch. Those of the last batch are kept for
@@ -138,18 +149,30 @@ class FusedIntegers:
             self._last = shape, places
         return places
 
+    def has_room(self, ids: LookupRows) -> bool:
+        """Return whether no table can have more ids in a batch than `max_rows`, so that nobody has
+        to count the distinct ones.
+        """
+        lookups = self.state.layout.lookups
+        return all(
+            sum(n for x, n in zip(lookups, ids.per_F, strict=True) if x.table.name == name) <= most
+            for name, most in self._most.items()
+        )
+
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables: no table is dynamic, drops ids or is
-        concatenated, and no rank sums bags for another.
+        """Return whether the kernels know these tables: no table drops ids or is concatenated, and
+        no rank sums bags for another. Dynamic tables must be on one rank, in whole rows.
         """
         return (
             state.backend.fused_integers is not None
-            and not any(store.finds_rows for store in state.stores)
+            and all(
+                s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
+            )
+            and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
             and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
             and all(
-                x.table.dynamic is None
-                and x.table.id_rule is not IdRule.DROP
+                x.table.id_rule is not IdRule.DROP
                 and x.hotness is None
                 and x.table.num_embeddings < 2**31  # products of mixed rows have 64 bits
                 for x in state.layout.lookups
@@ -202,9 +225,10 @@ class FusedBatch:
             header: The header of this rank, if no id is an error.
         """
         self._make_header(header)
-        edge_N1 = self._find_entries(self.rows, self.output)
-        self._find_rows(edge_N1)
-        self._link_home()
+        self._find_entries(self.rows, self.output)
+        if not self.fused.searched:
+            self._find_rows()
+            self._link_home()
         comm = self.state.comm
         world = comm.world
         numbers = len(self.message) // (2 * world)
@@ -213,13 +237,19 @@ class FusedBatch:
 
         def arrived() -> tuple[Counts, Counts]:
             wait()
+            if self.state.stopped is not None:  # the host reads the report later
+                self.state.unread.append(self)
+                return np.array([header], np.int64), self.counts_WG3
             counts = to_host(self._read).numpy()
             both, report, self.rows_K = np.split(
                 counts, [len(self.message), len(self.message) + len(self.report)]
             )
             out, into = both.reshape(2, world, numbers)
             into[comm.rank] = out[comm.rank]
-            self._check(report.tolist(), into[comm.rank, :HEADER])
+            self.check(report.tolist())
+            if isinstance(self.failure, OutsideTable):
+                error = self.failure
+                into[comm.rank, [0, HEADER - 2, HEADER - 1]] = 1, error.lookup, error.number
             self.counts_WG3 = out[:, HEADER:].reshape(self.counts_WG3.shape)
             return into[:, :HEADER], into[:, HEADER:].reshape(self.counts_WG3.shape)
 
@@ -233,9 +263,9 @@ class FusedBatch:
         """
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
+        self._search(trains=False)
         self._link_home()
-        report = to_host(self.report).tolist()
-        self._check(report, np.zeros(HEADER, np.int64))
+        self.check(to_host(self.report).tolist())
         if self.failure:
             raise self.failure
 
@@ -260,13 +290,13 @@ class FusedBatch:
         )
         self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
-    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> Tensor:
-        """Find the rows of all entries. Return where the ids of each bag of the batch begin."""
+    def _find_entries(self, ids: LookupRows, output: BatchOutput) -> None:
+        """Find the rows of all entries."""
         state = self.state
         kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
         scales = state.any_mean or weights_L is not None
-        edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
+        self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
             _behind(last.here.stop),
@@ -279,17 +309,26 @@ class FusedBatch:
         of_slots = (self.fused.slots, self.places, self.groups)
         self.entries: Entries = kernels.entries_of_ids(
             *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
-            *(state.dtype if scales else None, self.sizes, self.take),
+            *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
         )
         self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
-        return edge_N1
 
-    def _find_rows(self, edge_N1: Tensor) -> None:
-        """Find the distinct rows, and count them by piece.
+    def _search(self, *, trains: bool) -> None:
+        """Find the rows of dynamic tables. Until then their entries have positions in the place of
+        rows, and strips in the place of keys.
 
         Args:
-            edge_N1: Where the ids of each bag of the batch begin.
+            trains: Whether the batch is trained.
         """
+        for g in self.fused.searched:
+            row_P = self.entries.row_P[self.regions[g].here]
+            key_P = self.entries.key_P[self.regions[g].here]
+            slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
+            row_P.copy_(slot_P)
+            key_P.copy_(slot_P + self.fused.home_keys[g])
+
+    def _find_rows(self) -> None:
+        """Find the distinct rows, and count them by piece."""
         state = self.state
         kernels = self.fused.kernels
         several = state.comm.world > 1
@@ -299,7 +338,7 @@ class FusedBatch:
         if several:
             kernels.count_requests(
                 *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
-                *(self.message[: len(self.message) // 2], self.rows.rows_L, edge_N1),
+                *(self.message[: len(self.message) // 2], self.rows.rows_L, self.edge_N1),
                 self.output.bags,
                 *(self.report, self.count_K),
             )
@@ -324,12 +363,17 @@ class FusedBatch:
                     None if weight_P is None else weight_P[region.here],
                     at_M[bags],
                     region.bags,
+                    longest=region.longest,
                 )
             if self.distinct is not None:
                 asked.gradient_links = region.links_of(g, self.distinct, at_U)
 
-    def _check(self, report: list[int], header: Counts) -> None:
-        """Count changed ids, or keep the error of the first id that is one."""
+    def check(self, report: Sequence[int]) -> None:
+        """Count changed ids, or keep the error of the first id that is one.
+
+        Args:
+            report: The report of the kernels.
+        """
         first, *changed_F = report
         edge = [0, *accumulate(self.rows.per_F)]
         try:
@@ -338,7 +382,6 @@ class FusedBatch:
             )
         except OutsideTable as error:
             self.failure = error
-            header[[0, -2, -1]] = 1, error.lookup, error.number
 
     def write(
         self, ids: Tensor, words: MessageLayout, vectors: MessageLayout, vector: torch.dtype
@@ -389,12 +432,17 @@ class FusedBatch:
         """
         state = self.state
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
+        if self.fused.searched:  # only now, in the batch's own step
+            self._search(trains=torch.is_grad_enabled())
+            self._find_rows()
+            self._link_home()
         if state.comm.world == 1:
             assert self.distinct is not None
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
                 s.row_U = self.distinct.row_U[region.here]
                 s.gradient_links = asked.gradient_links
-            self._cut_to_pieces(served, self.regions, self.rows_K)
+            if state.row_statistics:
+                self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
         places = _places_of_requests(
             *(self.fused.store_keys, state.widths_G, in_WG3[..., 0], words, vectors)
@@ -472,13 +520,24 @@ def _keys(rows_G: Sequence[int]) -> list[int]:
 
 
 def _rows_of_stores(state: EngineState) -> list[int]:
-    """Return the rows of each group on the rank that has most of them."""
-    return [max(group.rows_W) for group in state.layout.groups]
+    """Return the rows of each group on the rank that has most of them, or the most slots of a store
+    that finds rows.
+    """
+    searched = _searched(state)
+    return [
+        MOST_SLOTS if g in searched else max(group.rows_W)
+        for g, group in enumerate(state.layout.groups)
+    ]
+
+
+def _searched(state: EngineState) -> list[int]:
+    """Return the groups of dynamic tables, whose stores find rows."""
+    return [g for g, r in enumerate(state.routes) if r.dynamic]
 
 
 def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
     """Return the constants of the slots, group by group. Where this rank has all rows of a group,
-    keys are rows of the store.
+    keys are rows of the store; where a search finds the rows, the key of a slot is its strip.
     """
     layout = state.layout
     order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
@@ -492,9 +551,10 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
             x = layout.lookups[f]
             order = order_of[x.table.name]
             key = base_I[strip] if state.comm.world == 1 else first_I[strip]
+            key = strip if r.dynamic else key
             numbers.append(
                 SlotNumbers(
-                    *(f, RULE_NUMBERS[x.table.id_rule], x.table.num_embeddings, x.table.min_key),
+                    *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
                     *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
                     *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
                     f not in lookups_before,
@@ -505,9 +565,11 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
 
 
 def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group."""
+    """Return the constants of the pieces, group by group; a search needs none."""
     numbers = []
     for g, r in enumerate(state.routes):
+        if r.dynamic:
+            continue
         first_I = starts(r.rows_I).tolist()
         edge_I1 = r.piece_I1.tolist()
         start_K = r.start_K.tolist()
@@ -535,6 +597,23 @@ def _numbers_of_own_pieces(state: EngineState) -> list[PieceNumbers]:
         if statistics and statistics.means_G[g]
         for piece in state.layout.pieces_of(state.comm.rank, g)
     ]
+
+
+def _numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
+    """Return the number of each slot's table, where each group numbers its tables anew behind those
+    of the groups before, in any order, and the first number of each group.
+    """
+    numbers: dict[tuple[int, str], int] = {}
+    for g, r in enumerate(state.routes):
+        for f in r.lookups:
+            numbers.setdefault((g, state.layout.lookups[f].table.name), len(numbers))
+    of_slots = [
+        numbers[g, state.layout.lookups[f].table.name]
+        for g, r in enumerate(state.routes)
+        for f in r.lookups
+    ]
+    first_G = np.searchsorted([g for g, _ in numbers], range(len(state.routes)))
+    return np.array(of_slots, np.int64), first_G
 
 
 def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> Tensor:
@@ -571,8 +650,11 @@ def _places(fused: FusedIntegers, output: BatchOutput) -> Places:
     members = zip(outputs.lookups, outputs.member_F, strict=True)
     step_F = np.array([outputs.width(m) if x.columns else x.dim for x, m in members], np.int64)
     sizes_S2 = np.stack([per_F[lookup_S], output.count_F[lookup_S]], 1)
+    per_T = np.zeros(fused.table_S.max() + 1, np.int64)
+    np.add.at(per_T, fused.table_S, per_F[lookup_S])
+    longest_G = np.maximum.reduceat(per_T, fused.table_G)
     places = id_S, vector_S, step_F[lookup_S]
-    return _in_regions(*places, sizes_S2, fused.slot_G1, fused.home_keys)
+    return _in_regions(*places, sizes_S2, fused.slot_G1, fused.home_keys, longest_G)
 
 
 def _places_of_requests(
@@ -588,7 +670,8 @@ def _places_of_requests(
     rows_S = rows_WG.T.ravel()
     sizes_S2 = np.stack([rows_S, np.zeros_like(rows_S)], 1)
     places = id_S, vector_S, np.repeat(width_G, world)
-    return _in_regions(*places, sizes_S2, np.arange(groups + 1) * world, keys)
+    longest_G = np.full(groups, world)  # each rank asks for a row once
+    return _in_regions(*places, sizes_S2, np.arange(groups + 1) * world, keys, longest_G)
 
 
 def _in_regions(
@@ -598,6 +681,7 @@ def _in_regions(
     sizes_S2: Counts,
     slot_G1: Counts,
     keys: Sequence[int],
+    longest_G: Counts,
 ) -> Places:
     """Return the places of slots and groups. The groups stand one behind the other in whole blocks,
     with room for one more entry and bag.
@@ -609,6 +693,7 @@ def _in_regions(
         sizes_S2: The entries and bags of each slot.
         slot_G1: The slots of each group.
         keys: The first key of each group.
+        longest_G: A number of entries of a group that no bag and no row exceeds.
     """
     edge_S2 = np.concatenate([np.zeros((1, 2), np.int64), sizes_S2.cumsum(0)])
     edge_G2 = edge_S2[slot_G1]
@@ -623,8 +708,10 @@ def _in_regions(
     for first_G, end_G in zip(first_G2.T, end_G2.T, strict=True):
         of_groups += [first_G // BLOCK, end_G]
     of_groups += [key_G1[:-1], key_G1[1:] - 1]
-    spans = [x for pair in zip(first_G2.T, size_G2.T, strict=True) for x in pair]
-    regions = [Region(*span) for span in np.stack(spans, 1).tolist()]
+    entry_G, bag_G = first_G2.T
+    entries_G, bags_G = size_G2.T
+    spans = np.stack([entry_G, entries_G, longest_G, bag_G, bags_G], 1)
+    regions = [Region(*span) for span in spans.tolist()]
     return Places(np.stack(of_slots, 1), np.stack(of_groups, 1), regions)
 
 

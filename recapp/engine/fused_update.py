@@ -27,12 +27,11 @@ from torch import Tensor
 from recapp.engine.row_store import FloatRows, MissedSteps
 from recapp.engine.state import EngineState, RowPieces, RowStatistics
 from recapp.errors import ConfigError
-from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one
+from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one, rate_numbers
 from recapp.optim.named_rules import group_names
 from recapp.optim.optimizer import joined
 from recapp.optim.rules import FROZEN, GRADIENT, WITHOUT_RATE, Rate, RowRule
 from recapp.sharding.layout import Layout
-from recapp.sparse.transfer import to_host
 from recapp.transport.communicator import Comm
 
 
@@ -54,13 +53,8 @@ class RowGradients(NamedTuple):
         """Return the same rows and links without room for more. The host waits for their number if
         only the device knows it.
         """
-        links = self.links
-        if links.used is None:
-            return self
-        rows = int(to_host(links.used))
-        assert links.offsets_M1 is not None
-        entries = links._replace(offsets_M1=links.offsets_M1[: rows + 1], bags=rows, used=None)
-        return self._replace(row_U=self.row_U[:rows], links=entries)
+        links = self.links.exact()
+        return self._replace(row_U=self.row_U[: links.bags], links=links)
 
 
 def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | None]:
@@ -85,7 +79,8 @@ class FusedUpdate:
     first update, `before_update` before each. `param_groups` hold the live learning rate of each
     rule. The optimiser object holds the same dicts, so schedules reach the tables as they reach any
     parameter. While `deferred`, only `end_step` updates rows, and the gradients of several
-    backwards add up until then. While it `ignores` gradients, those that arrive are dropped.
+    backwards add up until then. While it `ignores` gradients, those that arrive are dropped. Where
+    `device_rates` is set, an update reads its rates there, by rule.
     """
 
     def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
@@ -95,6 +90,7 @@ class FusedUpdate:
         self.updates = 0
         self.changes = 0
         self.ignores = False
+        self.device_rates: Sequence[Any] | None = None
         self._stepper: weakref.ref[object] | None = None
         self.before_first_update: Callable[[], None] = lambda: None
         self.before_update: Callable[[], None] = lambda: None
@@ -361,13 +357,12 @@ class FusedUpdate:
         if not self.updates:
             self.before_first_update()
         self.before_update()
-        self.updates += 1
-        self.changes += 1
-        rates = [
-            rule.rate_of(float(group["lr"]), self.updates - begun)
-            for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
-        ]
-        rate_G = [rates[group.rule] for group in state.layout.groups]
+        rates = self._next_rates()
+        self.count()
+        device_rates = self.device_rates
+        if device_rates is None:
+            device_rates = state.backend.on_device(rates, self.rules, state.comm.device)
+        rate_G = [device_rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
         if statistics := state.row_statistics:
             gradients_G, row_gradients_G = self._summed_once(
@@ -378,13 +373,35 @@ class FusedUpdate:
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
             if rule != FROZEN:
-                row_U, links, _ = x.exact()
+                row_U, links, _ = x.exact() if store.needs_exact else x
                 store.update(gradients, links, row_U, mean_KU, rate)
         for missed, rate in zip(self._missed, rates, strict=True):
             if missed is not None:
                 missed.add(rate)
         for store in state.stores:
             store.settle(self.updates)
+
+    def _next_rates(self) -> list[Rate]:
+        """Return the rates of the next update, by rule."""
+        return [
+            rule.rate_of(float(group["lr"]), self.updates + 1 - begun)
+            for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
+        ]
+
+    def next_numbers(self) -> list[list[float]]:
+        """Return the numbers of the next update that a GPU reads (`DeviceRate`), by rule."""
+        pairs = zip(self._next_rates(), self.rules, strict=True)
+        return [rate_numbers(rate, rule.decay) for rate, rule in pairs]
+
+    @property
+    def rate_counts(self) -> list[int]:
+        """The number of rates that each rule reads."""
+        return [len(rate) if isinstance(rate, tuple) else 1 for rate in self._next_rates()]
+
+    def count(self) -> None:
+        """Count an update: this one, or one that a recorded step has made."""
+        self.updates += 1
+        self.changes += 1
 
     def _mean_squares(
         self,

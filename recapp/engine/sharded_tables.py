@@ -237,6 +237,17 @@ class ShardedTables(nn.Module):
         """The integers of all groups at once; None where kernels do not know these tables."""
         return FusedIntegers(self.state) if FusedIntegers.takes(self.state) else None
 
+    def why_no_graph(self) -> str:
+        """Return the reason why a training step of the tables cannot be recorded; empty if it can:
+        a single rank's kernels take all that a step needs from the device.
+        """
+        exact = any(store.needs_exact for store in self.state.stores)
+        if self._fused is None or self.comm.world > 1 or self.state.row_statistics:
+            return "steps are recorded on one rank with kernels of a GPU, for static tables"
+        if self.parameters_of or self.update.deferred or exact:
+            return "the host takes part in the update of the tables"
+        return "" if self.update.rules else "the tables are read-only"
+
     def _begin_update(self) -> None:
         """Prepare the gradients of tables that are parameters."""
         for parameter in self.parameters_of.values():

@@ -552,6 +552,10 @@ class EngineState:
         mean = [x.pooling is PoolingType.MEAN for x in layout.lookups]
         self.any_mean = any(mean)
         self._mean_F = torch.tensor(mean, device=comm.device)
+        # While the device judges ids itself (`step_graph.py`): the number that it sets for an
+        # error, and the integers whose reports nobody has read.
+        self.stopped: Tensor | None = None
+        self.unread: list[Any] = []
         self.header = Header()
         # the host reads the counts with every transport
         self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])
@@ -580,6 +584,7 @@ class EngineState:
         self.in_lines_G = [
             whole and not (np.array([r.width, *r.column_S]) % line).any() for r in self.routes
         ]
+        self.backend.in_lines = all(self.in_lines_G)
 
     def wait(self, phase: str, message: Sent[Message]) -> Message:
         """Wait for a message of `waits.sent`, and return its contents."""

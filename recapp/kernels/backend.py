@@ -6,11 +6,11 @@ collection, and made ready before its first step.
 | torch   | any    | `reference.py`: plain torch, defines the result                               |
 | numba   | CPU    | `numba_cpu.py`: compiled for the machine at first use, several times as fast; |
 |         |        | results are kept on disk                                                      |
-| triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference            |
+| triton  | GPU    | `triton_cuda.py`: arithmetic, and integers of all groups at once              |
 
 `auto` takes the fastest backend that works; the setting is `engine.backend`. Faster backends give
-the reference's results up to the order of sums. Within one backend results have the same bits under
-every plan and for every number of threads.
+the reference's results up to the order of sums (`sums.py`). Within one backend results have the
+same bits under every plan and for every number of threads.
 
 The kernels of a collection are compiled before its first step, once per machine: numba keeps them
 in its cache on disk. It compiles a kernel for each combination of types and width, and once more
@@ -254,7 +254,7 @@ def _find_rows(kernels: Any, example: Tensor) -> None:
     index.positions.grow(1)
     index.strips.grow(1)
     slot, _ = index.find_or_insert(position, strip, lambda n: torch.arange(n))
-    index.slots_of_stretch(0, 0)
+    index.slots_of(0)
     index.remove(slot)
     if example.dtype == torch.float32:
         kernels.write_start_values(example.clone(), slot, position, 0, range(example.shape[1]), 0.0)

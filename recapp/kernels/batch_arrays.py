@@ -28,7 +28,7 @@ class SlotNumbers(NamedTuple):
         shift: The shift of mixed rows.
         mixed: The number of mixed rows; 0 where rows are not mixed.
         base: The strip's first row in the store, where this rank has all rows of the strip.
-        key: The strip's first key among those of its group.
+        key: The strip's first key among those of its group; the strip of a dynamic table.
         sequence: Whether each id is a bag.
         mean: Whether the ids of a bag are averaged.
         first: Whether the slot is the first of its lookup.
@@ -142,8 +142,10 @@ class Entries(NamedTuple):
     """The entries of a batch, in the order of the batch.
 
     Args:
-        key_P: The key of each entry's row; behind the entries of a group, its `no_key`.
-        row_P: The row of each entry in this rank's store.
+        key_P: The key of each entry's row; behind the entries of a group, its `no_key`. Of a
+            dynamic table the strip, until a search has found the row.
+        row_P: The row of each entry in this rank's store. Of a dynamic table the position of the
+            key, until a search has found the row.
         where_P: The offset of each entry's gradient.
         weight_P: The weight of each entry; None where all are 1.
     """

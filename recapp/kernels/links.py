@@ -175,8 +175,10 @@ class Links(NamedTuple):
         at_M: The offset of each bag's result in the target; None: results stand side by side.
         bags: The number of bags M.
         staged: The strips in which the source is copied; None: it is not copied.
-        used: The number of bags that have entries, int32 on the device, where the host knows no
-            more than `bags`, the largest possible number; None: all have.
+        used: The number of bags that have entries, int32 on the device, [1], where the host knows
+            no more than `bags`, the largest possible number; None: all have. Nothing behind them
+            is read, whatever room the arrays have.
+        longest: A number of entries that no bag exceeds, if the host knows one below `index_N`'s.
     """
 
     index_N: Tensor
@@ -186,6 +188,21 @@ class Links(NamedTuple):
     bags: int
     staged: Staged | None = None
     used: Tensor | None = None
+    longest: int | None = None
+
+    def exact(self) -> "Links":
+        """Return the matrix cut to its count, for which the host waits."""
+        if self.used is None:
+            return self
+        bags = int(to_host(self.used))
+        entries = bags if self.offsets_M1 is None else int(to_host(self.offsets_M1[bags]))
+        return Links(
+            self.index_N[:entries],
+            None if self.offsets_M1 is None else self.offsets_M1[: bags + 1],
+            None if self.weights_N is None else self.weights_N[:entries],
+            None if self.at_M is None else self.at_M[:bags],
+            bags,
+        )
 
 
 @dataclass(frozen=True)
@@ -285,6 +302,27 @@ class Bags:
             return value_N  # the group's slots are the lookups of the batch
         bag_S, count_S = to_device(np.stack([self.bag_S, np.diff(self.bags_S1)]), value_N.device)
         return value_N[ranges(bag_S, count_S, int(self.bags_S1[-1]))]
+
+
+class DeviceRate(NamedTuple):
+    """The learning rates of an update on a GPU, which a recorded step reads anew.
+
+    Args:
+        numbers: The rates, filled up with zeros to three, then the part of its weights that a
+            touched row loses before the rule is applied: fp64, [4].
+        rates: The number of rates that the rule reads.
+        stopped: A number, int32; where it is not zero, the update changes nothing. None: never.
+    """
+
+    numbers: Tensor
+    rates: int
+    stopped: Tensor | None = None
+
+
+def rate_numbers(rate: Rate, decay: float) -> list[float]:
+    """Return the numbers of a `DeviceRate`."""
+    rates = rate if isinstance(rate, tuple) else (rate,)
+    return [*(*rates, 0.0, 0.0)[:3], decay_of(rate, decay)]
 
 
 def decay_of(lr: Rate, decay: float) -> float:

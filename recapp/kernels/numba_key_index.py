@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.kernels.links import STRETCH_BITS
@@ -294,15 +295,16 @@ def remove_slots(table: Any, slot_M: Any) -> None:
 
 
 @jit
-def slots_in(table: Any, first: Any, step: Any, strip: Any, slot_K: Any) -> Any:
-    """Write the slots of a strip in every `step`-th segment; return their number."""
+def slots_in(table: Any, first: Any, step: Any, wanted_I: Any, slot_K: Any) -> Any:
+    """Write the slots of wanted strips in every `step`-th segment; return their number."""
     n = 0
     for segment in range(first, table.segments, step):
         for bucket in range(segment * SEGMENT, (segment + 1) * SEGMENT):
             if table.tag_B[bucket] == 0:
                 continue
             slot = np.int64(table.slot_B[bucket])
-            if table.strip_S[slot] == strip:
+            strip = table.strip_S[slot]
+            if strip < len(wanted_I) and wanted_I[strip]:
                 slot_K[n] = slot
                 n += 1
     return n
@@ -342,12 +344,6 @@ class HashIndex:
     def nbytes(self) -> int:
         """Return the bytes of the index, without `positions` and `strips`."""
         return self._tags.nbytes + self._slots.nbytes + self._used_G.nbytes
-
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._tags.rows[: self._segments * SEGMENT] = 0
-        self._used_G[:] = 0
-        self._keys = 0
 
     def _add_segments(self, more: int) -> None:
         self._tags.grow((self._segments + more) * SEGMENT)
@@ -425,18 +421,22 @@ class HashIndex:
         self._keys -= len(slot_M)
         remove_slots(self._table(), slot_M.numpy())
 
-    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a stretch."""
-        return self._slots_in(int(self._place_R[stretch]), self._places, strip)
+    def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
+        """Return the slots whose positions lie in some stretches (see `SortedIndex`)."""
+        slots = [torch.zeros(0, dtype=torch.int64)]
+        for stretch in true_indices(wanted_IR.any(0)).tolist():
+            wanted_I = wanted_IR[:, stretch].numpy()
+            slots.append(self._slots_in(int(self._place_R[stretch]), self._places, wanted_I))
+        return torch.cat(slots)
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
-        slot_K = self._slots_in(0, 1, strip)
+        slot_K = self._slots_in(0, 1, np.arange(strip + 1) == strip)
         return slot_K[self.positions.rows[slot_K, 0].argsort()]
 
-    def _slots_in(self, first: int, step: int, strip: int) -> Tensor:
+    def _slots_in(self, first: int, step: int, wanted_I: NDArray[np.bool_]) -> Tensor:
         slot_K = np.empty(self._keys, np.int64)
-        n = slots_in(self._table(), first, step, strip, slot_K)
+        n = slots_in(self._table(), first, step, np.ascontiguousarray(wanted_I), slot_K)
         return torch.from_numpy(slot_K[:n].copy())
 
 

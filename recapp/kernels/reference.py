@@ -26,11 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.links import (
-    SQUARE_BLOCK,
     STRETCH_BITS,
     Bags,
     Counts,
@@ -40,7 +38,6 @@ from recapp.kernels.links import (
     Scratch,
     counts_of,
     decay_of,
-    gather,
     group,
     numbered,
     numbered_ranges,
@@ -50,6 +47,7 @@ from recapp.kernels.links import (
 )
 from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.row_memory import RowMemory
+from recapp.kernels.sums import bag_sums, squares
 from recapp.optim.rules import Rate, RowRule
 from recapp.sparse.transfer import to_device, to_host, true_indices
 
@@ -80,10 +78,6 @@ class SortedIndex:
     def nbytes(self) -> int:
         """Return the bytes of the index, without `positions` and `strips`."""
         return sum(p.nbytes + s.nbytes for p, s in self._sorted.values())
-
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._sorted.clear()
 
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slot of each key, int64; -1 for a key that is absent."""
@@ -150,10 +144,18 @@ class SortedIndex:
         none = torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
         return self._sorted.get(strip, (none, none))
 
-    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a stretch."""
-        position_K, slot_K = self._of_strip(strip)
-        return slot_K[(position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1) == stretch]
+    def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
+        """Return the slots whose positions lie in some stretches.
+
+        Args:
+            wanted_IR: Whether the slots of each strip in each stretch are wanted.
+        """
+        slots = [torch.zeros(0, dtype=torch.int64, device=wanted_IR.device)]
+        for wanted_R, strip in zip(wanted_IR, range(len(wanted_IR)), strict=True):
+            position_K, slot_K = self._of_strip(strip)
+            stretch_K = (position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1)
+            slots.append(slot_K[true_indices(wanted_R[stretch_K])])
+        return torch.cat(slots)
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
@@ -240,9 +242,14 @@ class TorchBackend:
     """
 
     name = "torch"
+    # the order of sums (`recapp/kernels/sums.py`)
+    blocks: tuple[int, ...] = ()
+    # whether all offsets of outputs and messages are multiples of a cache line: a hint
+    in_lines = False
     rows_of_ids: Any = None  # id rules have their own torch operations
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
+    begin_rows: Any = None  # the start values of all strips at once
     fused_integers: Any = None  # no functions for all groups at once
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
@@ -553,10 +560,13 @@ class TorchBackend:
             in_lines: A hint that every result fills whole cache lines, that the target begins at a
                 cache line, and that results are not read soon.
         """
+        links = links.exact()
         step = max(1, CHUNK_ELEMENTS // width)
         for first in range(0, links.bags, step):
             last = min(first + step, links.bags)
-            rows_MD = _sums(source, stride, width, links, dtype, first, last) * scale
+            rows_MD = (
+                bag_sums(source, stride, width, links, dtype, first, last, self.blocks) * scale
+            )
             if links.at_M is None:
                 target[first * width : last * width] = rows_MD.view(-1).to(target.dtype)
             else:
@@ -602,7 +612,7 @@ class TorchBackend:
             links: The sparse matrix that sums the gradient of each touched row.
             dtype: The type in which gradients are summed, fp32 or fp64.
         """
-        return _squares(_sums(gradients, 1, width, links, dtype, 0, links.bags))
+        return squares(self._gradients(gradients, width, links, dtype))
 
     def row_squares(
         self,
@@ -619,9 +629,9 @@ class TorchBackend:
 
         Squares are added as in `square_sums`. The arguments are those of `update`; none is changed.
         """
-        grad_UD = _sums(gradients, 1, weights_RD.shape[1], links, dtype, 0, links.bags)
+        grad_UD = self._gradients(gradients, weights_RD.shape[1], links, dtype)
         old = [x.index_select(0, row_U.long()).to(dtype) for x in (weights_RD, *state)]
-        return torch.stack([_squares(x) for x in _squared(rule, grad_UD, old, lr)])
+        return torch.stack([squares(x) for x in _squared(rule, grad_UD, old, lr)])
 
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
         """Return the piece of each touched row of a store.
@@ -683,6 +693,23 @@ class TorchBackend:
             )
         return (total_U / dim_K[piece_U]).to(dtype)
 
+    def _gradients(self, source: Tensor, width: int, links: Links, dtype: torch.dtype) -> Tensor:
+        """Return the summed gradient of each touched row."""
+        links = links.exact()
+        return bag_sums(source, 1, width, links, dtype, 0, links.bags, self.blocks)
+
+    def on_device(
+        self, rates: Sequence[Rate], rules: Sequence[RowRule], device: torch.device
+    ) -> Sequence[Any]:
+        """Return the rates of a step in the form for `update`, one for each rule.
+
+        Args:
+            rates: The learning rates, from each rule's `rate_of`.
+            rules: The rules.
+            device: The device of the rows.
+        """
+        return rates
+
     def update(
         self,
         gradients: Tensor,
@@ -710,13 +737,14 @@ class TorchBackend:
             lr: The learning rate of this update, from the rule's `rate_of`.
             rule: The rule: its expression, constants and kinds of state.
         """
-        row_U = row_U.long()
+        links = links.exact()
+        row_U = row_U[: links.bags].long()
         tensors = [weights_RD, *state]
         width = weights_RD.shape[1]
-        grad_UD = _sums(gradients, 1, width, links, dtype, 0, links.bags)
+        grad_UD = self._gradients(gradients, width, links, dtype)
         w_UD, *s = old = [x.index_select(0, row_U).to(dtype) for x in tensors]
         if mean_U is None:
-            means = [_squares(x) / width for x in _squared(rule, grad_UD, old, lr)]
+            means = [squares(x) / width for x in _squared(rule, grad_UD, old, lr)]
         else:
             means = list(mean_U.view(-1, links.bags)) if links.bags else [mean_U.view(-1)] * 4
         each = tuple(mean.to(dtype)[:, None] for mean in means)
@@ -797,34 +825,6 @@ def rows_behind(row_N: Tensor | None, steps_R: Tensor, now: int) -> Tensor:
     return torch.unique(row_M)  # type: ignore[no-any-return]
 
 
-def _sums(
-    source: Tensor, stride: int, width: int, links: Links, dtype: torch.dtype, first: int, last: int
-) -> Tensor:
-    """Return the unscaled sums of bags first .. last of `pool`, [last - first, width]."""
-    begin = first
-    end = last
-    if links.offsets_M1 is not None:  # the host reads offsets only if bags come in several chunks
-        begin = int(to_host(links.offsets_M1[first])) if first else 0
-        end = int(to_host(links.offsets_M1[last])) if last < links.bags else len(links.index_N)
-    if begin == end:
-        return source.new_zeros(last - first, width, dtype=dtype)
-    gathered_ND = gather(source, stride, width, links.index_N[begin:end], dtype)
-    if links.offsets_M1 is None and links.weights_N is None:
-        return gathered_ND
-    offsets = torch.arange(end - begin + 1, device=source.device)
-    if links.offsets_M1 is not None:
-        offsets = links.offsets_M1[first : last + 1].long() - begin
-    weights = None if links.weights_N is None else links.weights_N[begin:end].to(dtype)
-    return F.embedding_bag(
-        torch.arange(end - begin, device=source.device),
-        gathered_ND,
-        offsets,
-        mode="sum",
-        include_last_offset=True,
-        per_sample_weights=weights,
-    )
-
-
 def _squared(rule: RowRule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) -> Sequence[Tensor]:
     """Return the tensors that a rule squares, each [U, D], from gradients and the old weights and
     state.
@@ -833,13 +833,6 @@ def _squared(rule: RowRule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) ->
         return [grad_UD]
     w_UD, *state = old
     return rule.squares(w_UD, grad_UD, lr, torch.sqrt, *rule.constants, *state)
-
-
-def _squares(grad_UD: Tensor) -> Tensor:
-    total_U = torch.zeros(len(grad_UD), dtype=torch.float64, device=grad_UD.device)
-    for block_UC in torch.split(grad_UD, SQUARE_BLOCK, 1):
-        total_U += block_UC.to(torch.float64, copy=True).square_().sum(1)
-    return total_U
 
 
 def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:

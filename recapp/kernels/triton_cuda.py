@@ -1,13 +1,15 @@
-"""The GPU backend: Triton kernels for the arithmetic, and the integer functions of the reference,
-which run on any device.
+"""The GPU backend: Triton kernels for the arithmetic and for the integers of all groups at once
+(`triton_integers.py`), and the integer functions of the reference, which run on any device.
 
-`recapp/kernels/reference.py` documents the functions, `triton_vectors.py` the kernels. No function
-waits for the device: the host knows the sizes from which grids and buffers follow. Triton compiles
-a kernel at its first call with new types or a new width, and keeps it on disk. Triton's interpreter
-(TRITON_INTERPRET=1) runs them on CPU tensors: slowly, for tests.
+`recapp/kernels/reference.py` documents the functions, `triton_vectors.py` and `triton_update.py`
+the kernels of the arithmetic, which adds in the order of `sums.py`. No function waits for the
+device: the host knows the sizes from which grids and buffers follow, or the room for them
+(`Links.used`). Triton compiles a kernel at its first call with new types or a new width, and keeps
+it on disk. Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slowly, for tests.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -15,23 +17,29 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels import triton_integers
-from recapp.kernels import triton_vectors as vectors
-from recapp.kernels.links import Links, decay_of
+from recapp.kernels import triton_integers, triton_update, triton_vectors
+from recapp.kernels.links import DeviceRate, Links, rate_numbers
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_start_values import begin_rows
+from recapp.kernels.triton_update import RuleForm
+from recapp.kernels.triton_vectors import DeviceMatrix, Form, VectorSource
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+WARPS = 1
 
 
 class TritonBackend(TorchBackend):
     """The backend for tensors on a GPU."""
 
     name = "triton"
+    blocks = GPU_ORDER
     fused_integers = triton_integers
     key_index = DeviceKeyIndex
+    begin_rows = staticmethod(begin_rows)
 
     @override
     def pool(
@@ -45,8 +53,8 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = vectors.form(width, TYPES[dtype], stride)
-        _pool(vectors.VectorSource(source, None), form, links, target, dtype, scale, in_lines)
+        form = self._form(width, dtype, stride)
+        _pool(VectorSource(source, None), form, links, target, dtype, scale, in_lines)
 
     @override
     def pool_quantised(
@@ -58,8 +66,8 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
-        source = vectors.VectorSource(rows.packed_RK, rows.numbers_RN)
+        form = triton_vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
+        source = VectorSource(rows.packed_RK, rows.numbers_RN)
         _pool(source, form, links, target, dtype, scale, in_lines)
 
     @override
@@ -68,12 +76,30 @@ class TritonBackend(TorchBackend):
     ) -> Tensor:
         total_U = torch.empty(links.bags, dtype=torch.float64, device=gradients.device)
         if links.bags:
-            form = vectors.form(width, TYPES[dtype])
-            source = vectors.VectorSource(gradients, None)
-            matrix = _matrix(source, form, links, dtype)
-            grid = (triton.cdiv(links.bags, form.BAGS),)
-            vectors.square_sums(grid, (*source, *matrix, total_U, links.bags), (form,))
+            form = self._form(width, dtype)
+            matrix = _matrix(VectorSource(gradients, None), form, links, dtype)
+            grid = (triton_vectors.programs(links.bags, form),)
+            triton_vectors.square_sums(grid, (*matrix, total_U), (form,), WARPS)
         return total_U
+
+    @override
+    def on_device(
+        self, rates: Sequence[Rate], rules: Sequence[RowRule], device: torch.device
+    ) -> Sequence[Any]:
+        """See the reference. One copy takes all rates to the device. Rules that the reference
+        computes keep theirs.
+        """
+        tuples = [rate if isinstance(rate, tuple) else (rate,) for rate in rates]
+        pairs = zip(rates, rules, strict=True)
+        numbers = [rate_numbers(rate, rule.decay) for rate, rule in pairs]
+        # so few numbers reach the device sooner from memory that is not page-locked
+        numbers_K4 = torch.tensor(numbers, dtype=torch.float64, device="cpu").to(
+            device, non_blocking=True
+        )
+        return [
+            DeviceRate(numbers_4, len(numbers)) if rule.squares is None else rate
+            for numbers_4, numbers, rate, rule in zip(numbers_K4, tuples, rates, rules, strict=True)
+        ]
 
     def update(
         self,
@@ -84,35 +110,36 @@ class TritonBackend(TorchBackend):
         weights_RD: Tensor,
         state: Sequence[Tensor],
         dtype: torch.dtype,
-        lr: Rate,
+        lr: Rate | DeviceRate,
         rule: RowRule,
     ) -> None:
         """See the reference. A rule has two state tensors at most.
 
-        The reference computes rules with an expression `squares` (LAMB, LARS).
+        The reference computes rules with an expression `squares` (LAMB, LARS), and then the host
+        waits for the count of the matrix.
         """
         if not links.bags:
             return
-        if rule.squares is not None:
+        if not isinstance(lr, DeviceRate):
+            (lr,) = self.on_device([lr], [rule], weights_RD.device)
+        if not isinstance(lr, DeviceRate):
             super().update(gradients, links, row_U, mean_U, weights_RD, state, dtype, lr, rule)
             return
-        rates = lr if isinstance(lr, tuple) else (lr,)
-        form = vectors.form(weights_RD.shape[1], TYPES[dtype])
-        source = vectors.VectorSource(gradients, None)
+        form = self._form(weights_RD.shape[1], dtype)
         row0, row1, *_ = [*(kind == "row" for _, kind in rule.state), False, False]
         state0, state1, *_ = [*state, None, None]
-        matrix = _matrix(source, form, links, dtype)
-        rows = vectors.DeviceRows(row_U, mean_U, weights_RD, state0, state1)
-        numbers = (links.bags, *(*rates, 0.0, 0.0)[:3], decay_of(lr, rule.decay))
-        vectors.update(
-            (triton.cdiv(links.bags, form.BAGS),),
-            (*source, *matrix, *rows, *numbers),
+        matrix = _matrix(VectorSource(gradients, None), form, links, dtype)
+        rows = triton_update.DeviceRows(weights_RD, row_U, mean_U, state0, state1)
+        triton_update.update(
+            (triton_vectors.programs(links.bags, form),),
+            (*matrix, *rows, lr.numbers, lr.stopped),
             (
-                vectors.device_function(rule.step, rule.constants),
-                vectors.sqrt,
-                vectors.RuleForm(len(rates), rule.decay > 0, row0, row1, rule.means > 0),
+                triton_update.device_function(rule.step, rule.constants),
+                triton_update.sqrt,
+                RuleForm(lr.rates, rule.decay > 0, row0, row1, rule.means > 0),
                 form,
             ),
+            WARPS,
         )
 
     def catch_up(
@@ -134,18 +161,26 @@ class TritonBackend(TorchBackend):
         rows = len(steps_R) if row_S is None else len(row_S)
         if not rows:
             return
-        form = vectors.form(weights_RD.shape[1], TYPES[dtype])
+        form = triton_vectors.form(weights_RD.shape[1], TYPES[dtype])
         state0, state1, *_ = [*state, None, None]
-        vectors.catch_up(
+        triton_update.catch_up(
             (triton.cdiv(rows, form.BAGS),),
             (weights_RD, row_S, state0, state1, steps_R, rates_TK, rows, first, now),
             (
-                vectors.device_function(rule.step, rule.constants),
-                vectors.sqrt,
-                vectors.RuleForm(rates_TK.shape[1], False, False, False, False),
+                triton_update.device_function(rule.step, rule.constants),
+                triton_update.sqrt,
+                RuleForm(rates_TK.shape[1], False, False, False, False),
                 form,
             ),
+            WARPS,
         )
+
+    def _form(self, width: int, dtype: torch.dtype, stride: int = 1) -> Form:
+        """Return the constants for vectors of floats; rows of a store begin at multiples of their
+        width, others at lines if all offsets do.
+        """
+        line = triton_vectors.LINE if self.in_lines and stride == 1 else 1
+        return triton_vectors.form(width, TYPES[dtype], stride, line=line)
 
 
 def _each_once(row_N: Tensor) -> Tensor:
@@ -156,38 +191,37 @@ def _each_once(row_N: Tensor) -> Tensor:
 
 
 def _pool(
-    source: vectors.VectorSource,
-    form: vectors.Form,
+    source: VectorSource,
+    form: Form,
     links: Links,
     target: Tensor,
     dtype: torch.dtype,
     scale: float,
     in_lines: bool,
 ) -> None:
-    if links.used is not None and links.offsets_M1 is not None:
-        n = int(links.used)
-        links = links._replace(bags=n, offsets_M1=links.offsets_M1[: n + 1], used=None)
     if not links.bags:
         return
     matrix = _matrix(source, form, links, dtype)
-    grid = triton.cdiv(links.bags, form.BAGS), triton.cdiv(form.WIDTH, form.COLUMNS)
-    arguments = (*source, *matrix, target, links.at_M, links.bags, scale)
-    vectors.pool(grid, arguments, (form, in_lines))
+    grid = triton_vectors.programs(links.bags, form), triton.cdiv(form.WIDTH, form.COLUMNS)
+    triton_vectors.pool(grid, (*matrix, target, links.at_M, scale), (form, in_lines), WARPS)
 
 
-def _matrix(
-    source: vectors.VectorSource, form: vectors.Form, links: Links, dtype: torch.dtype
-) -> vectors.DeviceMatrix:
-    """Return a sparse matrix in the form for kernels. If some bag can be long, it has the sums of
-    the runs of long bags (see `triton_vectors.py`).
+def _matrix(source: VectorSource, form: Form, links: Links, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the source and a sparse matrix as the first arguments of kernels. If some bag can be
+    long, the sums of the blocks of long bags are among them (see `triton_vectors.py`).
     """
-    matrix = vectors.DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None)
     entries = len(links.index_N)
-    if links.offsets_M1 is None or entries <= form.RUN:
-        return matrix
-    positions = 2 * triton.cdiv(entries, form.RUN)
-    partial = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)
-    matrix = matrix._replace(partial=partial)
-    grid = positions, triton.cdiv(form.WIDTH, form.COLUMNS)
-    vectors.sum_runs(grid, (*source, *matrix, links.bags), (form,))
-    return matrix
+    longest = entries if links.longest is None else links.longest
+    matrix = DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None, None)
+    bags = links.bags, links.used
+    span = form.BLOCK
+    for name in ("sums", "sums2"):
+        if links.offsets_M1 is None or longest <= span:
+            break
+        positions = 2 * triton.cdiv(entries, span)
+        sums = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)
+        matrix = matrix._replace(**{name: sums})
+        grid = positions, triton.cdiv(form.WIDTH, form.COLUMNS)
+        triton_vectors.sum_blocks(grid, (*source, *matrix, *bags), (form, span), WARPS)
+        span *= form.BLOCK
+    return *source, *matrix, *bags

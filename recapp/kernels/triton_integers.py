@@ -40,6 +40,7 @@ from recapp.kernels.batch_arrays import (
     SlotPlace,
 )
 from recapp.kernels.triton_launch import Launch
+from recapp.kernels.triton_start_values import position_of
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -63,7 +64,9 @@ SLOT, PLACE, GROUP, PIECE, AT, OUT = (
     tl.constexpr(len(record._fields))
     for record in (SlotNumbers, SlotPlace, GroupPlace, PieceNumbers, PiecePlace, GroupRequests)
 )
-ERROR, HASH, CLAMP = (tl.constexpr(i) for i in range(3))  # `RULE_NUMBERS` of tables/ids.py
+ERROR, HASH, CLAMP, _, DYNAMIC = (
+    tl.constexpr(i) for i in range(5)
+)  # `RULE_NUMBERS` of tables/ids.py
 NO_ID = tl.constexpr(MISSING)
 NONE = tl.constexpr(NOTHING)
 
@@ -77,6 +80,7 @@ def entries_of_ids(
     places: Tensor,
     groups: Tensor,
     report: Tensor,
+    stopped: Tensor | None,
     scale: torch.dtype | None,
     sizes: Sizes,
     take: Take,
@@ -93,6 +97,7 @@ def entries_of_ids(
         groups: The places of the groups, int64 [G x `GroupPlace`].
         report: Filled with the index of the first id that is an error (`NOTHING` before), and the
             number of changed ids of each lookup (0 before).
+        stopped: An integer that is set if an id is an error; None sets nothing.
         scale: The type of the weights of entries; None where all are 1.
         sizes: The sizes of the batch.
         take: Memory for the results.
@@ -105,7 +110,10 @@ def entries_of_ids(
     )
     rows(
         (sizes.entries // BLOCK,),
-        (ids_L, edge_N1, weights_L, slots, places, groups, report, *entries, samples, sizes.groups),
+        (
+            *(ids_L, edge_N1, weights_L, slots, places, groups, report, stopped),
+            *(*entries, samples, sizes.groups),
+        ),
         (None if scale is None else TYPES[scale], BLOCK),
     )
     return entries
@@ -380,12 +388,15 @@ def _rows_of(id_P, slot_P, here_P):
 
 
 @triton.jit
-def _note_outside(outside_P, id_at_P, slot_P, report):
+def _note_outside(outside_P, id_at_P, slot_P, report, stopped):
     """Keep the first id that is an error, and count changed ids, once for each lookup."""
     if tl.max(outside_P.to(tl.int32), 0) > 0:
         rule_P = tl.load(slot_P + RULE, mask=outside_P, other=0)
         wrong_P = outside_P & (rule_P == ERROR)
-        tl.atomic_min(report, tl.min(tl.where(wrong_P, id_at_P, NONE), 0))
+        first = tl.min(tl.where(wrong_P, id_at_P, NONE), 0)
+        tl.atomic_min(report, first)
+        if stopped is not None:
+            tl.atomic_max(stopped, (first < NONE).to(tl.int32))
         changed_P = outside_P & (rule_P == CLAMP)
         changed_P = changed_P & (tl.load(slot_P + FIRST, mask=outside_P, other=0) > 0)
         lookup_P = tl.load(slot_P + LOOKUP, mask=outside_P, other=0)
@@ -412,6 +423,7 @@ def rows(
     places,
     groups,
     report,
+    stopped,
     key,
     index,
     where,
@@ -436,11 +448,16 @@ def rows(
     id_at_P = tl.load(place_P + ID, mask=here_P, other=0) + nth_P
     id_P = tl.load(ids + id_at_P, mask=here_P, other=0).to(tl.int64)
     row_P, outside_P = _rows_of(id_P, slot_P, here_P)
-    _note_outside(outside_P, id_at_P, slot_P, report)
+    _note_outside(outside_P, id_at_P, slot_P, report, stopped)
     position_P = _positions_of(row_P, slot_P, here_P)
     store_P = position_P + tl.load(slot_P + BASE, mask=here_P, other=0)
     first_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + tl.load(group + KEY)
-    key_P = tl.where(here_P, first_P + position_P, tl.load(group + NO_KEY))
+    key_P = first_P + position_P
+    first_slot = slots + tl.load(group + SLOTS) * SLOT
+    if tl.load(first_slot + RULE) == DYNAMIC:  # a search takes position and strip
+        store_P = position_of(id_P)
+        key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0)
+    key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))
     tl.store(key + p_P, key_P.to(key.dtype.element_ty))
     tl.store(index + p_P, store_P.to(index.dtype.element_ty), mask=here_P)
     bags = edges + tl.load(slot_P + LOOKUP, mask=here_P, other=0) * samples

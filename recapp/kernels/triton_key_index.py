@@ -296,11 +296,6 @@ class DeviceKeyIndex:
         """Return the bytes of the index, without `positions` and `strips`."""
         return self._table.nbytes
 
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._table.fill_(FREE)
-        self._keys = self._used = 0
-
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slot of each key, int64; -1 for a key that is absent."""
         n = len(position_N)
@@ -325,7 +320,7 @@ class DeviceKeyIndex:
         buckets, secret = self._numbers()
         _launch(find_or_claim, n, *self._arrays(), *keys, n, buckets, len(claims_C), secret)
         _launch(count_new, n, claims_C, cell_N, counts, n)
-        new = int(to_host(counts).sum())
+        new = sum(to_host(counts).tolist())
         first_U = slot_N.new_empty(new)
         if new:
             fresh_U = free(new)
@@ -343,20 +338,22 @@ class DeviceKeyIndex:
         _launch(remove, n, *self._arrays(), slot_M.contiguous(), n, *self._numbers())
         self._keys -= n
 
-    def slots_of_stretch(self, stretch: int, strip: int) -> Tensor:
-        """Return the slots of a strip whose positions lie in a stretch."""
-        slot_K = self.slots_of(strip)
+    def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
+        """Return the slots whose positions lie in some stretches (see `SortedIndex`)."""
+        slot_K = self._all_slots()
         stretch_K = (self.positions.rows[slot_K, 0] >> (64 - STRETCH_BITS)) + (
             1 << STRETCH_BITS - 1
         )
-        return slot_K[true_indices(stretch_K == stretch)]
+        return slot_K[true_indices(wanted_IR[self.strips.rows[slot_K, 0].long(), stretch_K])]
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
-        word_K = self._table[true_indices(self._table >= 0)]
-        slot_K = word_K & ((1 << 32) - 1)
+        slot_K = self._all_slots()
         slot_K = slot_K[true_indices(self.strips.rows[slot_K, 0] == strip)]
         return slot_K[self.positions.rows[slot_K, 0].argsort()]
+
+    def _all_slots(self) -> Tensor:
+        return self._table[true_indices(self._table >= 0)] & ((1 << 32) - 1)
 
     def _arrays(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the arrays in the form for kernels. Growth replaces them."""

@@ -2,7 +2,7 @@
 
 For each launch, Triton finds the compiled form of a kernel anew, and takes records of arguments
 apart: longer than the driver needs for the launch. A `Launch` keeps the compiled forms. It tells
-apart whatever Triton tells apart: the type of an array, its device, whether it begins at a multiple
+apart whatever Triton tells apart: the device, the type of an array, whether it begins at a multiple
 of 16 bytes, whether a number is 1, a multiple of 16 or wider than 32 bits, and every constant.
 
 Kernels take flat arguments: arrays (None stands for an absent one) and numbers, then constants.
@@ -45,29 +45,34 @@ class Launch:
 
         Args:
             grid: The number of programs, in one to three dimensions.
-            arguments: The arrays and numbers of the kernel, an array first.
+            arguments: The arrays and numbers of the kernel, an array first. All arrays lie on one
+                device.
             constants: The arguments behind them, for which the kernel is compiled.
             warps: The warps of a program.
         """
         LAUNCHES[self._kernel.fn.__name__] += 1
-        addresses = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
-        kind = (constants, warps, *map(_kind, arguments, addresses))
-        with _current(arguments[0].device):
-            if compiled := self._compiled.get(kind):
+        device = arguments[0].device
+        kind: list[Hashable] = [constants, warps, device]
+        addresses = []
+        for argument in arguments:  # a loop without calls: it runs once for each launch of a step
+            if isinstance(argument, Tensor):
+                address = argument.data_ptr()
+                kind += argument.dtype, address % ALIGNMENT == 0
+                addresses.append(address)
+                continue
+            if isinstance(argument, int):
+                kind += argument == 1, argument % ALIGNMENT == 0, argument.bit_length() > 31
+            else:
+                kind.append(argument is None)
+            addresses.append(argument)
+        key = tuple(kind)
+        with _current(device):
+            if compiled := self._compiled.get(key):
                 compiled[(*grid, 1, 1)](*addresses, *constants)
                 return
-            self._compiled[kind] = self._kernel[grid](
+            self._compiled[key] = self._kernel[grid](
                 *arguments, *constants, num_warps=warps, enable_fp_fusion=False
             )
-
-
-def _kind(argument: Any, address: Any) -> Hashable:
-    """Return what Triton reads of an argument when it chooses the compiled form."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.device, address % ALIGNMENT == 0
-    if isinstance(argument, int):
-        return argument == 1, argument % ALIGNMENT == 0, argument.bit_length() > 31
-    return argument is None
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

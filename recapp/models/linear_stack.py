@@ -1,11 +1,15 @@
-"""Linear layers and their ReLUs as one function for training on CPUs.
+"""Linear layers and their ReLUs as one function for training.
 
     x_BK - Linear - ReLU - Linear - ReLU - Linear - y_BO        one node of autograd's graph
 
-The arithmetic is torch's, and so are the bits. Three things are faster than in autograd: there are
-fewer calls between the products; a ReLU's backward works in place; and large results get rows of
-whole cache lines. A product that writes rows of 367 or 429 numbers without gaps takes up to 1.6
-times as long.
+On CPUs the arithmetic is torch's, and so are the bits. Three things are faster than in autograd:
+there are fewer calls between the products; a ReLU's backward works in place; and large results get
+rows of whole cache lines. A product that writes rows of 367 or 429 numbers without gaps takes up to
+1.6 times as long.
+
+On GPUs each layer is a node of its own, so that ranks average its gradients while others are
+computed. A kernel computes the layer, its bias and its ReLU, and columns of zeros fill up the
+input and the weight for tensor cores.
 
 Where a graph of gradients is made (`create_graph`), backward computes the results again and uses
 functions that autograd can differentiate, so second derivatives are right. For several gradients at
@@ -37,37 +41,42 @@ def run_layers(layers: Iterable[nn.Module], x_BK: Tensor) -> Tensor:
 
     Args:
         layers: The layers, of any kind.
-        x_BK: The input, on a CPU, with gradients enabled.
+        x_BK: The input, which `may_run_layers` allows.
     """
     linears: list[nn.Linear] = []
     with_relu: list[bool] = []
     for layer in layers:
-        if _is_plain(layer, nn.Linear, Linear) and x_BK.dim() == 2:
+        if linears and not with_relu[-1] and _is_plain(layer, nn.ReLU):
+            with_relu[-1] = True
+            continue
+        is_linear = _is_plain(layer, nn.Linear, Linear) and x_BK.dim() == 2
+        if linears and (not is_linear or on_gpu(x_BK)):
+            x_BK = _stacked(x_BK, linears, with_relu)
+            linears = []
+            with_relu = []
+        if is_linear:
             assert isinstance(layer, nn.Linear)
             linears.append(layer)
             with_relu.append(False)
-        elif linears and not with_relu[-1] and _is_plain(layer, nn.ReLU):
-            with_relu[-1] = True
         else:
-            x_BK = layer(_stacked(x_BK, linears, with_relu))
-            linears = []
-            with_relu = []
+            x_BK = layer(x_BK)
     return _stacked(x_BK, linears, with_relu)
 
 
 def may_run_layers(x_BK: Tensor) -> bool:
-    """Return whether `run_layers` can take an input now: a tensor of torch's own, on a CPU. It
-    cannot while torch records, compiles, changes dtypes or transforms functions (`torch.func`,
-    derivatives in forward); on GPUs it would delay gradients that are averaged over ranks.
+    """Return whether `run_layers` can take an input now: a tensor of torch's own, on a CPU or a GPU
+    of CUDA. It cannot while torch records, compiles or transforms functions (`torch.func`,
+    derivatives in forward), or on a CPU changes dtypes.
     """
+    device = x_BK.device.type
     return (
         not torch.compiler.is_compiling()
         and type(x_BK) in (Tensor, nn.Parameter)
-        and x_BK.device.type == "cpu"
+        and device in ("cpu", "cuda")
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
         and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
+        and (on_gpu(x_BK) or not torch.is_autocast_enabled(device))
     )
 
 
@@ -104,8 +113,31 @@ def _is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
 def _stacked(x_BK: Tensor, linears: Sequence[nn.Linear], with_relu: Sequence[bool]) -> Tensor:
     if not linears:
         return x_BK
-    inputs = [x_BK, tuple(with_relu), *(p for layer in linears for p in (layer.weight, layer.bias))]
+    parameters = [p for layer in linears for p in (layer.weight, layer.bias)]
+    if on_gpu(x_BK):
+        x_BK, *parameters = _in_autocast([x_BK, *parameters])
+        x_BK, parameters[0] = _filled_up(x_BK, parameters[0])
+    inputs = [x_BK, tuple(with_relu), *parameters]
     return _Stack.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _in_autocast(tensors: Sequence[Any]) -> list[Any]:
+    """Return tensors in the type to which autocast would change them; a bias may be None."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+
+
+def _filled_up(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an input and a weight with whole columns for tensor cores; the input may have them."""
+    zeros = whole_columns(weight.shape[1]) - weight.shape[1]
+    if not zeros:
+        return x, weight
+    if x.shape[-1] == weight.shape[1]:
+        x = functional.pad(x, (0, zeros))
+    return x, functional.pad(weight, (0, zeros))
 
 
 def _gains_by_gaps(rows: int, columns: int) -> bool:
@@ -125,7 +157,7 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None = None, rows: int 
     """
     height = len(left)
     columns = right.shape[1]
-    plain = not _gains_by_gaps(rows or height, columns)
+    plain = on_gpu(left) or not _gains_by_gaps(rows or height, columns)
     if plain or torch.is_grad_enabled() or are_several(left):
         return left.mm(right) if bias is None else torch.addmm(bias, left, right)
     stride = -(-columns // LINE) * LINE
@@ -148,11 +180,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x W^T + b."""
-        zeros = whole_columns(self.in_features) - self.in_features
-        if zeros and on_gpu(input):
-            if input.shape[-1] == self.in_features:
-                input = functional.pad(input, (0, zeros))
-            return functional.linear(input, functional.pad(self.weight, (0, zeros)), self.bias)
+        if on_gpu(input):
+            return functional.linear(*_filled_up(input, self.weight), self.bias)
         if (
             self.training
             and may_run_layers(input)
@@ -220,6 +249,9 @@ def _results(
     """Return the input, and the result of each layer."""
     results = [x_BK]
     for weight, bias, relu in zip(weights, biases, with_relu, strict=True):
+        if relu and bias is not None and on_gpu(x_BK) and not torch.is_grad_enabled():
+            results.append(torch._addmm_activation(bias, results[-1], weight.t()))  # one kernel
+            continue
         result = _product(results[-1], weight.t(), bias)
         results.append(result.relu_() if relu else result)
     return results

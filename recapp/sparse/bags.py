@@ -244,6 +244,11 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
+def are_ones(lengths: Tensor) -> bool:
+    """Return whether each bag of a batch on the CPU has one id; False without bags."""
+    return lengths.numel() > 0 and all(bool(end == 1) for end in lengths.aminmax())
+
+
 def offsets_of(lengths_N: Tensor) -> Tensor:
     """Return the start of each bag and the end of the last: int64, [bags + 1]."""
     return F.pad(lengths_N.cumsum(0), (1, 0))

@@ -57,6 +57,7 @@ from recapp.sparse.bags import (
     JaggedValues,
     Numbers,
     Strides,
+    are_ones,
     bags_text,
     check_bags,
     check_total,
@@ -83,10 +84,9 @@ from recapp.sparse.keyed_parts import (
     register_tree,
     sums_of,
 )
-from recapp.sparse.transfer import copy_to_device, to_device, to_host
+from recapp.sparse.transfer import copy_to_device, places_of, to_device, to_host, view_of
 
 SHOWN_KEYS = 30
-ALIGNMENT = 64  # bytes, of each tensor of a packed batch: kernels load 16 at once
 
 
 class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
@@ -875,11 +875,18 @@ class Batch:
         ]
 
     def packed(self) -> Self:
-        """Return the samples in one memory, which moves to another process at once."""
-        places = places_of(self.tensors())
+        """Return the samples in one memory, which moves to another process at once. Lengths of 1
+        are one number there, expanded.
+        """
+        lengths = self.sparse.lengths()
+        single = are_ones(lengths)
+        short = self.each(lambda tensor: tensor[:1] if single and tensor is lengths else tensor)
+        places = places_of(short.tensors())
         size = max(place.stop for place in places.values())
         memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        return self.each(lambda tensor: view_of(memory, places[id(tensor)], tensor).copy_(tensor))
+        there = short.each(lambda tensor: view_of(memory, places[id(tensor)], tensor).copy_(tensor))
+        sent = there.sparse.lengths()
+        return there.each(lambda tensor: tensor.expand(lengths.shape) if tensor is sent else tensor)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the samples with `change` applied to each tensor."""
@@ -892,20 +899,3 @@ class Batch:
         if self.row_numbers_B is not None:
             batch.row_numbers_B = change(self.row_numbers_B)
         return batch
-
-
-def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:
-    """Return the bytes of each tensor in one memory, by the identity of the tensor."""
-    places: dict[int, slice] = {}
-    end = 0
-    for tensor in tensors:
-        if id(tensor) not in places:
-            begin = -(-end // ALIGNMENT) * ALIGNMENT
-            end = begin + tensor.nbytes
-            places[id(tensor)] = slice(begin, end)
-    return places
-
-
-def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:
-    """Return bytes of a memory as a tensor of the dtype and shape of another."""
-    return memory[place].view(like.dtype).view(like.shape)

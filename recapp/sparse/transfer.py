@@ -5,7 +5,9 @@ to the host.
                                  first and holds the host up
     to_host                      up: the ONE function in which the host waits for a device, and only
                                  until the current stream has come here
+    start_to_host                up, without waiting
     true_indices                 where a mask is true; their number comes up by `to_host`
+    places_of, view_of           tensors that lie in one memory, to move at once
 
 Every other operation of a training step on a GPU queues work and goes on;
 `torch.cuda.set_sync_debug_mode("error")` finds an operation that waits. Some of torch's operations
@@ -16,6 +18,7 @@ torch uses page-locked memory again only when copies from it are done, so caller
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.sparse.bags import on_host
+
+ALIGNMENT = 64  # bytes, of each tensor in one memory: kernels load 16 at once
 
 
 def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) -> Tensor:
@@ -61,6 +66,16 @@ def to_host(tensor: Tensor) -> Tensor:
     return copy
 
 
+def start_to_host(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+    """Start to copy tensors to the host, and return the copies and the event at their end, for
+    which the host waits before it reads them; None on the CPU.
+    """
+    if all(on_host(tensor) for tensor in tensors):
+        return [tensor.clone() for tensor in tensors], None
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # page-locked
+    return copies, torch.cuda.current_stream(tensors[0].device).record_event()
+
+
 def true_indices(mask_N: Tensor) -> Tensor:
     """Return the indices at which a mask is true: int64, ascending.
 
@@ -75,3 +90,20 @@ def true_indices(mask_N: Tensor) -> Tensor:
     return indices.index_copy_(
         0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device)
     )[:count]
+
+
+def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:
+    """Return the bytes of each tensor in one memory, by the identity of the tensor."""
+    places: dict[int, slice] = {}
+    end = 0
+    for tensor in tensors:
+        if id(tensor) not in places:
+            begin = -(-end // ALIGNMENT) * ALIGNMENT
+            end = begin + tensor.nbytes
+            places[id(tensor)] = slice(begin, end)
+    return places
+
+
+def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:
+    """Return bytes of a memory as a tensor of the dtype and shape of another."""
+    return memory[place].view(like.dtype).view(like.shape)

@@ -174,7 +174,8 @@ RULE_NUMBERS: dict[str, int] = {
 _LARGE = 2**62  # the size of a dynamic table, whose rows need 64 bits
 
 
-def _rule_of(lookup: TableLookup) -> str:
+def rule_of(lookup: TableLookup) -> str:
+    """Return the id rule of a lookup's table, or `DYNAMIC`."""
     return lookup.table.id_rule if lookup.table.dynamic is None else DYNAMIC
 
 
@@ -223,12 +224,12 @@ class IdRules:
         ]
         self._size_F = torch.tensor(self._sizes, device="cpu")
         self._first_F = [x.table.min_key for x in self.lookups]
-        rules = [RULE_NUMBERS[_rule_of(x)] for x in self.lookups]
+        rules = [RULE_NUMBERS[rule_of(x)] for x in self.lookups]
         self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
         self._blocks = [
             (rule, [i for i, _ in block])
-            for rule, block in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
+            for rule, block in groupby(enumerate(self.lookups), key=lambda p: rule_of(p[1]))
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> LookupRows:
@@ -264,7 +265,8 @@ class IdRules:
             ConfigError: As for `raw`.
         """
         ids = self.raw(features, taken_F)
-        ids_L = ids.rows_L
+        ids_L = ids.rows_L.long()
+        ids = replace(ids, rows_L=ids_L)
         edge = [0, *accumulate(ids.per_F)]
         if any(self._first_F):
             ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.lengths_FB.sum(1)))
@@ -275,7 +277,7 @@ class IdRules:
         return self._rule_by_rule(ids, edge, ids_L)
 
     def raw(self, features: KeyedJaggedTensor, taken_F: Sequence[bool] | None = None) -> LookupRows:
-        """Return the raw ids of every lookup, int64, in the place of its rows.
+        """Return the raw ids of every lookup, of any integer type, in the place of its rows.
 
         Args:
             features: Raw ids, as for a call.
@@ -300,7 +302,6 @@ class IdRules:
                 f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go "
                 "into `weights`"
             )
-        ids_L = ids_L.long()
         per_F = features.length_per_key()
         lengths_FB = (
             features.lengths().view(len(lookups), -1) if per_F else features.lengths().view(0, 0)

@@ -69,9 +69,9 @@ MOST_OF_ROWS = 2**48
 # Rows that the planner assumes for a table without any information.
 EXPECTED_ROWS = 100_000
 
-_MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd signed 64-bit numbers
-_INVERSES = (-0x6921E4E8C0EE6F77, 0x319642B2D24D8EC3)  # of the multipliers, modulo 2^64
-_SHIFTS = (30, 27, 31)
+MULTIPLIERS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)  # odd signed 64-bit numbers
+INVERSES = (-0x6921E4E8C0EE6F77, 0x319642B2D24D8EC3)  # of the multipliers, modulo 2^64
+SHIFTS = (30, 27, 31)
 
 
 class Eviction(StrEnum):
@@ -206,15 +206,15 @@ def dynamic_rows(values: "DynamicRows | Mapping[str, Any]", setting: str) -> Dyn
 def positions_of(keys_N: "Tensor") -> "Tensor":
     """Return the positions of int64 keys."""
     x = keys_N
-    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         x = (x ^ _shifted(x, shift)) * multiplier
-    return x ^ _shifted(x, _SHIFTS[2])
+    return x ^ _shifted(x, SHIFTS[2])
 
 
 def keys_of(positions_N: "Tensor") -> "Tensor":
     """Return the keys of positions: the inverse of `positions_of`."""
-    x = _unshifted(positions_N, _SHIFTS[2])
-    for shift, inverse in zip(_SHIFTS[1::-1], _INVERSES[::-1], strict=True):
+    x = _unshifted(positions_N, SHIFTS[2])
+    for shift, inverse in zip(SHIFTS[1::-1], INVERSES[::-1], strict=True):
         x = _unshifted(x * inverse, shift)
     return x
 

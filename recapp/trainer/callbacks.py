@@ -9,6 +9,7 @@ stopping, rate monitor) run in addition.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import Measures
 from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.keep_checkpoints import step_of_best
-from recapp.trainer.lightnings_parts import BatchCallback
+from recapp.trainer.lightnings_parts import BatchCallback, log_in
 from recapp.trainer.module import TaskModule
 from recapp.trainer.strategy import strategy_of
 from recapp.transport.communicator import together
@@ -306,15 +307,15 @@ class StepClock(BatchCallback):
         self._next_step(now)
         if done % RATE_STEPS:
             return
-        log = trainer.lightning_module.log
+        log = partial(log_in, trainer.lightning_module, "on_train_batch_end")
         # CPU tensors: Lightning would copy plain numbers to the module's GPU, and wait for all work
         # that is queued there
         ms = sum(step["ms"] for step in self._steps[-RATE_STEPS:])
         rate = 1e3 * sum(self.rows[-RATE_STEPS:]) / ms
-        log("samples_per_s", torch.tensor(rate), batch_size=1)
+        log("samples_per_s", torch.tensor(rate), 1)
         if self._host_waits:
             waits = [step["input_wait_ms"] for step in self._steps[-RATE_STEPS:]]
-            log("input_wait_ms", torch.tensor(statistics.mean(waits)), batch_size=1)
+            log("input_wait_ms", torch.tensor(statistics.mean(waits)), 1)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -105,6 +105,25 @@ def limit_waits(trainer: Trainer, make_group: Callable[[], Any]) -> None:
     connector.prepare_data = prepare_data  # type: ignore[method-assign]
 
 
+def read_when_shown(trainer: Trainer) -> None:
+    """Let Lightning read the values of the progress bar when the bar shows them. By itself it reads
+    them after every step as well, where the host would wait for all work of a GPU.
+    """
+    connector = trainer._logger_connector
+    end = type(connector).on_batch_end
+
+    def on_batch_end() -> None:
+        results: Any = trainer._results or {}
+        of_bar = [result.meta for result in results.values() if result.meta.prog_bar]
+        for meta in of_bar:
+            meta.prog_bar = False
+        end(connector)
+        for meta in of_bar:
+            meta.prog_bar = True
+
+    connector.on_batch_end = on_batch_end  # type: ignore[method-assign]
+
+
 class _Barrier(_InfiniteBarrier):
     """Lightning's barrier around `prepare_data`, with a limit; its own is 10,000 days."""
 
@@ -279,6 +298,31 @@ BATCH_HOOKS = (
     "on_train_batch_end",
     *(f"on_{s}_batch_{end}" for s in ("validation", "test", "predict") for end in ("start", "end")),
 )
+
+
+def log_in(
+    module: LightningModule, hook: str, name: str, value: Tensor, rows: int, prog_bar: bool = False
+) -> None:
+    """Log a value that a hook of training logs again and again.
+
+    Lightning's `log` checks its arguments and moves the metric to its device each time, .5 ms. So
+    it is called for the first batch of an epoch, and later values go to the metric that it made.
+
+    Args:
+        module: The module that is trained.
+        hook: The name of the hook that is running.
+        name: The name of the value.
+        value: The value, a scalar on the device of earlier ones.
+        rows: The weight of the value.
+        prog_bar: Whether the progress bar shows the value.
+    """
+    connector: Any = getattr(module.trainer, "_logger_connector", None)
+    results: Any = getattr(module.trainer, "_results", None) or ()
+    key = f"{hook}.{name}"
+    if key in results and not connector.should_reset_tensors(hook):
+        results.update_metrics(key, value, rows)
+    else:
+        module.log(name, value, prog_bar=prog_bar, batch_size=rows)
 
 
 def skip_idle_hooks(callbacks: Iterable[Callback]) -> None:

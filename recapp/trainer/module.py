@@ -32,7 +32,7 @@ from recapp.tasks.detail_metrics import SLICES, Slices
 from recapp.tasks.measures import Measures
 from recapp.tasks.task import CLICK, Task, one_or_all
 from recapp.trainer.data_protocols import datamodule_of
-from recapp.trainer.lightnings_parts import ends_step
+from recapp.trainer.lightnings_parts import ends_step, log_in
 
 
 class TaskModule(LightningModule):
@@ -126,7 +126,7 @@ class TaskModule(LightningModule):
         loss = self.task.loss(outputs, batch)
         begins = batch_idx % self.trainer.accumulate_grad_batches == 0
         mean = self._mean_loss(loss.detach(), begins)
-        self._log_of_step("train_loss", mean, batch.rows, prog_bar=True)
+        log_in(self, "training_step", "train_loss", mean, batch.rows, prog_bar=True)
         self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
         if getattr(model, "task_loss", None):
             loss = model.task_loss(returned, batch, self._loss_of(batch))
@@ -135,24 +135,9 @@ class TaskModule(LightningModule):
             if getattr(model, "extra_losses", None)
             else ()
         ):
-            self._log_of_step(f"train_{name}", extra.detach(), batch.rows)
+            log_in(self, "training_step", f"train_{name}", extra.detach(), batch.rows)
             loss = loss + extra
         return loss
-
-    def _log_of_step(self, name: str, value: Tensor, rows: int, prog_bar: bool = False) -> None:
-        """Log a value of `training_step`.
-
-        Lightning's `log` checks its arguments and moves the metric to its device each time, .5 ms.
-        So it is called for the first batch of an epoch, and later values go to the metric that it
-        made.
-        """
-        key = f"training_step.{name}"
-        connector: Any = getattr(self.trainer, "_logger_connector", None)
-        results: Any = getattr(self.trainer, "_results", None) or ()
-        if key in results and not connector.should_reset_tensors("training_step"):
-            results.update_metrics(key, value, rows)
-        else:
-            self.log(name, value, prog_bar=prog_bar, batch_size=rows)
 
     def _seed_layers(self, batch_idx: int) -> None:
         """Seed torch's random numbers, which dropout draws, for a batch.

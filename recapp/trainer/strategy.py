@@ -79,6 +79,7 @@ from recapp.trainer.lightnings_parts import (
     count_tables,
     limit_waits,
     reach_tables,
+    read_when_shown,
 )
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restore import restore_in_one_line
@@ -288,6 +289,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         """
         assert self.lightning_module is not None
         check_trainer(self.lightning_module.trainer)  # before a callback copies the module
+        read_when_shown(self.lightning_module.trainer)
         limit_waits(
             self.lightning_module.trainer,
             partial(dist.new_group, backend="gloo", timeout=self.exchange_timeout),

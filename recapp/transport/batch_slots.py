@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.sparse.bags import on_host
-from recapp.sparse.keyed_jagged_tensor import Batch, places_of, view_of
+from recapp.sparse.bags import are_ones, on_host
+from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.transfer import places_of, view_of
 from recapp.transport.communicator import SideStream, side_stream
 
 MOST_SLOTS = 8  # the batches that the host may be ahead of the GPU before it waits
@@ -57,7 +58,7 @@ class BatchSlots:
         if not tensors or not all(on_host(t) and not t.requires_grad for t in tensors):
             return batch.to(self.device, non_blocking=True)
         lengths = batch.sparse.lengths()
-        single = lengths.numel() > 0 and all(bool(end == 1) for end in lengths.aminmax())
+        single = are_ones(lengths)
         tensors.sort(key=lambda tensor: tensor is not lengths)  # first, where they may be known
         places = places_of(tensors)
         size = max(place.stop for place in places.values())

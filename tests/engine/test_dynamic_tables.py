@@ -178,7 +178,8 @@ def test_look_ahead_changes_no_bit(ranks, settings):
         assert all(same_bits(a_rows[name], b_rows[name]) for name in a_rows)
 
 
-@pytest.mark.parametrize("settings", one_of(3, SETTINGS))
+@pytest.mark.full
+@pytest.mark.parametrize("settings", SETTINGS)
 def test_the_number_of_ranks_decides_nothing(ranks, settings):
     """Two ranks with a batch each and one rank with both batches have the same rows."""
 

@@ -59,7 +59,7 @@ def asked(comm, sharding, row_order, first):
     ids = zipf_ids(comm.rank, first)
     with torch.no_grad():
         requests = collection.shared.input_dist(KeyedJaggedTensor(["f"], ids, lengths=[1] * BATCH))
-        counts_W = requests.counts_WG3[:, 0, 0]
+        counts_W = requests.integers.counts_WG3[:, 0, 0]
         requests.finish()
     requests.release()
     return sum(comm.all_gather(counts_W)).tolist()

@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 
+from recapp.processes.launch import gpu_count
+
 
 def main(argv=None):
     """Print the counts of a step, or the figures of a GPU, as JSON."""
@@ -14,6 +16,12 @@ def main(argv=None):
         from .counts import counted_rows
 
         print(json.dumps({"rows": counted_rows()}, indent=1))
+    elif gpu_count():
+        from . import on_card
+
+        on_card.main()
+    else:
+        print("no GPU: --counts needs none")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,29 @@
 """What a training step of sharded tables gives a GPU to do, counted without one.
 
-Counted are lookup, backward and update of three tables (row-wise Adagrad, one id a bag, Triton's
-kernels): the dense part, its optimiser and the loss are not in it. Of two ranks, one is counted:
-the `Mirror` returns its own messages as its peer's. A single rank has its tables whole, two have
-them by rows (mode `unique`).
+    tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
+    model     the same in a DLRM, with its dense part, loss and fused Adam
+
+Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
+what it does is one launch then, and operations are those around it, copies on a GPU.
+
+Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's. A single rank has
+its tables whole, two have them by rows (mode `unique`). Kernels are Triton's.
 """
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
 
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
-from recapp.engine.sharded_collection import shard_bags
+from recapp.engine.sharded_collection import shard_bags, sharded_tables
+from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.models.published_dlrm import DLRM
+from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport import step_messages
 from recapp.transport.communicator import Comm, GpuSideStream
@@ -27,6 +34,7 @@ WIDTHS = {1: (8, 8, 8), 2: (8, 8, 16), 3: (8, 16, 32)}
 """The columns of each table, by the number of groups."""
 ROWS = (64, 40, 8)  # even, so that both ranks of the mirror have rows of the same numbers
 SAMPLES = 300  # more than a long bag of any table may have entries: its sums are launches, too
+NUMBERS = 13  # dense inputs
 
 
 class NoStream:
@@ -43,21 +51,60 @@ class NoStream:
 
 
 def counted_rows():
-    """Return a row of counts for each number of ranks and of groups."""
+    """Return a row of counts for each part, mode, number of ranks and of groups."""
     return [
-        {"mode": "eager", "ranks": ranks, "groups": groups, **record(ranks, groups).counts()}
-        for ranks in (1, 2)
+        {
+            "part": part,
+            "mode": mode,
+            "ranks": ranks,
+            "groups": groups,
+            **record(ranks, groups, part=part, mode=mode).counts(),
+        }
+        for part, mode, rank_numbers in (
+            ("tables", "eager", (1, 2)),
+            ("model", "eager", (1,)),
+            ("model", "recorded", (1,)),
+        )
+        for ranks in rank_numbers
         for groups in WIDTHS
     ]
 
 
-def record(ranks, groups):
+def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
     """Return the record of a training step.
 
     Args:
         ranks: One or two ranks.
         groups: The number of groups.
+        seed: The seed of the ids.
+        samples: The samples of the batch.
+        part: What trains, `tables` or `model`.
+        mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
+    collection = sharded(ranks, groups)
+    with tf32():
+        if mode == "recorded":
+            step = recorded_model(collection, samples)
+        else:
+            step = PARTS[part](collection, samples)
+            for _ in range(2):  # two batches have the memory that later ones use again
+                step(batch_of(0, samples))
+        return recorded(step, collection, batch_of(seed, samples))[0]
+
+
+@contextmanager
+def tf32():
+    """While this lasts products are those of TF32, which the kernels of a dense part want."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def sharded(ranks, groups):
+    """Return sharded tables on one or two ranks, with streams on which nothing overlaps."""
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
     tables = [
@@ -69,30 +116,94 @@ def record(ranks, groups):
     places = CandidateRanks([*range(ranks)], [[*range(ranks)]])
     kind = "table_wise" if ranks == 1 else "row_wise"
     plan = ShardingPlan({t.name: tile(t, kind, places) for t in tables}, ranks, kind)
-    collection = shard_bags(tables, plan, comm, rule(), backend="triton")
-    gradient = torch.ones(SAMPLES, sum(WIDTHS[groups]))
-
-    def step(batch):
-        torch.autograd.backward(collection(batch).values(), gradient)
-
-    for _ in range(2):  # two batches have the memory that later ones use again
-        step(batch_of(0))
-    recorder = Recorder()
-    batch = batch_of(1)
-    with (
-        recorder.recording(comm if ranks > 1 else None),
-        _counts_on_host() if ranks == 1 else nullcontext(),
-    ):
-        step(batch)
-    return recorder
+    return shard_bags(tables, plan, comm, rule(), backend="triton")
 
 
-def batch_of(seed):
+def batch_of(seed, samples=SAMPLES):
     """Return a batch of one id a bag."""
     drawn = torch.Generator().manual_seed(seed)
-    ids = [torch.randint(rows, (SAMPLES,), generator=drawn) for rows in ROWS]
-    lengths = torch.ones(len(ROWS) * SAMPLES, dtype=torch.int64)
+    ids = [torch.randint(rows, (samples,), generator=drawn) for rows in ROWS]
+    lengths = torch.ones(len(ROWS) * samples, dtype=torch.int64)
     return KeyedJaggedTensor([f"f{k}" for k in range(len(ROWS))], torch.cat(ids), lengths=lengths)
+
+
+def tables_alone(collection, samples):
+    """Return a step that looks up a batch, updates the rows, and returns the vectors."""
+    gradient_BK = torch.ones(samples, sum(x.dim for x in collection.lookups))
+
+    def step(batch):
+        vectors_BK = collection(batch).values()
+        torch.autograd.backward(vectors_BK, gradient_BK)
+        return vectors_BK
+
+    return step
+
+
+def whole_model(collection, samples):
+    """Return a step that trains a DLRM by fused Adam, and returns the logits."""
+    dlrm, optimizer, batch_with = _model(collection, samples)
+
+    def step(ids):
+        optimizer.zero_grad()
+        batch = batch_with(ids)
+        logits_B = dlrm(batch)
+        _loss(lambda batch: logits_B, batch).backward()
+        optimizer.step()
+        return logits_B
+
+    return step
+
+
+def recorded_model(collection, samples):
+    """Return a step of the same model that runs as a graph, and returns the loss.
+
+    Args:
+        collection: The sharded tables, of one rank.
+        samples: The samples of a batch.
+    """
+    dlrm, optimizer, batch_with = _model(collection, samples)
+
+    def capture(step):
+        recorder = Recorder()
+        with recorder.recording():
+            loss = step()
+        return loss, recorder.replay
+
+    graph = StepGraph(dlrm, _loss, optimizer, capture)
+    for seed in range(WARM_UP + 1):
+        graph(batch_with(batch_of(seed, samples)))
+    graph.finish()  # verdicts of steps that nobody has recorded
+    return lambda ids: graph(batch_with(ids))
+
+
+def _model(collection, samples):
+    """Return a DLRM, its optimiser, and a function that makes a batch of ids."""
+    torch.manual_seed(0)
+    dlrm = DLRM(collection, NUMBERS, (16, 8), (16, 1))
+    adam = torch.optim.Adam([p for p in dlrm.parameters() if p.numel()], fused=True)
+    dense_BI = torch.rand(samples, NUMBERS)
+    labels_B = torch.arange(samples) % 2.0
+    optimizer = hybrid(adam, sharded_tables(dlrm))
+    return dlrm, optimizer, lambda ids: Batch(dense_BI, ids, labels_B)
+
+
+def _loss(model, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
+
+
+PARTS = {"tables": tables_alone, "model": whole_model}
+
+
+def recorded(step, collection, batch):
+    """Return the record of a step of a batch, and what the step returns."""
+    comm = collection.shared.comm
+    recorder = Recorder()
+    with (
+        recorder.recording(comm if comm.world > 1 else None),
+        _counts_on_host() if comm.world == 1 else nullcontext(),
+    ):
+        result = step(batch)
+    return recorder, result
 
 
 def _counts_on_host():

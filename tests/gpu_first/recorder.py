@@ -23,6 +23,9 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import ClassVar
 from unittest import mock
 
 import torch
@@ -32,6 +35,7 @@ from triton.language import constexpr
 from triton.runtime.interpreter import InterpretedFunction
 
 from recapp.kernels.links import Scratch
+from recapp.models import linear_stack
 from recapp.sparse import bags, transfer
 
 ALLOCATES = {
@@ -73,6 +77,8 @@ class Recorder(TorchDispatchMode):
         entries: What happened, in order.
     """
 
+    _noting_now: ClassVar[list["Recorder"]] = []
+
     def __init__(self):
         super().__init__()
         self.entries = []
@@ -96,19 +102,34 @@ class Recorder(TorchDispatchMode):
             return f"{len(self.entries)} entries / {len(other.entries)}"
         return None
 
-    def replay(self):
+    def differing(self, other):
+        """Return the names of all entries in which another record differs."""
+        pairs = zip_longest(self.entries, other.entries)
+        return {(mine or its).name for mine, its in pairs if mine != its}
+
+    def replay(self, without=()):
         """Do everything again, into the same memory.
 
-        A CUDA graph does the same: what it reads was written there before.
+        A CUDA graph does the same: what it reads was written there before. Recorders that note
+        something meanwhile note one launch.
+
+        Args:
+            without: The names of entries in which the host has a part, and after which all goes on
+                as in the record.
 
         Raises:
-            ValueError: The host had a part in it, such as a wait: what follows may depend on that.
+            ValueError: There are others, such as a wait: what follows may depend on them.
         """
-        for entry in self.entries:
+        entries = [e for e in self.entries if e.again is not None or e.name not in without]
+        for entry in entries:
             if entry.again is None:
                 raise ValueError(f"the record has a {entry.kind} ({entry.name})")
-        with torch.no_grad():
-            for entry in self.entries:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for other in Recorder._noting_now:
+                other._note("launch", "graph")
+                stack.enter_context(other._pause())
+            for entry in entries:
                 entry.again()
 
     @contextmanager
@@ -117,8 +138,10 @@ class Recorder(TorchDispatchMode):
         with ExitStack() as stack:
             other = [
                 (bags.on_host, self._on_host),
+                (linear_stack.on_gpu, lambda tensor: True),
                 (transfer.to_host, self._to_host),
                 (transfer.copy_to_device, self._to_device),
+                (transfer.start_to_host, self._start_to_host),
             ]
             stack.enter_context(_replaced(other))
             for kind, name in (("stream", "record_stream"), ("pin", "pin_memory")):
@@ -130,7 +153,10 @@ class Recorder(TorchDispatchMode):
             if comm is not None:
                 swap = self._sending(comm.swap)
                 stack.enter_context(mock.patch.object(comm, "swap", swap))
-            yield stack.enter_context(self)
+            stack.enter_context(self)
+            Recorder._noting_now.append(self)
+            stack.callback(Recorder._noting_now.remove, self)
+            yield self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -147,7 +173,9 @@ class Recorder(TorchDispatchMode):
             self._note("wait", name)
             self._note("copy", name)
         made = _tensors(out)
-        if any(t.numel() for t in made):
+        writes = [a.alias_info for a in func._schema.arguments if a.alias_info is not None]
+        in_place = any(alias.is_write for alias in writes)  # such as all of a fused optimiser
+        if any(t.numel() for t in (*made, *(given if in_place else ()))):
             before = {t.untyped_storage()._cdata for t in given}
             fresh = [t.untyped_storage()._cdata not in before for t in made]
 
@@ -195,6 +223,14 @@ class Recorder(TorchDispatchMode):
             self._keep_on_host(tensor)
         return tensor
 
+    def _start_to_host(self, tensors):
+        with self._pause():
+            copies = [tensor.clone() for tensor in tensors]
+        for copy in copies:
+            self._note("copy", "start_to_host")
+            self._keep_on_host(copy)
+        return copies, None
+
     def _keep_on_host(self, tensor):
         self._kept.append(tensor)
         self._host.add(tensor.untyped_storage()._cdata)
@@ -205,9 +241,12 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def _from_locked(self, name, numbers):
-        self._note("copy", "on_device")
         with self._pause():
-            return torch.tensor(numbers)
+            there = torch.tensor(numbers)
+            locked = there.clone()  # of a recorded step, and nobody writes to it
+        again = partial(there.copy_, locked)
+        self._note("copy", "on_device", self._details(there), again)
+        return there
 
     def _noting(self, kind, name):
         def noted(tensor, *arguments):

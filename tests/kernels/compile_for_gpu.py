@@ -4,11 +4,15 @@ compile and launch nothing.
     python -m kernels.compile_for_gpu WIDTH COMPUTED STORED RULE ...
 
 prints a line for each kernel: its name, and what its code holds (fused multiplications and
-additions, approximate roots, barriers).
+additions, approximate roots, barriers, loads of 16 bytes, values on the stack for want of
+registers).
 """
 
+import re
+import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import torch
 import triton
@@ -27,10 +31,15 @@ TYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-SIGNS = {"fused": "fma.", "approximate_root": "sqrt.approx", "barrier": "bar.sync"}
+SIGNS = {
+    "fused": r"fma\.",
+    "approximate_root": r"sqrt\.approx",
+    "barrier": r"bar\.sync",
+    "lines": r"ld\.global\.v(4\.b32|2\.b64)",
+}
 ROWS = 50
 BAGS = 7
-ENTRIES = 600
+ENTRIES = 20_000  # more than a bag may have without blocks of blocks
 
 
 class NoDevice:
@@ -46,17 +55,29 @@ class NoDevice:
         return 0
 
 
+def stack_bytes(binary):
+    """Return the bytes of a thread's stack."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernel").write_bytes(binary)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", f"{folder}/kernel"]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage)[1])
+
+
 def compile_only(run):
     def compiled(self, *args, grid, warmup, **options):
-        ptx = run(self, *args, grid=grid, warmup=True, **options).asm["ptx"]
-        print(self.fn.__name__, *(name for name, sign in SIGNS.items() if sign in ptx))
+        code = run(self, *args, grid=grid, warmup=True, **options).asm
+        found = [name for name, sign in SIGNS.items() if re.search(sign, code["ptx"])]
+        print(self.fn.__name__, *found, *["spills"] * (stack_bytes(code["cubin"]) > 0))
 
     return compiled
 
 
 def call_everything(width, dtype, stored, names):
     kernels = TritonBackend()
+    kernels.in_lines = width % 8 == 0
     rows_RD = torch.zeros(ROWS, width, dtype=stored)
+    count = torch.ones(1, dtype=torch.int32)
     offsets = torch.tensor([0, 0, 5, 400, 401, 401, 500, ENTRIES]).int()
     links = Links(
         torch.zeros(ENTRIES, dtype=torch.int32),
@@ -64,6 +85,7 @@ def call_everything(width, dtype, stored, names):
         torch.zeros(ENTRIES, dtype=dtype),
         None,
         BAGS,
+        used=count,
     )
     each = Links(links.index_N, None, None, links.index_N, ENTRIES)
     kernels.pool(
@@ -93,6 +115,7 @@ def call_everything(width, dtype, stored, names):
             for _, kind in rule.state
         ]
         for mean_U in [None, torch.zeros(BAGS, dtype=dtype)][: 1 + rule.needs_row]:
+            (lr,) = kernels.on_device([rule.rate_of(0.1, 1)], [rule], torch.device("cpu"))
             kernels.update(
                 rows_RD.view(-1),
                 links,
@@ -101,7 +124,7 @@ def call_everything(width, dtype, stored, names):
                 rows_RD,
                 state,
                 dtype,
-                rule.rate_of(0.1, 1),
+                lr._replace(stopped=count),
                 rule,
             )
     rule = rules.adam(l2_all_rows=0.1)

@@ -1,4 +1,4 @@
-"""Compiles the kernels of the index of dynamic tables for a Hopper GPU without having one.
+"""Compiles the kernels of dynamic tables for a Hopper GPU without having one.
 
     python -m kernels.compile_key_index
 
@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from recapp.kernels import triton_key_index
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_start_values import begin_rows
 
 KEYS = 10
 SIGNS = {"swap": ".cas.b", "least": ".min.", "local_memory": ".local"}
@@ -36,6 +37,10 @@ def call_everything():
     index.find(*keys)
     index.find_or_insert(*keys, torch.arange)
     index.remove(keys[0])
+    scale_I = torch.ones(1)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows_RD = torch.zeros(KEYS, 65, dtype=dtype)
+        begin_rows(rows_RD, keys[0], *keys, keys[0], keys[0], scale_I)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""On a GPU that holds all rows, four launches and a sort make the integers of all groups. They are
-those of the reference, group by group. Kernels run in Triton's interpreter here.
+"""On a GPU a few launches and a sort make the integers of all groups. They are those of the
+reference, group by group. Kernels run in Triton's interpreter here.
 """
 
 import os
@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.engine_cases import make_plan, same_bits
+from engine.engine_cases import batch_of, make_plan, make_tables, same_bits
 
+from recapp.benchmarks.kernel_costs import Mirror
 from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.requests import Requests
+from recapp.engine.sharded_collection import shard_bags
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import Member
 from recapp.errors import IdError
+from recapp.kernels.links import Links
 from recapp.optim import rules
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, lookups_of
 from recapp.transport.communicator import Comm
 
 TESTS = Path(__file__).parents[1]
+LINE = 8  # elements
 FEATURES = ["a", "b", "c", "d"]
 BAGS = {
     "t0": (131, 8, ["a", "b"], {}),
@@ -46,16 +50,17 @@ def tables(plan="table_wise", row_order="natural", rule=None, comm=None):
     )
 
 
-def batch(samples, seed, most=3, weighted=False, outside=True):
+def batch(samples, seed, most=3, weighted=False, ids_dtype=torch.int64):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, most + 1, (len(FEATURES), samples), generator=generator)
     total = int(lengths.sum())
-    ids = torch.randint(-50 if outside else 0, 4000, (total,), generator=generator)
+    ids = torch.randint(-50, 4000, (total,), generator=generator)
     per_F = lengths.sum(1).tolist()
     ids[: per_F[0] + per_F[1]] %= 131  # the table of `a` and `b` has the rule `error`
-    if total:
+    if total and ids_dtype is torch.int64:
         ids[torch.randint(0, total, (3,), generator=generator)] = MISSING
         ids[-1] = 2**63 - 1
+    ids = ids.to(ids_dtype)
     weights = torch.rand(total, generator=generator) if weighted else None
     return KeyedJaggedTensor(FEATURES, ids, weights, lengths.flatten())
 
@@ -73,6 +78,7 @@ def assert_same_links(mine, known):
     assert bags == known.bags
     if mine.offsets_M1 is not None:
         assert torch.equal(mine.offsets_M1[: bags + 1], known.offsets_M1)
+        assert max(known.offsets_M1.diff().tolist(), default=0) <= mine.longest
     assert torch.equal(mine.index_N.long(), known.index_N.long())
     assert (mine.weights_N is None) == (known.weights_N is None)
     assert mine.weights_N is None or torch.equal(mine.weights_N, known.weights_N)
@@ -128,7 +134,8 @@ def compare(comm, samples, most, weighted, plan, order):
     fused = FusedIntegers(shared.state)
     changed = shared.state.id_rules.changed
     for seed in range(2):  # the second batch finds the memory of the first
-        features = batch(samples, seed + 2 * comm.rank, most, weighted)
+        ids_dtype = (torch.int64, torch.int32)[seed]
+        features = batch(samples, seed + 2 * comm.rank, most, weighted, ids_dtype)
         linked = links_of(shared, features, fused)
         once = dict(changed)
         changed.update(dict.fromkeys(once, 0))
@@ -200,3 +207,33 @@ def test_training_has_the_bits_of_groups_that_are_routed_one_by_one(
     monkeypatch.setattr(FusedIntegers, "takes", lambda state: False)
     one_by_one = trained(tables(rule=rule), weighted)
     assert all(map(same_bits, at_once, one_by_one)) and len(at_once) == len(one_by_one)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+@pytest.mark.parametrize("dims", [(16, 32, 16), (16, 8, 16)])
+def test_offsets_are_multiples_of_a_line_where_the_engine_says_so(
+    interpreted, monkeypatch, kind, dims
+):
+    comm = Comm() if kind == "table_wise" else Mirror(torch.device("cpu"))
+    configs = make_tables(rows=(20, 30, 8), dims=dims)
+    plan = make_plan(kind, configs, comm.world, mode="unique")
+    collection = shard_bags(configs, plan, comm, rules.sgd(), backend="triton")
+    backend = collection.shared.state.backend
+    remainders = []
+
+    def watch(name, reads_offsets):
+        kernel = getattr(backend, name)
+
+        def watched(*arguments, **more):
+            if reads_offsets(arguments):
+                (links,) = (x for x in arguments if isinstance(x, Links))
+                remainders.extend((links.exact().index_N % LINE).tolist())
+            kernel(*arguments, **more)
+
+        monkeypatch.setattr(backend, name, watched)
+
+    watch("pool", lambda arguments: arguments[1] == 1)  # the stride: others read rows of a store
+    watch("update", lambda arguments: True)
+    collection(batch_of(configs, 6, 1)).values().sum().backward()
+    assert backend.in_lines == (8 not in dims)
+    assert remainders and not (backend.in_lines and any(remainders))

@@ -30,41 +30,46 @@ class Slots:
 
     def __init__(self, index):
         self.index = index
-        self.free = list(range(1 << 12))
+        self.free = list(range(1 << 16))
 
     def __call__(self, n):
         for memory in (self.index.positions, self.index.strips):
             memory.grow(max(self.free[:n], default=-1) + 1)
-        return torch.tensor(self.free[:n], dtype=torch.int64)
+        return torch.tensor(self.free[:n], device=self.index.positions.rows.device).long()
 
 
 def random_steps(index, positions, steps, n, strips=2, seed=3):
-    """Do what a store does, beside a dict; yield what the index returned."""
+    """Do what a store does, and compare the index with a dict."""
     generator = torch.Generator().manual_seed(seed)
     known = {}
     slots = Slots(index)
+    device = index.positions.rows.device
     for _ in range(steps):
         position_N = positions(generator, n)
         strip_N = torch.randint(0, strips, (n,), generator=generator).to(torch.int16)
         keys = list(zip(position_N.tolist(), strip_N.tolist(), strict=True))
+        position_N, strip_N = position_N.to(device), strip_N.to(device)
         assert index.find(position_N, strip_N).tolist() == [known.get(key, -1) for key in keys]
-        new = [n for n, key in enumerate(keys) if key not in known and key not in keys[:n]]
+        first = {key: n for n, key in reversed([*enumerate(keys)])}
+        new = sorted(n for key, n in first.items() if key not in known)
         known |= {keys[n]: slot for n, slot in zip(new, slots.free, strict=False)}
         slot_N, first_U = index.find_or_insert(position_N, strip_N, slots)
         assert slot_N.tolist() == [known[key] for key in keys] and first_U.tolist() == new
         gone = sorted(known)[::3]
-        index.remove(torch.tensor([known[key] for key in gone], dtype=torch.int64))
+        index.remove(torch.tensor([known[key] for key in gone], device=device).long())
         slots.free = [known.pop(key) for key in gone] + slots.free[len(new) :]
         assert len(index) == len(known)
         assert index.find(position_N, strip_N).tolist() == [known.get(key, -1) for key in keys]
     for strip in range(strips):
         in_order = [slot for (_, s), slot in sorted(known.items()) if s == strip]
         assert index.slots_of(strip).tolist() == in_order
-        stretch = (min(known)[0] >> 58) + STRETCHES // 2
-        of_stretch = [
-            s for (p, t), s in known.items() if t == strip and (p >> 58) + STRETCHES // 2 == stretch
-        ]
-        assert sorted(index.slots_of_stretch(stretch, strip).tolist()) == sorted(of_stretch)
+    wanted_IR = torch.rand(strips, STRETCHES, generator=generator) < 0.5
+    wanted = [
+        slot
+        for (position, strip), slot in known.items()
+        if wanted_IR[strip, (position >> 58) + STRETCHES // 2]
+    ]
+    assert sorted(index.slots_of_stretches(wanted_IR.to(device)).tolist()) == sorted(wanted)
 
 
 @pytest.mark.parametrize("positions", [spread, crowded, few])

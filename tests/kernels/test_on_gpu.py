@@ -2,28 +2,42 @@
 nothing waits for the device.
 """
 
+from copy import deepcopy
+
 import pytest
 import torch
+from kernels.test_key_index import crowded, few, random_steps, spread
 
 from recapp.kernels.backend import backend
 from recapp.kernels.links import SQUARE_BLOCK, Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
-from recapp.models.layers import DotInteraction
+from recapp.kernels.sums import BLOCK, GPU_ORDER
+from recapp.models.layers import MLP, DotInteraction
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from recapp.kernels.triton_launch import LAUNCHES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 GPU = torch.device("cuda")
-RUN = 256
 R = 500
 WIDEST = 200
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
 
 
 @pytest.fixture
+def reference():
+    """Return the reference in the order of a GPU."""
+    backend = TorchBackend()
+    backend.blocks = GPU_ORDER
+    return backend
+
+
+@pytest.fixture
 def kernels():
-    pytest.importorskip("triton", reason="triton is not installed")
     return backend("triton", GPU)
 
 
@@ -32,9 +46,9 @@ def there(links):
 
 
 def bags(dtype=torch.float32, weighted=True, stride=1):
-    """Return links of empty bags, short ones, and some of several runs."""
+    """Return links of empty bags, short ones, of blocks, and of blocks of blocks."""
     lengths = torch.randint(0, 9, (300,), generator=torch.Generator().manual_seed(1))
-    lengths[[0, 7, 299]] = torch.tensor([0, 1000, 2 * RUN])
+    lengths[[0, 7, 8, 299]] = torch.tensor([0, 1000, BLOCK**2 + 7, 2 * BLOCK])
     offsets = torch.tensor([0, *lengths.cumsum(0)]).int()
     generator = torch.Generator().manual_seed(2)
     index_N = stride * torch.randint(0, R, (int(offsets[-1]),), generator=generator)
@@ -47,18 +61,18 @@ def bags(dtype=torch.float32, weighted=True, stride=1):
     )
 
 
-def pooled(kernels, rows_RD, links, scale=1.0):
+def pooled(kernels, rows_RD, links, scale=1.0, device=GPU):
     out_MD = torch.full(
         (links.bags, rows_RD.shape[1]),
         torch.nan,
         dtype=torch.promote_types(rows_RD.dtype, torch.float32),
-        device=GPU,
+        device=device,
     )
     kernels.pool(
-        rows_RD.to(GPU).contiguous().view(-1),
+        rows_RD.to(device).contiguous().view(-1),
         rows_RD.shape[1],
         rows_RD.shape[1],
-        there(links),
+        there(links) if device == GPU else links,
         out_MD.view(-1),
         out_MD.dtype,
         scale,
@@ -66,25 +80,14 @@ def pooled(kernels, rows_RD, links, scale=1.0):
     return out_MD.cpu()
 
 
-def run_by_run(rows_RD, links):
-    edge = links.offsets_M1.tolist()
-    out_MD = torch.zeros(links.bags, rows_RD.shape[1], dtype=rows_RD.dtype)
-    for m in range(links.bags):
-        for first in range(edge[m], edge[m + 1], RUN):
-            total_D = torch.zeros_like(out_MD[0])
-            for k in range(first, min(first + RUN, edge[m + 1])):
-                row_D = rows_RD[links.index_N[k]]
-                total_D += row_D if links.weights_N is None else row_D * links.weights_N[k]
-            out_MD[m] += total_D
-    return out_MD
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_bags_have_the_bits_of_the_definition_whatever_the_width(kernels, dtype, weighted):
+def test_bags_have_the_bits_of_the_definition_whatever_the_width(
+    kernels, reference, dtype, weighted
+):
     rows_RD = torch.randn(R, WIDEST, dtype=dtype)
     links = bags(dtype, weighted)
-    expected = run_by_run(rows_RD, links)
+    expected = pooled(reference, rows_RD, links, device=torch.device("cpu"))
     for width in (1, 3, 16, 64, 128, WIDEST):
         for first in {0, (WIDEST - width) // 2, WIDEST - width}:
             cols = slice(first, first + width)
@@ -212,6 +215,53 @@ def test_results_are_the_same_bits_every_time(kernels):
     assert all(torch.equal(pooled(kernels, rows_RD, links), first) for _ in range(20))
 
 
+def test_nothing_behind_the_count_is_read_or_written(kernels):
+    links = bags()
+    rows_RD = torch.randn(R, 64)
+    roomy = Links(
+        torch.cat([links.index_N, torch.full((5000,), 2**60)]),
+        torch.cat([links.offsets_M1, torch.full((400,), 2**30, dtype=torch.int32)]),
+        torch.cat([links.weights_N, torch.full((5000,), torch.nan)]),
+        None,
+        links.bags + 400,
+        used=torch.tensor([links.bags], dtype=torch.int32),
+    )
+    found = pooled(kernels, rows_RD, roomy)
+    assert torch.equal(found[: links.bags], pooled(kernels, rows_RD, links))
+    assert bool(found[links.bags :].isnan().all())
+
+
+def test_a_recorded_update_reads_new_rates_and_obeys_the_flag(kernels):
+    """The bits are those of updates that are launched one by one."""
+    links = there(bags())
+    gradients = torch.randn(R * 64, device=GPU)
+    links = links._replace(index_N=64 * links.index_N)
+    row_U = torch.randperm(R, device=GPU)[: links.bags]
+    rule = RULES[2]
+    kernels.in_lines = True
+
+    def update(weights_RD, state, lr):
+        kernels.update(gradients, links, row_U, None, weights_RD, [state], torch.float32, lr, rule)
+
+    held = [[torch.ones(R, 64, device=GPU), torch.zeros(R, 1, device=GPU)] for _ in range(2)]
+    stopped = torch.zeros(1, dtype=torch.int32, device=GPU)
+    (lr,) = kernels.on_device([0.3], [rule], GPU)
+    for _ in range(3):
+        update(*held[0], 0.3)
+        update(*held[1], lr)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update(*held[1], lr._replace(stopped=stopped))
+    for rate in (0.3, 0.2, 0.1):
+        update(*held[0], rate)
+        lr.numbers[0] = rate
+        graph.replay()
+    stopped.fill_(1)
+    graph.replay()
+    assert all(map(torch.equal, *held))
+
+
 def test_nothing_waits_for_the_device(kernels):
     links = there(bags())
     rows_RD = torch.randn(R, 64, device=GPU)
@@ -239,6 +289,7 @@ def test_nothing_waits_for_the_device(kernels):
                     rule.rate_of(0.1, 1),
                     rule,
                 )
+            assert all(LAUNCHES[name] for name in ("pool", "sum_blocks", "update"))
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
@@ -262,3 +313,30 @@ def test_dots_of_pairs_and_their_gradients_are_those_of_fp64(dtype, count, width
         torch.set_float32_matmul_precision(before)
     for computed, expected in zip(*results, strict=True):
         assert float((computed - expected).abs().max() / expected.abs().max()) < 1e-2
+
+
+def test_a_tower_that_tensor_cores_compute_learns_as_in_fp64():
+    tower = MLP(13, [512, 19, 1], last_relu=False)
+    x_BK = torch.randn(300, 13)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    results = []
+    try:
+        for copy, device in ((deepcopy(tower).to(GPU), GPU), (deepcopy(tower).double(), "cpu")):
+            kind = next(copy.parameters()).dtype
+            y_BO = copy(x_BK.to(device, kind))
+            y_BO.square().sum().backward()
+            results.append([y_BO.detach(), *(p.grad for p in copy.parameters())])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for computed, expected in zip(*results, strict=True):
+        assert float((computed.cpu() - expected).abs().max() / expected.abs().max()) < 2e-2
+
+
+@pytest.mark.parametrize("positions", [spread, crowded, few])
+def test_keys_are_found_added_and_removed_as_in_a_dict(kernels, positions):
+    """Thousands of threads insert at once, many of them the same keys (`few`)."""
+    for seed in range(3):
+        random_steps(
+            kernels.key_index(range(64), 1 << 16, GPU), positions, 12, 3000, strips=26, seed=seed
+        )

@@ -48,17 +48,17 @@ def test_packed_rows_are_pooled_as_their_values(kernels, bits, weighted):
 
 
 @BITS
-@pytest.mark.parametrize(("width", "run"), [(5, 256), (1, 256), (16, 3)])
+@pytest.mark.parametrize(("width", "block"), [(5, 128), (1, 128), (16, 3)])
 def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
-    interpreted, monkeypatch, bits, width, run
+    interpreted, monkeypatch, bits, width, block
 ):
-    """The bits are equal where a bag is one run; runs of three entries change the sum's order."""
-    monkeypatch.setattr("recapp.kernels.triton_vectors.RUN", run)
+    """The bits are equal where a bag is one block; blocks of three entries change the order."""
+    monkeypatch.setattr("recapp.kernels.triton_vectors.BLOCK", block)
     rows, links = packed_bags(bits, width, weighted=False)
     found = [torch.full((4 * width,), torch.nan) for _ in range(2)]
     interpreted.pool_quantised(rows, links, found[0], torch.float32, 0.5)
     TorchBackend().pool_quantised(rows, links, found[1], torch.float32, 0.5)
-    exact = {"rtol": 0, "atol": 0} if run == 256 else {}
+    exact = {"rtol": 0, "atol": 0} if block == 128 else {}
     torch.testing.assert_close(*found, equal_nan=True, **exact)
 
 

@@ -12,14 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from recapp.metrics import AUC
 from recapp.models import layers, linear_stack
 from recapp.models.layers import MLP, DotInteraction
 from recapp.models.published_dlrm import DLRM
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tasks.task import ClickTask
 
 TESTS = Path(__file__).parents[1]
 CLOSE = {
@@ -55,7 +59,6 @@ def kernels(interpreted, monkeypatch):
         )
     for module in (linear_stack, layers):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
-        monkeypatch.setattr(module, "may_run_layers", lambda x: False)
     torch.manual_seed(1)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
@@ -177,26 +180,78 @@ def gradients_of(module, x_BK):
     return [y_BO.detach(), x_BK.grad, *(p.grad for p in module.parameters())]
 
 
-def test_linear_layers_are_filled_up_and_keep_their_weights(kernels, monkeypatch):
+class Products(TorchDispatchMode):
+    """Notes the names of layers' products, and the shapes of inputs and weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if "addmm" in name:
+            self.noted.append((name, *(tuple(x.shape) for x in args[1:3])))
+        return function(*args, **(kwargs or {}))
+
+
+def test_linear_layers_are_filled_up_have_their_relu_inside_and_keep_their_weights(
+    kernels, monkeypatch
+):
     tower = MLP(13, [6, 16, 3], last_relu=False)
-    shapes = []
-    whole = functional.linear
-    monkeypatch.setattr(
-        functional, "linear", lambda x, w, b: shapes.append((x.shape, w.shape)) or whole(x, w, b)
-    )
     x_BK = torch.randn(5, 13)
-    on_gpu = gradients_of(tower, x_BK)
-    assert shapes == [((5, 16), (6, 16)), ((5, 8), (16, 8)), ((5, 16), (3, 16))]
+    shapes = [((5, 16), (16, 6)), ((5, 8), (8, 16)), ((5, 16), (16, 3))]
+    names = ["_addmm_activation", "_addmm_activation", "addmm"]
+    with Products() as products:
+        on_gpu = gradients_of(tower, x_BK)
+    assert products.noted == [(n, *s) for n, s in zip(names, shapes, strict=True)]
+    with Products() as products:
+        evaluated_BO = tower.eval()(x_BK)
+    assert products.noted == [("addmm", *s) for s in shapes]
     assert [tuple(p.shape) for p in tower.parameters()][:3] == [(6, 13), (6,), (16, 6)]
     filled_BK = functional.pad(x_BK, (0, 3))
-    filled = gradients_of(tower, filled_BK)
+    filled = gradients_of(tower.train(), filled_BK)
     monkeypatch.undo()
     expected = gradients_of(tower, x_BK)
     torch.testing.assert_close(on_gpu, expected)
+    torch.testing.assert_close(evaluated_BO, expected[0])
     filled[1] = filled[1][:, :13]
     torch.testing.assert_close(filled, expected)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         tower(filled_BK)
+
+
+def test_under_autocast_layers_compute_in_16_bits_and_weights_have_gradients_in_fp32(
+    kernels, monkeypatch
+):
+    tower = MLP(13, [6, 3], last_relu=False)
+    x_BK = torch.randn(5, 13)
+
+    def learnt():
+        with torch.autocast("cpu", torch.bfloat16):
+            return gradients_of(tower, x_BK)
+
+    with Products() as products:
+        on_gpu = learnt()
+    assert [name for name, *_ in products.noted] == ["_addmm_activation", "addmm"]
+    monkeypatch.undo()
+    expected = learnt()
+    assert [x.dtype for x in on_gpu] == [x.dtype for x in expected]
+    torch.testing.assert_close(on_gpu, expected, rtol=0.05, atol=0.05)
+
+
+def test_each_layer_is_a_node_of_its_own_that_has_second_derivatives(kernels, monkeypatch):
+    tower = MLP(8, [16, 3], last_relu=False)
+
+    def second():
+        x_BK = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
+        y_BO = tower(x_BK)
+        (first_BK,) = torch.autograd.grad(y_BO.pow(3).sum(), x_BK, create_graph=True)
+        return y_BO.grad_fn, torch.autograd.grad(first_BK.square().sum(), [*tower.parameters()])
+
+    node, on_gpu = second()
+    assert [node.name(), node.next_functions[0][0].name()] == ["_StackBackward"] * 2
+    monkeypatch.undo()
+    torch.testing.assert_close(on_gpu, second()[1])
 
 
 def test_a_dlrm_trains_on_these_layers_as_on_torchs(kernels, monkeypatch):
@@ -224,6 +279,63 @@ def test_a_dlrm_trains_on_these_layers_as_on_torchs(kernels, monkeypatch):
     assert kernels.used == ["pair_dots", "pair_dots_backward"]
     monkeypatch.undo()
     torch.testing.assert_close(on_gpu, gradients())
+
+
+class Towers(nn.Module):
+    """The dense part of a DLRM, with given vectors in the place of tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.bottom = MLP(13, [8, 4])
+        self.dots = DotInteraction(4, keeps_first=True)
+        self.top = MLP(10, [6, 1], last_relu=False)
+
+    def forward(self, dense_BI, vectors_BK):
+        joined_BK = torch.cat([self.bottom(dense_BI), vectors_BK], 1)
+        return self.top(self.dots(joined_BK.view(-1, 4, 4)))[:, 0]
+
+
+def test_the_record_of_a_dense_part_loss_and_metric_repeats_on_another_batch_without_a_wait(
+    kernels,
+):
+    from gpu_first.recorder import Recorder
+
+    model = Towers()
+    batches = [(torch.rand(6, 13), torch.randn(6, 12), torch.rand(6).round()) for _ in range(3)]
+    held = [x.clone() for x in batches[0]]
+
+    task = ClickTask()
+    auc = AUC()
+
+    def step(dense_BI, vectors_BK, labels_B):
+        model.zero_grad()
+        samples = SimpleNamespace(labels_B=labels_B, weights={}, rows=len(labels_B))
+        outputs = {task.outputs[0].name: model(dense_BI, vectors_BK)}
+        loss = task.loss(outputs, samples)
+        task.update({"auc": auc}, outputs, samples)
+        loss.backward()
+        return loss.detach()
+
+    records = []
+    for batch in batches[:2]:
+        for memory, values in zip(held, batch, strict=True):
+            memory.copy_(values)
+        record = Recorder()
+        with record.recording():
+            loss = step(*held)
+        records.append(record)
+        grads = [p.grad for p in model.parameters()]
+    assert records[0].difference(records[1]) is None
+    assert records[1].counts()["waits"] == records[1].counts()["copies"] == 0
+    for memory, values in zip(held, batches[2], strict=True):
+        memory.copy_(values)
+    auc.counts.zero_()
+    records[1].replay()
+    again = [loss.clone(), auc.counts.clone(), *(g.clone() for g in grads)]
+    auc.counts.zero_()
+    eager = [step(*batches[2]), auc.counts, *(p.grad for p in model.parameters())]
+    assert auc.counts.sum() == 6
+    assert all(torch.equal(x, y) for x, y in zip(again, eager, strict=True))
 
 
 @pytest.mark.full

@@ -84,15 +84,19 @@ def test_a_batch_survives_pickling_and_loader_workers():
             assert again.sparse.length_per_key() == want.sparse.length_per_key()
 
 
-@pytest.mark.parametrize("rows", [0, 3])
-def test_a_packed_batch_is_the_same_in_one_memory(rows):
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 1, 1, 1], [1, 1, 2, 0, 1, 1], []])
+def test_a_packed_batch_is_the_same_in_one_memory(lengths):
+    rows = len(lengths) // 2
     one = two_labels(rows)
+    one.sparse = KeyedJaggedTensor(["a", "b"], torch.arange(2 * rows), lengths=lengths, stride=rows)
     packed = one.packed()
     memories = {tensor.untyped_storage().data_ptr() for tensor in packed.tensors()}
     assert len(memories) == 1 and list(packed.labels) == ["click", "buy"]
+    assert packed.sparse.length_per_key() == one.sparse.length_per_key()
     for there, here in zip(packed.tensors(), one.tensors(), strict=True):
-        assert there.dtype == here.dtype and torch.equal(there, here)
-        assert there.data_ptr() % 16 == 0 and there is not here
+        assert there.dtype == here.dtype and torch.equal(there, here) and there is not here
+        assert there.data_ptr() % 16 == 0
+    assert (0 in packed.sparse.lengths().stride()) is (lengths == [1] * 6)
 
 
 def test_record_stream_reaches_all_three_parts(monkeypatch):

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import get_args
 
 from recapp import console
-from recapp.processes.launch import launch
+from recapp.processes.launch import check_gpus, launch
 from recapp.settings.records import to_plain
 
 from .lab import DEFAULTS, MEASUREMENTS, Settings, rows_of
@@ -41,6 +41,8 @@ def settings_of(argv=None):
         kinds = get_args(each.type)
         kind = kinds[0] if kinds else each.type
         more = {"action": "store_true"} if kind is bool else {"type": kind}
+        if each.name == "device":
+            more["choices"] = ("cpu", "cuda")
         if getattr(each.type, "__origin__", None) is list:
             more["nargs"] = "+"
         parser.add_argument(f"--{each.name}", default=argparse.SUPPRESS, **more)
@@ -52,6 +54,8 @@ def main(argv=None):
     """Measure, and print the rows of results as JSON."""
     settings = settings_of(argv)
     check_python(settings.torchrec_python)
+    if settings.device == "cuda":
+        check_gpus(settings.ranks)
     with TemporaryDirectory(prefix="recapp_speed_") as folder:
         settings = replace(settings, folder=folder)
         file = Path(folder) / "settings.yaml"

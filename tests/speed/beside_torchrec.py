@@ -5,6 +5,10 @@ The floor of `train` is work that no framework can avoid: the matrix products of
 and backward, and the two batched products of the interaction, into allocated memory, on all ranks
 at once. The floor has no bias, ReLU, loss, optimiser, all-reduce or tables.
 
+On one GPU (`--device cuda`) three more have turns: FBGEMM's fused tables without TorchRec
+(`fbgemm`), recapp's steps as CUDA graphs (`graph`), and these around the dense part that the others
+have (`given`). Each row of results then tells what a step gives the GPU to do.
+
 TorchRec has no concatenation of bags: its `EmbeddingCollection` gives the same vectors, one after
 the other.
 
@@ -12,21 +16,33 @@ B samples of a rank's batch, F vectors of the interaction, D their width, I inpu
 a layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from recapp.benchmarks.steps import EmbeddingStep, TrainingStep, batches_of, shard_workload
+from recapp.benchmarks.steps import (
+    EmbeddingStep,
+    TrainingStep,
+    batches_of,
+    clock_of,
+    shard_workload,
+)
 from recapp.benchmarks.timing import Measured, Steps, compared, spread
-from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel
+from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
+from recapp.engine.step_graph import StepGraph
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.transport.communicator import Comm
 
-from .lab import Lab
+from .lab import TERABYTE_MODELS, Lab
 from .rivals import beside
+from .torchrec_worker import GivenDense
 
 
 def matrix_products(model: NamedModel, barrier: Comm) -> Steps:
@@ -90,19 +106,73 @@ def measure_training(session: Lab) -> None:
     """Measure every model under every plan."""
     comm = session.ranks()
     for name, plan_name in product(session.settings.model, session.settings.plan):
-        model = MODELS[name]
+        model = {**MODELS, **TERABYTE_MODELS}[name]
         workload = model.workload()
         features = session.batches(workload)
         plan = session.plan(plan_name, workload.tables(), features)
         batches = batches_of(model, features)
-        ours = TrainingStep(session, model, workload.tables(), plan, comm).in_memory(batches)
-        spec = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
-        specs = session.specs("train", workload, plan, model=spec)
-        gemm = matrix_products(model, session.comm)
-        with session.rivals("torchrec", specs) as others:
-            contenders = {"recapp": ours, "gemm": gemm, **others}
+        shape = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
+        ours = {"recapp": TrainingStep(session, model, workload.tables(), plan, comm)}
+        if session.device.type == "cuda" and comm.world == 1:
+            ours["graph"] = graphed(session, model, workload, plan)
+            with patch("recapp.benchmarks.steps.DLRM", GivenDLRM):
+                ours["given"] = graphed(session, model, workload, plan)
+        with session.device:
+            gemm = matrix_products(model, session.comm)
+        gemm.clock = clock_of(session.device)
+        contenders = {"gemm": gemm}
+        for key, training in ours.items():
+            contenders[key] = training.in_memory(batches)
+            contenders[key].inside = session.autocast
+        specs = session.specs("train", workload, plan, model=shape)
+        with (
+            session.rivals("torchrec", specs) as others,
+            _fbgemm(session, "by_hand", workload, shape) as fbgemm,
+        ):
+            contenders |= {**others, **fbgemm}
             measured = session.measure(f"{name}, {plan_name}", contenders)
-        session.add(_row(model, plan_name, comm.transport, measured))
+            gpu = session.on_gpu(contenders)
+        session.add(_row(model, plan_name, comm.transport, measured) | gpu)
+
+
+def graphed(
+    session: Lab, model: NamedModel, workload: Workload, plan: ShardingPlan
+) -> TrainingStep:
+    """Return recapp's training whose steps are CUDA graphs where that is possible."""
+    comm = session.ranks()  # its own, because graphs have one stream
+    training: Any = TrainingStep(session, model, workload.tables(), plan, comm)
+    training.step = StepGraph(training.model, _loss, training.optimizer)
+    return training
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
+
+
+class GivenDLRM(nn.Module):
+    """A DLRM whose dense part is the one that rivals have on a GPU, with the arguments of recapp's
+    DLRM.
+    """
+
+    def __init__(
+        self, collection: Any, dense: int, bottom: Sequence[int], top: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.collection = collection
+        shape = {"dense": dense, "bottom": bottom, "top": top}
+        self.given = GivenDense(shape, len(collection.lookups))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits, [B]."""
+        logits: Tensor = self.given(batch.dense_BI, self.collection(batch.sparse).values())
+        return logits
+
+
+def _fbgemm(session: Lab, kind: str, workload: Workload, shape: Any = None) -> Any:
+    """Return a context with FBGEMM's fused tables without TorchRec, on one GPU."""
+    if session.device.type == "cpu" or session.comm.world > 1:
+        return nullcontext({})
+    return session.rivals("fbgemm", session.specs(kind, workload, model=shape))
 
 
 def measure_step(session: Lab) -> None:
@@ -113,18 +183,33 @@ def measure_step(session: Lab) -> None:
         batches = session.batches(workload)
         plan = session.plan(plan_name, workload.tables(), batches, workload.lookups())
         tables = shard_workload(workload, plan, comm, session.settings.backend)
-        step = EmbeddingStep(tables, batches, session.comm)
-        with session.rivals("torchrec", session.specs("step", workload, plan)) as others:
-            measured = session.measure(f"{name}, {plan_name}", {"recapp": step, **others})
+        moved = [batch.to(session.device) for batch in batches]
+        step = EmbeddingStep(tables, moved, session.comm)
+        with (
+            session.rivals("torchrec", session.specs("step", workload, plan)) as others,
+            _fbgemm(session, "kernels", workload) as fbgemm,
+        ):
+            contenders = {"recapp": step, **others, **fbgemm}
+            measured = session.measure(f"{name}, {plan_name}", contenders)
+            gpu = session.on_gpu(contenders)
         session.add(
             {
                 "workload": name,
                 "plan": plan_name,
                 "transport": comm.transport,
-                **compared(measured["recapp"], beside("torchrec", measured)),
+                **compared(measured["recapp"], _rivals(measured)),
                 "bytes_exchanged": step.bytes_exchanged(),
+                **gpu,
             }
         )
+
+
+def _rivals(measured: dict[str, Measured]) -> dict[str, Measured | None]:
+    """Return the times of others for a comparison; on a GPU those of FBGEMM alone, and of recapp's
+    graphs around its own dense part and that of the others, as well.
+    """
+    more = [name for name in ("fbgemm", "graph", "given") if name in measured]
+    return {**beside("torchrec", measured), **{name: measured[name] for name in more}}
 
 
 def _row(
@@ -137,7 +222,7 @@ def _row(
         "plan": plan,
         "transport": transport,
         "threads": torch.get_num_threads(),
-        **compared(ours, {"gemm_floor": gemm, **beside("torchrec", measured)}),
+        **compared(ours, {"gemm_floor": gemm, **_rivals(measured)}),
         **spread(gemm, prefix="gemm_"),
         "gemm_gflop_per_s": dense_flops(model) / gemm.median() / 1e6,
         "dense_flops": dense_flops(model),

@@ -14,19 +14,21 @@ import torch.distributed as dist
 
 from recapp.benchmarks.session import EPS, LEARNING_RATE, Session, make_plan, rule
 from recapp.benchmarks.timing import MOST_STEPS
-from recapp.benchmarks.workloads import BATCHES, Workload
+from recapp.benchmarks.workloads import BATCHES, HUGECTR_TOP, NamedModel, Workload
 from recapp.cli.command import recipe_under
 from recapp.engine.sharded_collection import shard_bags
 from recapp.planner.planner_settings import PlanRule, PlanSettings
 from recapp.processes.process_memory import keep_freed_memory
-from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_environment import device_of, rank_info
 from recapp.settings.records import record, to_plain
 from recapp.tables.config import PoolingType
 from recapp.tables.table_settings import listed_tables
 from recapp.transport.communicator import Comm, leave_process_group
 
-from .rivals import Rival, rivals
+from .rivals import Absent, Rival, rivals
+from .torchrec_worker import profiled
 
+PROFILED_STEPS = 10
 WHOLE = PlanSettings(rules=(PlanRule("table_wise"),))  # cuts no table
 PLANS = {  # beside those of conf/plan
     # HugeCTR's notebook: small tables on every rank, the others whole, each on one rank
@@ -51,6 +53,37 @@ MEASUREMENTS = {
     "start": "start_times.run",
 }
 """The function of each verb; every rank calls it with its session."""
+# Criteo 1 TB, its long columns modulo 4 million: 13 GB at 128 columns, so that the tables of four
+# contenders fit on one GPU
+LONG = 4_000_000
+TERABYTE_ROWS = (
+    *(LONG, 36084, 17217, 7378, 20134, 3, 7112, 1442, 61, LONG, 1333352, 313829, 10),
+    *(2208, 11156, 122, 4, 970, 14, LONG, LONG, LONG, 415421, 12420, 101, 36),
+)
+
+
+@dataclass(frozen=True)
+class TerabyteModel(NamedModel):
+    """A DLRM over tables of Criteo 1 TB's sizes, for GPUs."""
+
+    bag: int = 1
+
+    def workload(self):
+        """Return the tables of the model and the shape of its batches."""
+        count = len(TERABYTE_ROWS)
+        shape = TERABYTE_ROWS, (self.dim,) * count, (self.bag,) * count
+        return Workload(self.name, self.batch_size, *shape)
+
+
+TERABYTE_MODELS = {
+    name: TerabyteModel(name, samples, 128, (512, 256), HUGECTR_TOP, bag)
+    for name, samples, bag in (
+        ("tb_2048", 2048, 1),
+        ("tb_8192", 8192, 1),
+        ("tb_8192_ten_ids", 8192, 10),
+        ("tb_65536", 65536, 1),
+    )
+}
 DEFAULTS = {
     "quantised": {"workload": ["L48k"], "batch_size": [1, 64, 4096], "threads": [1, 2]},
     "kernels": {"threads": [1, 2]},
@@ -82,6 +115,8 @@ class Settings:
     batch_size: list[int] = field(default_factory=lambda: [64])
     ids: list[str] = field(default_factory=lambda: ["uniform"])
     bag: int = 10
+    device: str = "cpu"
+    bf16: bool = False
     keys: int = 10_000_000
     compile: bool = False
     quantize: list[str] = field(default_factory=lambda: ["none", "int8"])
@@ -97,7 +132,8 @@ class Lab(Session):
     """A session of `recapp.bench` whose measurements also have contenders of other systems."""
 
     def __init__(self, settings, comm, directory):
-        super().__init__(settings, comm, directory)
+        device = device_of(settings.device, rank_info())
+        super().__init__(settings, comm, directory, device=device)
         self.folder = Path(settings.folder)
 
     def measure(self, title, contenders, most=MOST_STEPS, threads=None):
@@ -110,9 +146,14 @@ class Lab(Session):
         return super().measure(title, contenders, most)
 
     def rivals(self, name, specs):
-        """Return a context with the contenders `<name>` and `<name>_tuned` of another Python."""
+        """Return a context with the contenders `<name>` and `<name>_tuned` of another Python.
+
+        On a GPU the allocator of the host does not count, and memory is dear: there is one.
+        """
         python = self.settings.torchrec_python
-        return rivals(name, python, specs, self.folder, self.comm, max(self.settings.threads))
+        threads = max(self.settings.threads)
+        tuned = self.device.type == "cpu"
+        return rivals(name, python, specs, self.folder, self.comm, threads, tuned)
 
     def by_threads(self, title, contenders, specs):
         """Time contenders and FBGEMM on each number of threads of the settings in turn."""
@@ -134,6 +175,23 @@ class Lab(Session):
         return make_plan(
             name, record(PlanSettings, plain, "plan"), tables, self.comm, batches, lookups
         )
+
+    def autocast(self):
+        """Return a context in which a model computes in bf16, if the settings say so."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.bf16)
+
+    def on_gpu(self, contenders):
+        """Return a part of a row of results: what a step of each contender gives a GPU to do."""
+        if self.device.type == "cpu":
+            return {}
+        work = {
+            name: each.profiled(PROFILED_STEPS)
+            if isinstance(each, Rival)
+            else profiled(lambda _, each=each: each.run(1), PROFILED_STEPS)
+            for name, each in contenders.items()
+            if not isinstance(each, Absent)
+        }
+        return {"gpu": work}
 
     def listed_tables(self):
         """Return the tables of `tables=sample`."""
@@ -173,6 +231,8 @@ class Lab(Session):
                 "bags": workload.bag_F,
                 "pooled": workload.pooling is PoolingType.SUM,
                 "ids": str(self.ids_file(workload, rank)),
+                "device": self.settings.device,
+                "bf16": self.settings.bf16,
                 "learning_rate": LEARNING_RATE,
                 "eps": EPS,
                 "sharding": {
@@ -191,7 +251,9 @@ def run(plain, directory):
     keep_freed_memory()
     here = rank_info()
     if here is not None and here.world > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo" if settings.device == "cpu" else "cpu:gloo,cuda:nccl")
+    if settings.device == "cuda":
+        torch.set_float32_matmul_precision("high")
     lab = Lab(settings, Comm(), directory)
     module, function = MEASUREMENTS[settings.verb].split(".")
     getattr(import_module(f".{module}", __package__), function)(lab)

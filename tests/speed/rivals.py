@@ -161,6 +161,16 @@ class Rival:
             for part in answers[0]
         }
 
+    def profiled(self, steps: int) -> dict[str, float]:
+        """Return what a step of the first process gives its GPU to do.
+
+        Raises:
+            LaunchError: A process ended without an answer.
+        """
+        for process in self._processes:
+            process.send(json.dumps({"profiled": steps}))
+        return self._answers()[0]
+
     def close(self) -> None:
         """End the processes. Close all inputs first, because the processes may wait for each
         other.
@@ -201,6 +211,7 @@ def rivals(
     folder: Path,
     comm: Comm,
     threads: int = 1,
+    tuned: bool = True,
 ) -> Iterator[dict[str, Rival | Absent]]:
     """Start the contenders `<name>` and `<name>_tuned`, and end them with the context.
 
@@ -214,12 +225,13 @@ def rivals(
         folder: The directory of the processes' files.
         comm: The ranks of recapp; rank 0 leads the processes.
         threads: The threads of each process.
+        tuned: Whether there is the second one.
     """
     with ExitStack() as stack:
         led: dict[str, Rival | Absent] = {}
         try:
             if python is not None and comm.rank == 0:
-                for suffix, environment in ALLOCATORS.items():
+                for suffix, environment in [*ALLOCATORS.items()][: 1 + tuned]:
                     rival = Rival(python, specs, folder, environment, threads)
                     stack.callback(rival.close)
                     led[f"{name}{suffix}"] = rival

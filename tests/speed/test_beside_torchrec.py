@@ -1,17 +1,22 @@
 """What rivals get, and the floors that recapp is compared with."""
 
 import json
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from tiers import one_of
 
-from recapp.benchmarks.workloads import MODELS, WORKLOADS, NamedModel, Workload
+from recapp.benchmarks.steps import batches_of
+from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
+from recapp.models.published_dlrm import DLRM
+from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
 from . import lab, quantised_lookup, torchrec_worker
 from .__main__ import settings_of
-from .beside_torchrec import dense_flops, matrix_products
+from .beside_torchrec import GivenDLRM, dense_flops, graphed, matrix_products
 from .kernels import floor_of
 from .lab import DEFAULTS, MEASUREMENTS, Lab, Settings
 
@@ -77,6 +82,73 @@ def test_a_rival_reads_the_ids_that_recapp_looks_up(tmp_path):
             torch.equal(ids_L, batch.values()) and lengths_FB.tolist() == batch.lengths().tolist()
         )
     assert [tuple(t) for t in spec["tables"]] == [("C1", 50, 8), ("C2", 7, 8), ("C3", 300, 8)]
+
+
+def test_the_given_dense_part_is_that_of_a_dlrm():
+    model = MODELS["small"]
+    collection = EmbeddingBagCollection(model.workload().tables())
+    (features,) = model.workload().features_of(model.workload().draw(0, 1))
+    (batch,) = batches_of(model, [features])
+    shape = (DENSE, model.bottom_layers, model.top)
+    given = GivenDLRM(EmbeddingBagCollection(model.workload().tables()), *shape)
+    ours = DLRM(collection, *shape)
+    weights = {n: w for n, w in ours.state_dict().items() if n.startswith(("bottom", "top"))}
+    given.given.load_state_dict({**weights, "pairs": given.given.pairs})
+    given.collection.load_state_dict(collection.state_dict())
+    torch.testing.assert_close(given(batch), ours(batch))
+
+
+def test_graphs_are_contenders(tmp_path):
+    session = Lab(Settings(verb="train", backend="torch", folder=str(tmp_path)), Comm(), tmp_path)
+    model = MODELS["small"]
+    workload = model.workload()
+    features = session.batches(workload)
+    plan = session.plan("table_wise", workload.tables(), features)
+    training = graphed(session, model, workload, plan)
+    steps = training.in_memory(batches_of(model, features))
+    assert len(steps.run(2)["step"]) == 2 and training.step.steps == 2
+    assert "the model is on the cpu" in training.step.why_not
+
+
+@pytest.mark.full
+def test_a_step_around_the_given_dense_part_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr("recapp.benchmarks.steps.DLRM", GivenDLRM)
+    lab.run(SHORT | {"verb": "train", "folder": str(tmp_path), "bf16": True}, tmp_path)
+    (row,) = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert row["samples_per_second"] > 0
+
+
+def test_a_profile_counts_work_and_not_what_annotates_it(monkeypatch):
+    gpu, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+    events = [
+        *2 * [("gemm", gpu, 100, False), ("cudaLaunchKernel", cpu, 9, False)],
+        ("Memcpy HtoD", gpu, 4, False),
+        ("cudaMemcpyAsync", cpu, 9, False),
+        ("Optimizer.step", gpu, 999, True),
+        ("cudaGraphLaunch", cpu, 9, False),
+        ("cudaEventSynchronize", cpu, 9, False),
+        ("cudaDeviceSynchronize", cpu, 9, False),
+    ]
+    profile = MagicMock()
+    profile.return_value.__enter__.return_value.events.return_value = [
+        SimpleNamespace(
+            name=name,
+            device_type=device,
+            is_user_annotation=annotates,
+            time_range=SimpleNamespace(elapsed_us=lambda us=us: us),
+        )
+        for name, device, us, annotates in events
+    ]
+    monkeypatch.setattr(torch.profiler, "profile", profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = torchrec_worker.profiled(lambda number: None, 2)
+    assert found.pop("gpu_ms") == pytest.approx(0.102)
+    assert found == {
+        "launches": 1.5,
+        "waits": 0.5,
+        "copies": 0.5,
+        "kernels": {"gemm": 100.0, "Memcpy HtoD": 2.0},
+    }
 
 
 def test_the_floor_counts_what_must_move():

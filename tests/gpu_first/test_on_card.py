@@ -1,0 +1,82 @@
+"""What runs first on a GPU: kernels have work that they can do, and a case that fails or takes long
+is one line.
+"""
+
+import json
+import sys
+
+import pytest
+import torch
+from jobs import recipe
+from speed.__main__ import settings_of
+from speed.lab import TERABYTE_MODELS
+
+from recapp.benchmarks.workloads import MODELS
+
+from . import kernels, on_card
+from .on_card import Case, answer_of
+
+
+def test_kernels_are_called_as_they_are(monkeypatch):
+    pytest.importorskip("triton", reason="triton is not installed")
+
+    def measure(call):
+        call()
+        return 1.0
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = kernels.times(device, measure, samples=3, tables=2, rows=9, width=4)
+    of_tables = ["pool, 1 ids", "update, 1 ids", "pool, 10 ids", "update, 10 ids"]
+    assert list(found) == [*of_tables, "dots", "dots backward", "dots by torch"]
+
+
+@pytest.mark.full
+def test_a_case_is_a_line_whatever_happens(tmp_path):
+    def line(text, files=(), limit=60.0):
+        return answer_of(Case("a.b", 60, ("-c", text, "RUN"), files), tmp_path, limit)
+
+    assert line("print([1, 2])") | {"seconds": 0} == {"case": "a.b", "seconds": 0, "result": [1, 2]}
+    assert line("print('1 passed\\n2 passed')")["result"] == "2 passed"
+    assert "no memory" in line("raise SystemExit('no memory')")["error"]
+    assert line("import time; time.sleep(60)", limit=0.2)["error"] == "took more than 0 s"
+    written = line("import sys; open(sys.argv[1], 'w').write('3')", ("RUN", "RUN/x"))
+    assert written["result"] == {"RUN": 3}
+
+
+def test_the_commands_of_the_cases_mean_something():
+    kinds = set()
+    for case in on_card.cases():
+        _, module, *arguments = case.arguments
+        kinds.add(module)
+        if module == "tests.speed":
+            settings = settings_of(arguments)
+            assert settings.device == "cuda" and settings.ranks == 1
+            assert {*settings.model} <= {*MODELS, *TERABYTE_MODELS}
+        elif module == "recapp.bench":
+            told = [argument for argument in arguments[1:] if "RUN" not in argument]
+            assert recipe("bench_train", told).device == "cuda"
+        elif module == "recapp.train":
+            assert recipe("train", arguments).trainer.accelerator == "gpu"
+    assert kinds == {
+        "tests.gpu_first.kernels",
+        "tests.speed",
+        "pytest",
+        "recapp.train",
+        "recapp.bench",
+    }
+
+
+def test_cases_that_have_no_time_left_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(on_card, "SECONDS", 0)
+    on_card.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["case"] for line in lines] == [case.name for case in on_card.cases()]
+    assert len({line["case"] for line in lines}) == len(lines)
+    assert all("no time" in line["error"] for line in lines)
+
+
+def test_rivals_have_turns_where_they_are_installed(monkeypatch):
+    monkeypatch.setattr(on_card, "find_spec", lambda name: name)
+    assert any(sys.executable in case.arguments for case in on_card.cases())
+    monkeypatch.setattr(on_card, "find_spec", lambda name: None)
+    assert not any(sys.executable in case.arguments for case in on_card.cases())

@@ -1,0 +1,178 @@
+"""Recorded steps of one rank. There is no CUDA graph here: a recorder notes the work of a step, and
+does it again on what later batches have left in the same memory. Kernels run in Triton's
+interpreter.
+"""
+
+import pytest
+import torch
+from engine.engine_cases import same_bits
+from gpu_first.recorder import Recorder
+
+from recapp.engine.sharded_collection import shard_model, sharded_tables
+from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.errors import IdError, TrainingError
+from recapp.optim.optimizer import hybrid
+from recapp.optim.rules import adam, rowwise_adagrad
+from recapp.sharding.sharding_plan import ShardingPlan, tile
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import Comm
+
+ROWS = {"a": 40, "b": 9, "c": 5}
+B = 6
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        tables = [
+            EmbeddingBagConfig(rows, 4 + 4 * (f == "c"), f, feature_names=[f])
+            for f, rows in ROWS.items()
+        ]
+        self.bags = EmbeddingBagCollection(tables, seed=2)
+        self.top = torch.nn.Linear(16 + 3, 1)
+
+    def forward(self, batch):
+        return self.top(torch.cat([batch.dense_BI, self.bags(batch.sparse).values()], 1)).squeeze(1)
+
+
+def loss(model, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
+
+
+def batch(seed, hot=1):
+    drawn = torch.Generator().manual_seed(seed)
+    ids = torch.cat([torch.randint(rows, (B * hot,), generator=drawn) for rows in ROWS.values()])
+    lengths = torch.full((len(ROWS) * B,), hot)
+    features = KeyedJaggedTensor(list(ROWS), ids, lengths=lengths)
+    return Batch(
+        torch.randn(B, 3, generator=drawn), features, (torch.rand(B, generator=drawn) < 0.4).float()
+    )
+
+
+class Trained:
+    """A model and its steps. `captures` counts the recorded steps."""
+
+    def __init__(self, rule=None, graphs=True, **optimizer):
+        self.model = Model()
+        places = CandidateRanks([0], [[0]])
+        plan = {t.name: tile(t, "table_wise", places) for t in self.model.bags.tables()}
+        plan = ShardingPlan(plan, 1)
+        shard_model(self.model, plan, Comm(), rule or rowwise_adagrad(), "triton")
+        self.tables = sharded_tables(self.model)
+        self.dense = torch.optim.Adam(self.model.parameters(), **{"fused": True, **optimizer})
+        optimizer = hybrid(self.dense, self.tables)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        self.captures = []
+        self.step = StepGraph(self.model, loss, optimizer, self.capture)
+        if not graphs:
+            self.step.why_not = "a test launches all steps one by one"
+
+    def capture(self, step):
+        """Record a step, and take back what recording it has done."""
+        tensors = self.tensors()
+        before = [x.clone() for x in tensors]
+        recorder = Recorder()
+        with recorder.recording():
+            value = step()
+        for x, old in zip(tensors, before, strict=True):
+            x.copy_(old)
+        self.captures.append(recorder)
+        return value, recorder.replay
+
+    def tensors(self):
+        rows = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
+        state = [x for s in self.dense.state.values() for x in s.values()]
+        return [*(p.data for p in self.model.parameters()), *rows, *state, self.step._stopped]
+
+    def train(self, batches):
+        values = []
+        for one in batches:
+            values.append(self.step(one))
+            self.schedule.step()
+        self.step.finish()
+        return [*values, *(x.clone() for x in self.tensors())]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rowwise_adagrad(0.1), pytest.param(adam(0.1), marks=pytest.mark.full)],
+    ids=lambda r: r.name,
+)
+def test_recorded_steps_have_the_bits_of_steps_that_are_launched_one_by_one(interpreted, rule):
+    forms = [1] * (WARM_UP + 2) + [2, 1]  # a batch of another form comes between
+    batches = [batch(seed, hot) for seed, hot in enumerate(forms)]
+    recorded, launched = Trained(rule), Trained(rule, graphs=False)
+    mine, known = recorded.train(batches), launched.train(batches)
+    assert all(map(same_bits, mine, known))
+    assert len(recorded.captures) == 1 and not launched.captures
+    counts = recorded.captures[0].counts()
+    assert counts["waits"] == counts["pins"] == counts["messages"] == 0
+    assert [t.update.updates for t in recorded.tables] == [len(batches)]
+
+
+@pytest.mark.parametrize("after", [1, WARM_UP + 2], ids=["launched", "recorded"])
+@pytest.mark.parametrize("fault", ["id", "loss"])
+def test_a_fault_stops_its_step_and_all_later_ones(interpreted, fault, after):
+    trained = Trained()
+    for seed in range(after):
+        trained.step(batch(seed))
+    before = [x.clone() for x in trained.tensors()[:-1]]
+    bad = batch(50)
+    if fault == "id":
+        bad.sparse.values()[B + 2] = 9
+        named = (
+            rf"table b: feature b has the id 9 \(step {after + 1}\), which is outside its 9 rows"
+        )
+    else:
+        bad.dense_BI[0, 0] = torch.inf
+        named = f"step {after + 1}: the loss is not finite"
+    with pytest.raises(IdError if fault == "id" else TrainingError, match=named):
+        for seed in range(60, 64):
+            trained.step(bad if seed == 60 else batch(seed))
+    assert trained.step.steps <= after + 3  # not much later
+    assert all(map(same_bits, before, trained.tensors()[:-1]))
+
+
+@pytest.mark.full
+def test_a_step_that_cannot_be_recorded_is_launched(interpreted, capsys):
+    trained, known = Trained(), Trained(graphs=False)
+
+    def fails(step):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    trained.step._capture = fails
+    batches = [batch(seed) for seed in range(WARM_UP + 2)]
+    assert all(map(same_bits, trained.train(batches), known.train(batches)))
+    noted = "steps are launched one by one, without a CUDA graph: CUDA out of memory. Tried to"
+    assert capsys.readouterr().err.count(noted) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "fused", "why"),
+    [
+        (None, None, "Adam(fused=None) cannot be stopped by the device: make a torch.optim.Adam"),
+        (adam(l2_all_rows=0.1), True, "the host takes part in the update of the tables"),
+    ],
+    ids=["optimiser", "rule"],
+)
+def test_what_the_device_cannot_stop_trains_as_an_ordinary_loop(
+    interpreted, capsys, rule, fused, why
+):
+    trained = Trained(rule, fused=fused)
+    assert why in trained.step.why_not and why in capsys.readouterr().err
+    bad = batch(1)
+    bad.sparse.values()[B + 2] = 9
+    trained.step(batch(0))
+    with pytest.raises(IdError, match="table b: feature b has the id 9, which is outside"):
+        trained.step(bad)
+
+
+def test_a_model_on_the_cpu_says_why_its_steps_are_launched(interpreted):
+    trained = Trained()
+    step = StepGraph(trained.model, loss, trained.dense)
+    assert step.why_not == "the model is on the cpu"
+    assert bool(step(batch(0)) > step(batch(0)))  # it trains

@@ -342,6 +342,7 @@ class Scratch:
         self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
         self._locked: dict[str, Tensor] = {}
+        self._copied: dict[str, torch.cuda.Event] = {}
         self._known: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
@@ -360,8 +361,9 @@ class Scratch:
     def on_device(self, name: str, numbers: Counts) -> Tensor:
         """Return integers of the host on the device, int64, without waiting for the copy.
 
-        The page-locked memory of the copy is used again by the next call with this name, before
-        which the host must have waited for this copy.
+        The page-locked memory of the copy is used again by the next call with this name, once the
+        copy is done. A CUDA graph copies these integers anew in each run: after it was recorded,
+        nobody may call with this name.
 
         Args:
             name: The name of the array on the device.
@@ -371,11 +373,17 @@ class Scratch:
         values = torch.from_numpy(numbers)
         if self._device.type != "cuda":
             return values
+        recording = torch.cuda.is_current_stream_capturing()
+        if name in self._copied and not recording:
+            self._copied[name].synchronize()
         locked = self._locked.get(name)
         if locked is None or len(locked) < n:
             locked = self._locked[name] = torch.empty(2 * n, dtype=torch.int64, pin_memory=True)
         locked[:n] = values
-        return self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
+        there = self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
+        if not recording:
+            self._copied[name] = torch.cuda.current_stream(self._device).record_event()
+        return there
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""

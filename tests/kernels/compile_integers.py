@@ -40,7 +40,8 @@ def call_everything(key, offset, scale, weighted):
     weights = torch.zeros(10, dtype=scale) if weighted else None
     batch = numbers[:10], numbers[:9], weights, 2
     of_slots = numbers, numbers, numbers
-    entries = kernels.entries_of_ids(*batch, *of_slots, numbers, scale, sizes, take)
+    stopped = torch.zeros(1, dtype=torch.int32) if weighted else None
+    entries = kernels.entries_of_ids(*batch, *of_slots, numbers, stopped, scale, sizes, take)
     kernels.bags_of(numbers[:9], 2, *of_slots, sizes, take)
     for several in (False, True):
         distinct = kernels.distinct_rows(entries, numbers, sizes, take, several)

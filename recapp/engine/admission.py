@@ -76,8 +76,8 @@ class Admission:
     ) -> None:
         self.settings = list(settings)
         self.index = index
-        self._changes_3I = torch.zeros(3, len(settings), dtype=torch.int64, device=device)
-        self._rows_A = torch.zeros(len(settings) * STRETCHES, dtype=torch.int64, device=device)
+        counts = torch.zeros(4, len(settings) * STRETCHES, dtype=torch.int64, device=device)
+        self._new_A, self._admitted_A, self._evicted_A, self._loaded_A = self._counts_4A = counts
         most_A = [s.most_rows(stretch) for s in settings for stretch in range(STRETCHES)]
         self._limits = any(most is not None for most in most_A)
         self._most_A = to_device([NO_LIMIT if most is None else most for most in most_A], device)
@@ -107,12 +107,14 @@ class Admission:
     @property
     def changes(self) -> list[Changes]:
         """Return the counts of each strip."""
-        return [Changes(*counts) for counts in to_host(self._changes_3I).T.tolist()]
+        counts_3I = self._counts_4A[:3].view(3, -1, STRETCHES).sum(2)
+        return [Changes(*counts) for counts in to_host(counts_3I).T.tolist()]
 
     @property
     def rows_IR(self) -> Tensor:
         """Return the number of rows in each stretch of each strip."""
-        return self._rows_A.view(-1, STRETCHES)
+        rows_A: Tensor = self._admitted_A + self._loaded_A - self._evicted_A
+        return rows_A.view(-1, STRETCHES)
 
     def tracked(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the tensor, by slot, of each value that eviction keeps per row."""
@@ -130,7 +132,7 @@ class Admission:
 
     def forget(self, strip: int, slot_N: Tensor) -> None:
         """Forget the counts of a strip and the use of its rows, which are in these slots."""
-        self.rows_IR[strip] = 0
+        self._loaded_A.view(-1, STRETCHES)[strip] -= self.rows_IR[strip]
         self.release(slot_N)
         if counter := self.counter(strip):
             counter.clear(strip)
@@ -143,13 +145,9 @@ class Admission:
 
     def count_in(self, strip: int, position_N: Tensor) -> None:
         """Add loaded rows to the count of a strip."""
-        self._rows_A += self._in_parts(_parts_of(torch.full_like(position_N, strip), position_N))
+        part_N = _parts_of(torch.full_like(position_N, strip), position_N)
+        self._loaded_A.index_add_(0, part_N, torch.ones_like(part_N))
         self._loaded = True
-
-    def _in_parts(self, part_N: Tensor, here_N: Tensor | None = None) -> Tensor:
-        """Return the number of entries in each part: of all entries, or of those that are here."""
-        number_N = torch.ones_like(part_N) if here_N is None else here_N.long()
-        return torch.zeros_like(self._rows_A).index_add_(0, part_N, number_N)
 
     def grow(self, slots: int) -> None:
         """Make room for a number of slots."""
@@ -183,23 +181,23 @@ class Admission:
             where every key is admitted, and where no row is evicted.
         """
         part_U = _parts_of(strip_U, position_U)
-        added_A = new_A = self._in_parts(part_U)
+        one_U = torch.ones_like(part_U)
+        self._new_A.index_add_(0, part_U, one_U)
         admitted_U = evicted_E = None
         if self.exact or self._sketches:
             admitted_U = self._seen_often(position_U, strip_U)
-            added_A = self._in_parts(part_U, admitted_U)
         if self._limits:
-            over_A = torch.where(added_A > 0, self._rows_A + added_A - self._most_A, 0)
+            wanted_U = one_U if admitted_U is None else admitted_U.long()
+            added_A = torch.zeros_like(self._most_A).index_add_(0, part_U, wanted_U)
+            over_A = torch.where(added_A > 0, self.rows_IR.view(-1) + added_A - self._most_A, 0)
             if to_host((over_A > 0).any()).tolist():
-                if admitted_U is None:
-                    admitted_U = torch.ones_like(part_U, dtype=torch.bool)
+                admitted_U = wanted_U > 0
                 evicted_E = self._make_room(over_A, added_A, position_U, part_U, admitted_U, step)
-                added_A = self._in_parts(part_U, admitted_U)
         if self.exact and admitted_U is not None:
             counted_M = true_indices(admitted_U & self._exact_I[strip_U.long()].bool())
             self.exact.forget(position_U[counted_M], strip_U[counted_M])
-        self._rows_A += added_A
-        self._changes_3I[:2] += torch.stack([new_A, added_A]).view(2, -1, STRETCHES).sum(2)
+        added_U = one_U if admitted_U is None else admitted_U.long()
+        self._admitted_A.index_add_(0, part_U, added_U)
         return admitted_U, evicted_E
 
     def _seen_often(self, position_U: Tensor, strip_U: Tensor) -> Tensor:
@@ -271,9 +269,9 @@ class Admission:
         part.
         """
         rows = self.index.strips.rows[slot_E, 0], self.index.positions.rows[slot_E, 0]
-        left_A = self._in_parts(_parts_of(*rows))
-        self._rows_A -= left_A
-        self._changes_3I[2] += left_A.view(-1, STRETCHES).sum(1)
+        part_E = _parts_of(*rows)
+        left_A = torch.zeros_like(self._most_A).index_add_(0, part_E, torch.ones_like(part_E))
+        self._evicted_A += left_A
         self.release(slot_E)
         return left_A
 
@@ -300,9 +298,10 @@ class Admission:
         loaded table has such rows where `max_rows` was lowered after its checkpoint was written.
         """
         if not self._loaded:
-            return torch.zeros(0, dtype=torch.int64, device=self._rows_A.device)
+            return torch.zeros(0, dtype=torch.int64, device=self._most_A.device)
         self._loaded = False
-        return self._evict((self._rows_A - self._most_A).clamp(min=0), NOT_HELD)[0]
+        over_A = self.rows_IR.view(-1) - self._most_A
+        return self._evict(over_A.clamp(min=0), NOT_HELD)[0]
 
     def release(self, slot_M: Tensor) -> None:
         """Record that slots hold no rows any more."""
@@ -319,7 +318,7 @@ class Admission:
 
 def _parts_of(strip_N: Tensor, position_N: Tensor) -> Tensor:
     """Return the number of the part of each key, strip by strip."""
-    return strip_N.long() * STRETCHES + stretches_of(position_N)
+    return stretches_of(position_N).add_(strip_N, alpha=STRETCHES)
 
 
 def _first_of_parts(part_E: Tensor, keys: Sequence[Tensor], most_A: Tensor) -> Tensor:

@@ -160,7 +160,7 @@ class KeySlots:
         again = self._free[:n]
         new = n - len(again)
         self._make_room(self.used + new)
-        return torch.cat([again, self.behind(new)])
+        return torch.cat([again, self.behind(new)]) if len(again) else self.behind(new)
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""

@@ -251,8 +251,8 @@ class DynamicStore(FloatRows):
     def rows_of_stretches(self) -> RowsOfStretches:
         """Return by table the number of rows and of keys counted for admission in each stretch."""
         counted: RowsOfStretches = {}
-        for number, strip in enumerate(self.strips):
-            rows_R = self.admission.rows_IR[number].tolist()
+        rows_IR = self.admission.rows_IR.tolist()
+        for number, (strip, rows_R) in enumerate(zip(self.strips, rows_IR, strict=True)):
             waiting_R = self.admission.waiting_of_stretches(number)
             merge_rows_of_stretches(counted, {strip.table.name: {ROWS: rows_R, WAITING: waiting_R}})
         return counted

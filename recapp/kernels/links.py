@@ -378,7 +378,8 @@ class Scratch:
             self._copied[name].synchronize()
         locked = self._locked.get(name)
         if locked is None or len(locked) < n:
-            locked = self._locked[name] = torch.empty(2 * n, dtype=torch.int64, pin_memory=True)
+            locked = torch.empty(2 * n, dtype=torch.int64, device="cpu", pin_memory=True)
+            self._locked[name] = locked
         locked[:n] = values
         there = self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
         if not recording:

@@ -600,20 +600,15 @@ def _numbers_of_own_pieces(state: EngineState) -> list[PieceNumbers]:
 
 
 def _numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
-    """Return the number of each slot's table, where each group numbers its tables anew behind those
-    of the groups before, in any order, and the first number of each group.
+    """Return the number of each slot's table, where each group numbers its tables behind those of
+    the groups before, and the first number of each group.
     """
-    numbers: dict[tuple[int, str], int] = {}
-    for g, r in enumerate(state.routes):
-        for f in r.lookups:
-            numbers.setdefault((g, state.layout.lookups[f].table.name), len(numbers))
-    of_slots = [
-        numbers[g, state.layout.lookups[f].table.name]
-        for g, r in enumerate(state.routes)
-        for f in r.lookups
-    ]
-    first_G = np.searchsorted([g for g, _ in numbers], range(len(state.routes)))
-    return np.array(of_slots, np.int64), first_G
+    tables = len(state.layout.tables)
+    number = {t.name: n for n, t in enumerate(state.layout.tables)}
+    table_F = [number[x.table.name] for x in state.layout.lookups]
+    of_slots = [g * tables + table_F[f] for g, r in enumerate(state.routes) for f in r.lookups]
+    known_T, table_S = np.unique(of_slots, return_inverse=True)
+    return table_S, np.searchsorted(known_T, np.arange(len(state.routes)) * tables)
 
 
 def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> Tensor:
@@ -700,16 +695,15 @@ def _in_regions(
     size_G2 = np.diff(edge_G2, axis=0)
     room_G2 = (size_G2 // BLOCK + 1) * BLOCK
     first_G2 = room_G2.cumsum(0) - room_G2
-    end_G2 = first_G2 + size_G2
     first_S2 = edge_S2[:-1] + np.repeat(first_G2 - edge_G2[:-1], np.diff(slot_G1), 0)
-    key_G1 = np.array(keys)
-    of_slots = [id_S, *first_S2.T, vector_S, step_S]
-    of_groups = [slot_G1[:-1], slot_G1[1:]]
-    for first_G, end_G in zip(first_G2.T, end_G2.T, strict=True):
-        of_groups += [first_G // BLOCK, end_G]
-    of_groups += [key_G1[:-1], key_G1[1:] - 1]
     entry_G, bag_G = first_G2.T
     entries_G, bags_G = size_G2.T
+    key_G1 = np.array(keys)
+    of_slots = [id_S, *first_S2.T, vector_S, step_S]
+    of_groups = [
+        *(slot_G1[:-1], slot_G1[1:], entry_G // BLOCK, entry_G + entries_G),
+        *(bag_G // BLOCK, bag_G + bags_G, key_G1[:-1], key_G1[1:] - 1),
+    ]
     spans = np.stack([entry_G, entries_G, longest_G, bag_G, bags_G], 1)
     regions = [Region(*span) for span in spans.tolist()]
     return Places(np.stack(of_slots, 1), np.stack(of_groups, 1), regions)

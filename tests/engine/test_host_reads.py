@@ -48,6 +48,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "_in_regions": 1,
         "_numbers_of_pieces": 5,
         "_numbers_of_slots": 3,
+        "_numbers_of_tables": 1,
     },
     "engine/fused_update.py": {
         "_from_ranks": 1,

@@ -181,7 +181,7 @@ def trained(comm, shared, case, seed):
         sum((v * v).sum() for v in vectors).backward()
         seen += [v.detach().clone() for v in vectors]
         if learns and (grad := features.weights().grad) is not None:
-            seen.append(grad.clone(memory_format=torch.contiguous_format))
+            seen.append(grad)
         if shared.update.deferred:
             seen.append(torch.tensor(shared.update.power_sum(2.0, 0.0)))
             shared.update.scale(0.5)
@@ -190,7 +190,8 @@ def trained(comm, shared, case, seed):
     shared.update.complete()
     with torch.no_grad():
         seen += case.vectors(shared, case.batch(f"{seed}/last/{comm.rank}"))
-    return seen + [b.data.clone() for store in shared.stores for b in store.blocks()]
+    seen += [b.data for store in shared.stores for b in store.blocks()]
+    return [x.clone(memory_format=torch.contiguous_format) for x in seen]
 
 
 class Stepper:

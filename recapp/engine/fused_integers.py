@@ -15,10 +15,9 @@ the number of distinct rows of each piece.
 that the kernels do not know, and as the definition of the result.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,13 +33,10 @@ from recapp.kernels.batch_arrays import (
     NOTHING,
     DistinctRows,
     Entries,
-    GroupPlace,
     GroupRequests,
     PieceNumbers,
-    PiecePlace,
     Sizes,
     SlotNumbers,
-    SlotPlace,
 )
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
@@ -118,23 +114,40 @@ class FusedIntegers:
         device = state.comm.device
         self.kernels = state.backend.fused_integers
         slots = _numbers_of_slots(state)
-        self.pieces = _numbers_of_pieces(state)
+        pieces = _numbers_of_pieces(state)
+        self.pieces = np.array(pieces, np.int64)
         self.slots = to_device(np.array(slots, np.int64), device)
-        self.piece_rows = to_device(np.array(self.pieces, np.int64), device)
+        self.piece_rows = to_device(self.pieces, device)
         of_strips = [int(r.rows_I.sum()) for r in state.routes]
         self.own_pieces = _numbers_of_own_pieces(state)
         self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
-        groups = _groups_of_pieces(state, self.own_pieces)
-        self.own_groups = to_device(np.array(groups, np.int64), device)
-        self.counted = self.own_pieces if state.comm.world == 1 else self.pieces
+        self.own_requests = _groups_of_pieces(state, self.own_pieces)
+        self.requests = _groups_of_pieces(state, pieces)
+        self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
         self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
         self.store_keys = _keys(_rows_of_stores(state))
+        self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
+        self.column_S = np.concatenate([r.column_S for r in state.routes])
+        self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
+        self.table_S, self.table_G = _numbers_of_tables(state)
+        self._last: tuple[object, Places | None] = None, None
         self.searched = _searched(state)
         self._most = {
             t.name: t.dynamic.max_rows
             for t in state.layout.tables
             if t.dynamic and t.dynamic.max_rows is not None
         }
+
+    def places(self, output: BatchOutput) -> "Places":
+        """Return the places of slots and groups in a batch. Those of the last batch are kept for
+        batches with as many ids of each lookup.
+        """
+        shape = (output.per_F, output.bags, output.taken, tuple(self.state.outputs.room))
+        last, places = self._last
+        if places is None or last != shape:
+            places = _places(self, output)
+            self._last = shape, places
+        return places
 
     def has_room(self, ids: LookupRows) -> bool:
         """Return whether no table can have more ids in a batch than `max_rows`, so that nobody has
@@ -256,22 +269,25 @@ class FusedBatch:
         if self.failure:
             raise self.failure
 
-    def _on_device(self, name: str, parts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return arrays of the host on the device, after one copy."""
-        numbers = self.take.on_device(name, [number for part in parts for number in part])
-        edges = [*accumulate(len(part) for part in parts)]
+    def _on_device(self, name: str, *parts: Counts) -> list[Tensor]:
+        """Return arrays of the host, flat, on the device, after one copy."""
+        numbers = self.take.on_device(name, np.concatenate([part.ravel() for part in parts]))
+        edges = [*accumulate(part.size for part in parts)]
         return [*numbers.tensor_split(edges[:-1])]
 
     def _make_header(self, header: Sequence[int]) -> None:
         """Bring the numbers of the batch to the device, and find its parts there."""
-        places, groups, self.regions = _places(self.fused, self.rows, self.output)
-        counts = [*header, *([0] * 3 * len(groups))] * self.state.comm.world
-        room = [0] * len(counts)
-        report = [NOTHING, *([0] * len(self.rows.per_F))]
-        count_K = [0] * len(self.fused.counted)
-        parts = [_flat(places), _flat(groups), counts + room + report + count_K]
-        self.places, self.groups, self._read = self._on_device("header", parts)
-        ends = len(counts + room), len(counts + room + report)
+        places = self.fused.places(self.output)
+        self.regions = places.regions
+        world = self.state.comm.world
+        numbers = len(header) + 3 * len(self.regions)
+        ends = 2 * world * numbers, 2 * world * numbers + 1 + len(self.rows.per_F)
+        read = np.zeros(ends[1] + self.fused.counted, np.int64)
+        read[: world * numbers].reshape(world, numbers)[:, : len(header)] = header
+        read[ends[0]] = NOTHING
+        self.places, self.groups, self._read = self._on_device(
+            "header", places.of_slots, places.of_groups, read
+        )
         self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
     def _find_entries(self, ids: LookupRows, output: BatchOutput) -> None:
@@ -382,15 +398,12 @@ class FusedBatch:
         comm = self.state.comm
         if comm.world == 1:
             return
-        widths = self.state.widths_G.tolist()
-        rows_K = self.rows_K.tolist()
-        at = _places_of_pieces(fused.pieces, rows_K, widths, words, vectors, comm.rank)
-        requests = _groups_of_pieces(self.state, fused.pieces)
-        words_WG = words.asked_WG1[:, :-1].reshape(-1).tolist()
-        parts = [_flat(at), _flat(requests), words_WG]
+        at = _places_of_pieces(
+            fused.pieces, self.rows_K, self.state.widths_G, words, vectors, comm.rank
+        )
+        at_K, words_WG = self._on_device("requests", at, words.asked_WG1[:, :-1])
         at_U, source_P = fused.kernels.write_requests(
-            *(self.distinct, fused.piece_rows, self.groups),
-            *self._on_device("requests", parts),
+            *(self.distinct, fused.piece_rows, self.groups, at_K, fused.requests, words_WG),
             *(ids, self.sizes._replace(offset=vector), self.take),
         )
         self._link_home(source_P, at_U)
@@ -431,10 +444,11 @@ class FusedBatch:
             if state.row_statistics:
                 self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
-        places, groups, regions = _places_of_requests(
-            self.fused.store_keys, state.routes, in_WG3[..., 0], words, vectors
+        places = _places_of_requests(
+            *(self.fused.store_keys, state.widths_G, in_WG3[..., 0], words, vectors)
         )
-        of_ranks, of_groups = self._on_device("served", [_flat(places), _flat(groups)])
+        regions = places.regions
+        of_ranks, of_groups = self._on_device("served", places.of_slots, places.of_groups)
         last = regions[-1].here.stop
         key = offset_dtype(self.fused.store_keys[-1])
         sizes = self.sizes._replace(entries=_behind(last), key=key, offset=vector)
@@ -467,7 +481,7 @@ class FusedBatch:
         fused = self.fused
         fused.kernels.count_rows(distinct, fused.own_piece_rows, groups, count_K)
         self.of_pieces = fused.kernels.find_pieces(
-            distinct, fused.own_piece_rows, fused.own_groups, groups, sizes, self.take
+            distinct, fused.own_piece_rows, fused.own_requests, groups, sizes, self.take
         )
 
     def _cut_to_pieces(
@@ -493,10 +507,6 @@ class FusedBatch:
     def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the integers of served requests."""
         return self.take(f"served {name}", n, dtype)
-
-
-def _flat(records: Sequence[tuple[int, ...]]) -> list[int]:
-    return [number for record in records for number in record]
 
 
 def _behind(end: int) -> int:
@@ -589,109 +599,147 @@ def _numbers_of_own_pieces(state: EngineState) -> list[PieceNumbers]:
     ]
 
 
-def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> list[GroupRequests]:
-    """Return the pieces of each group."""
+def _numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
+    """Return the number of each slot's table, where each group numbers its tables behind those of
+    the groups before, and the first number of each group.
+    """
+    tables = len(state.layout.tables)
+    number = {t.name: n for n, t in enumerate(state.layout.tables)}
+    table_F = [number[x.table.name] for x in state.layout.lookups]
+    of_slots = [g * tables + table_F[f] for g, r in enumerate(state.routes) for f in r.lookups]
+    known_T, table_S = np.unique(of_slots, return_inverse=True)
+    return table_S, np.searchsorted(known_T, np.arange(len(state.routes)) * tables)
+
+
+def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> Tensor:
+    """Return the pieces of each group, int64 [G x `GroupRequests`]."""
     edge_G1 = np.searchsorted([p.group for p in pieces], range(len(state.routes) + 1))
-    return [
+    groups = [
         GroupRequests(*edge, r.width, r.mode == "replicated")
         for edge, r in zip(pairwise(edge_G1.tolist()), state.routes, strict=True)
     ]
+    return to_device(np.array(groups, np.int64), state.comm.device)
 
 
-def _places(
-    fused: FusedIntegers, ids: LookupRows, output: BatchOutput
-) -> tuple[list[SlotPlace], list[GroupPlace], list[Region]]:
+class Places(NamedTuple):
+    """The places of slots and groups in the arrays of a batch.
+
+    Args:
+        of_slots: The places of the slots, [S x `SlotPlace`].
+        of_groups: The places of the groups, [G x `GroupPlace`].
+        regions: The regions of the groups.
+    """
+
+    of_slots: Counts
+    of_groups: Counts
+    regions: list[Region]
+
+
+def _places(fused: FusedIntegers, output: BatchOutput) -> Places:
     """Return the places of slots and groups in a batch."""
-    state = fused.state
-    outputs = state.outputs
-    edge_F1 = [0, *accumulate(ids.per_F)]
-    count_F = output.count_F.tolist()
-    first_F = output.first_F.tolist()
-    places: list[SlotPlace] = []
-    groups = []
-    regions = []
-    entry = 0
-    bag = 0
-    for r, keys in zip(state.routes, pairwise(fused.home_keys), strict=True):
-        slot = len(places)
-        first_entry = entry
-        first_bag = bag
-        of_table: Counter[str] = Counter()
-        for f, column in zip(r.lookups, r.column_S.tolist(), strict=True):
-            x = outputs.lookups[f]
-            step = outputs.width(outputs.member_F[f]) if x.columns else x.dim
-            places.append(SlotPlace(edge_F1[f], entry, bag, first_F[f] + column, step))
-            entry += ids.per_F[f]
-            bag += count_F[f]
-            of_table[x.table.name] += ids.per_F[f]
-        blocks = (first_entry // BLOCK, entry, first_bag // BLOCK, bag)
-        groups.append(GroupPlace(slot, len(places), *blocks, keys[0], keys[1] - 1))
-        longest = max(of_table.values())
-        regions.append(
-            Region(first_entry, entry - first_entry, longest, first_bag, bag - first_bag)
-        )
-        entry = _behind(entry)
-        bag = _behind(bag)
-    return places, groups, regions
+    outputs = fused.state.outputs
+    lookup_S = fused.lookup_S
+    per_F = np.array(output.per_F, np.int64)
+    id_S = (per_F.cumsum() - per_F)[lookup_S]
+    vector_S = output.first_F[lookup_S] + fused.column_S
+    members = zip(outputs.lookups, outputs.member_F, strict=True)
+    step_F = np.array([outputs.width(m) if x.columns else x.dim for x, m in members], np.int64)
+    sizes_S2 = np.stack([per_F[lookup_S], output.count_F[lookup_S]], 1)
+    per_T = np.zeros(fused.table_S.max() + 1, np.int64)
+    np.add.at(per_T, fused.table_S, per_F[lookup_S])
+    longest_G = np.maximum.reduceat(per_T, fused.table_G)
+    places = id_S, vector_S, step_F[lookup_S]
+    return _in_regions(*places, sizes_S2, fused.slot_G1, fused.home_keys, longest_G)
+
+
+def _places_of_requests(
+    keys: Sequence[int],
+    width_G: Counts,
+    rows_WG: Counts,
+    words: MessageLayout,
+    vectors: MessageLayout,
+) -> Places:
+    """Return the places of the requests of each rank, group by group, and of the groups."""
+    world, groups = rows_WG.shape
+    id_S, vector_S = (x.served_WG1[:, :-1].T.ravel() for x in (words, vectors))
+    rows_S = rows_WG.T.ravel()
+    sizes_S2 = np.stack([rows_S, np.zeros_like(rows_S)], 1)
+    places = id_S, vector_S, np.repeat(width_G, world)
+    longest_G = np.full(groups, world)  # each rank asks for a row once
+    return _in_regions(*places, sizes_S2, np.arange(groups + 1) * world, keys, longest_G)
+
+
+def _in_regions(
+    id_S: Counts,
+    vector_S: Counts,
+    step_S: Counts,
+    sizes_S2: Counts,
+    slot_G1: Counts,
+    keys: Sequence[int],
+    longest_G: Counts,
+) -> Places:
+    """Return the places of slots and groups. The groups stand one behind the other in whole blocks,
+    with room for one more entry and bag.
+
+    Args:
+        id_S: The first id of each slot.
+        vector_S: The offset of its first vector.
+        step_S: The distance of two vectors.
+        sizes_S2: The entries and bags of each slot.
+        slot_G1: The slots of each group.
+        keys: The first key of each group.
+        longest_G: A number of entries of a group that no bag and no row exceeds.
+    """
+    edge_S2 = np.concatenate([np.zeros((1, 2), np.int64), sizes_S2.cumsum(0)])
+    edge_G2 = edge_S2[slot_G1]
+    size_G2 = np.diff(edge_G2, axis=0)
+    room_G2 = (size_G2 // BLOCK + 1) * BLOCK
+    first_G2 = room_G2.cumsum(0) - room_G2
+    first_S2 = edge_S2[:-1] + np.repeat(first_G2 - edge_G2[:-1], np.diff(slot_G1), 0)
+    entry_G, bag_G = first_G2.T
+    entries_G, bags_G = size_G2.T
+    key_G1 = np.array(keys)
+    of_slots = [id_S, *first_S2.T, vector_S, step_S]
+    of_groups = [
+        *(slot_G1[:-1], slot_G1[1:], entry_G // BLOCK, entry_G + entries_G),
+        *(bag_G // BLOCK, bag_G + bags_G, key_G1[:-1], key_G1[1:] - 1),
+    ]
+    spans = np.stack([entry_G, entries_G, longest_G, bag_G, bags_G], 1)
+    regions = [Region(*span) for span in spans.tolist()]
+    return Places(np.stack(of_slots, 1), np.stack(of_groups, 1), regions)
 
 
 def _places_of_pieces(
-    pieces: Sequence[PieceNumbers],
-    rows_K: Sequence[int],
-    width_G: Sequence[int],
+    pieces: Counts,
+    rows_K: Counts,
+    width_G: Counts,
     words: MessageLayout,
     vectors: MessageLayout,
     own: int,
-) -> list[PiecePlace]:
-    """Return the place of the requests of each piece: the pieces of a rank stand one after the
-    other in its requests of a group.
+) -> Counts:
+    """Return the place of the requests of each piece, [K x `PiecePlace`]: the pieces of a rank
+    stand one after the other in its requests of a group.
 
     Args:
-        pieces: The pieces, group by group.
+        pieces: The pieces, group by group, [K x `PieceNumbers`].
         rows_K: The number of distinct rows of each piece.
         width_G: The columns of the vectors of each group.
         words: The offsets in the message of ids.
         vectors: The offsets in the message of vectors.
         own: This rank, which answers requests of which all ranks have the rows.
     """
-    places = []
-    first_G: Counter[int] = Counter()
-    before: Counter[tuple[int, int]] = Counter()
-    for piece, rows in zip(pieces, rows_K, strict=True):
-        rank = own if piece.rank < 0 else piece.rank
-        g = piece.group
-        nth = before[g, rank]
-        id_at = int(words.asked_WG1[rank, g]) + nth
-        vector_at = int(vectors.asked_WG1[rank, g]) + nth * width_G[g]
-        places.append(PiecePlace(first_G[g], id_at, vector_at))
-        first_G[g] += rows
-        before[g, rank] += rows
-    return places
+    group_K = pieces[:, 0]
+    rank_K = np.where(pieces[:, -1] < 0, own, pieces[:, -1])
+    by_rank = np.lexsort((rank_K, group_K))  # stable
+    nth_K = np.empty_like(rows_K)
+    nth_K[by_rank] = _before(rows_K[by_rank], (group_K * len(words.asked_WG1) + rank_K)[by_rank])
+    at_id = words.asked_WG1[rank_K, group_K] + nth_K
+    at_vector = vectors.asked_WG1[rank_K, group_K] + nth_K * width_G[group_K]
+    return np.stack([_before(rows_K, group_K), at_id, at_vector], 1)
 
 
-def _places_of_requests(
-    keys: Sequence[int],
-    routes: Sequence[Any],
-    rows_WG: Counts,
-    words: MessageLayout,
-    vectors: MessageLayout,
-) -> tuple[list[SlotPlace], list[GroupPlace], list[Region]]:
-    """Return the places of the requests of each rank, group by group, and of the groups."""
-    places: list[SlotPlace] = []
-    groups = []
-    regions = []
-    entry = 0
-    for g, (r, of_group) in enumerate(zip(routes, pairwise(keys), strict=True)):
-        slot = len(places)
-        first = entry
-        for rank, rows in enumerate(rows_WG[:, g].tolist()):
-            id_at = int(words.served_WG1[rank, g])
-            vector_at = int(vectors.served_WG1[rank, g])
-            places.append(SlotPlace(id_at, entry, 0, vector_at, r.width))
-            entry += rows
-        groups.append(
-            GroupPlace(slot, len(places), first // BLOCK, entry, 0, 0, of_group[0], of_group[1] - 1)
-        )
-        regions.append(Region(first, entry - first, len(rows_WG)))  # each rank asks for a row once
-        entry = _behind(entry)
-    return places, groups, regions
+def _before(rows_K: Counts, block_K: Counts) -> Counts:
+    """Return the rows of the pieces before each piece, in a block of pieces with one number."""
+    before_K = rows_K.cumsum() - rows_K
+    first_K = np.searchsorted(block_K, block_K)
+    return before_K - before_K[first_K]

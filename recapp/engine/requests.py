@@ -26,9 +26,9 @@ from recapp.engine.fused_integers import FusedBatch, FusedIntegers
 from recapp.engine.fused_update import RowGradients
 from recapp.engine.integers import (
     NO_IDS,
-    TRAINED_WEIGHTS,
     GroupIntegers,
     no_rows,
+    trains_weights,
     weighting,
 )
 from recapp.engine.state import BatchOutput, EngineState
@@ -123,7 +123,7 @@ class Requests:
                 raise features
             if fused is not None:
                 ids = state.ids_of(features, self.taken)
-                if weighting(ids) != TRAINED_WEIGHTS and fused.has_room(ids):
+                if fused.has_room(ids) and not trains_weights(ids):
                     output = state.outputs.of(ids, self.taken)
                     return (OK, 0, 0), None, FusedBatch(fused, ids, output, self.lease[0])
             rows, check = state.rows_of(features, self.taken)
@@ -230,8 +230,11 @@ class Requests:
             state.observer.ends("group")
 
     def _made(self) -> Iterator[Any]:
-        """Yield the objects whose tensors lookup and update read, but for leased memory."""
+        """Yield the objects whose tensors lookup and update read. Leased memory is recorded once,
+        because it is given back before others may use it.
+        """
         yield self.rows
+        yield from (scratch.take_new() for scratch in self.lease)
         if isinstance(self.integers, FusedBatch):
             return
         yield from map(vars, self.asked)

@@ -561,7 +561,8 @@ class EngineState:
         self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])
         self.observer = EngineObserver()
         self.messages = Buffers()
-        self._free_leases: dict[bool, list[list[Scratch]]] = {False: [], True: []}
+        # with the mark that ends the work of the batch before
+        self._free_leases: dict[bool, list[tuple[list[Scratch], Any]]] = {False: [], True: []}
         self._output_offsets: dict[tuple[int, int], Tensor] = {}
         self._find_lines()
 
@@ -611,11 +612,14 @@ class EngineState:
         return rows, check
 
     def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:
-        """Return the raw ids of a batch in the place of its rows; see `rows_of`."""
+        """Return the raw ids of a batch in the place of its rows; see `rows_of`. Ids, and weights,
+        stand one behind the other in memory, as kernels read them.
+        """
         check_have_values(features)
         ids = self.id_rules.raw(features, self._taken_lookups(taken))
+        ids.rows_L = ids.rows_L.contiguous()
         if ids.weights_L is not None:
-            ids.weights_L = ids.weights_L.to(self.dtype)
+            ids.weights_L = ids.weights_L.to(self.dtype).contiguous()
         return ids
 
     def _taken_lookups(self, taken: Sequence[bool]) -> list[bool]:
@@ -626,19 +630,32 @@ class EngineState:
 
         Evaluation batches have leases of their own. They may be larger than training batches, and
         would in time grow every lease of training to their size.
+
+        Where streams overlap, the current stream waits for the work of the batch that had the
+        memory before. For a batch in look-ahead that is the step before the last, because a lease
+        of training stays free.
         """
         free = self._free_leases[trains]
-        return free.pop() if free else [Scratch(self.comm.device) for _ in self.routes]
+        side = self.comm.side
+        if len(free) <= (trains and side.overlaps):
+            return [Scratch(self.comm.device) for _ in self.routes]
+        lease, end = free.pop(0 if side.overlaps else -1)
+        side.wait_for(end)
+        return lease
 
     def give_back(self, lease: list[Scratch], trains: bool) -> None:
-        """Take back the lease of a batch that no longer needs it."""
-        self._free_leases[trains].append(lease)
+        """Take back the lease of a batch that no longer needs it, but for work of the current
+        stream that is queued.
+        """
+        used = any(len(list(scratch.tensors())) for scratch in lease)
+        end = self.comm.side.mark_current() if used else None
+        self._free_leases[trains].append((lease, end))
 
     def buffers(self) -> Iterator[Tensor]:
         """Yield the buffers that are kept between batches and are not leased now."""
         yield from self.messages.free()
         yield from self._output_offsets.values()
-        for lease in (*self._free_leases[False], *self._free_leases[True]):
+        for lease, _ in (*self._free_leases[False], *self._free_leases[True]):
             for scratch in lease:
                 yield from scratch.tensors()
 

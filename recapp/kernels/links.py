@@ -10,7 +10,7 @@ No function loops over bags, and only `group` waits for the device: it reads the
 keys.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -342,6 +342,8 @@ class Scratch:
         self._device = device or torch.device("cpu")
         self._arrays: dict[str, Tensor] = {}
         self._locked: dict[str, Tensor] = {}
+        self._copied: dict[str, torch.cuda.Event] = {}
+        self._known: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return an array whose contents are undefined.
@@ -356,30 +358,43 @@ class Scratch:
             memory = self._arrays[name] = with_room(n, dtype, self._device)
         return memory[:n]
 
-    def on_device(self, name: str, numbers: Sequence[int]) -> Tensor:
+    def on_device(self, name: str, numbers: Counts) -> Tensor:
         """Return integers of the host on the device, int64, without waiting for the copy.
 
-        The page-locked memory of the copy is used again by the next call with this name, before
-        which the host must have waited for this copy.
+        The page-locked memory of the copy is used again by the next call with this name, once the
+        copy is done. A CUDA graph copies these integers anew in each run: after it was recorded,
+        nobody may call with this name.
 
         Args:
             name: The name of the array on the device.
             numbers: The integers.
         """
         n = len(numbers)
-        values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        values = torch.from_numpy(numbers)
         if self._device.type != "cuda":
             return values
+        recording = torch.cuda.is_current_stream_capturing()
+        if name in self._copied and not recording:
+            self._copied[name].synchronize()
         locked = self._locked.get(name)
         if locked is None or len(locked) < n:
             locked = torch.empty(2 * n, dtype=torch.int64, device="cpu", pin_memory=True)
             self._locked[name] = locked
         locked[:n] = values
-        return self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
+        there = self(name, n, torch.int64).copy_(locked[:n], non_blocking=True)
+        if not recording:
+            self._copied[name] = torch.cuda.current_stream(self._device).record_event()
+        return there
 
     def tensors(self) -> Iterable[Tensor]:
         """Return the arrays that are held."""
         return self._arrays.values()
+
+    def take_new(self) -> list[Tensor]:
+        """Return the arrays that are held since the last call, for a second stream to record."""
+        known = self._known
+        self._known = dict(self._arrays)
+        return [memory for name, memory in self._known.items() if known.get(name) is not memory]
 
 
 @torch.inference_mode(False)

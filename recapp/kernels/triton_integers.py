@@ -632,8 +632,8 @@ def plan(
         for number in tl.static_range(3):
             to_K = message + rank * numbers + header + group_K * 3 + number
             tl.atomic_add(to_K, rows_K, mask=asked_K)
-    at = tl.load(report)
-    if (tl.program_id(0) == 0) & (at < NONE) & (world > 0):
+    at = tl.load(report, mask=world > 0, other=NONE)
+    if (tl.program_id(0) == 0) & (at < NONE):
         zero = tl.zeros([1], tl.int64)
         lookup = _first_above(edges, samples, zero, zero + lookups, zero + at) - 1
         number = tl.load(ids + at + zero).to(tl.int64)
@@ -652,11 +652,12 @@ def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: t
     of_group = _group_of(block, groups, group_count, BLOCKS)
     p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(groups + of_group * GROUP + BLOCKS) * BLOCK
-    here_P = p_P < first + tl.load(count + of_group)
-    row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
     first_piece = tl.load(requests + of_group * OUT + PIECES)
+    end = tl.load(requests + of_group * OUT + PIECES_END)  # a group may have no pieces here
+    here_P = (p_P < first + tl.load(count + of_group)) & (first_piece < end)
+    row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
     low_P = first_piece + p_P * 0
-    high_P = tl.load(requests + of_group * OUT + PIECES_END) + p_P * 0
+    high_P = end + p_P * 0
     k_P = tl.maximum(_first_above(pieces + PIECE_KEY, PIECE, low_P, high_P, row_P) - 1, low_P)
     key_P = tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
     start_P = _first_above(row, 1, tl.where(here_P, first, p_P), p_P, key_P - 1)

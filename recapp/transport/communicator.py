@@ -190,6 +190,13 @@ class SideStream:
         """Return a mark of this point in the work of the side stream, for `hand_over`."""
         return None
 
+    def mark_current(self) -> Any:
+        """Return a mark of this point in the work of the current stream, for `wait_for`."""
+        return None
+
+    def wait_for(self, mark: Any) -> None:
+        """Make later work of the current stream wait for a mark; None waits for nothing."""
+
     def hand_over(self, result: Any, mark: Any = None) -> None:
         """Make later work of the current stream wait for the side stream, so that it may use
         tensors that the side stream made.
@@ -236,6 +243,15 @@ class GpuSideStream(SideStream):
     @override
     def mark(self) -> Any:
         return self._stream.record_event()
+
+    @override
+    def mark_current(self) -> Any:
+        return self._current().record_event()
+
+    @override
+    def wait_for(self, mark: Any) -> None:
+        if mark is not None:
+            self._current().wait_event(mark)
 
     @override
     def hand_over(self, result: Any, mark: Any = None) -> None:

@@ -2,6 +2,11 @@
 reference, group by group. Kernels run in Triton's interpreter here.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from engine.engine_cases import batch_of, make_plan, make_tables, same_bits
@@ -19,6 +24,7 @@ from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, lookups_of
 from recapp.transport.communicator import Comm
 
+TESTS = Path(__file__).parents[1]
 LINE = 8  # elements
 FEATURES = ["a", "b", "c", "d"]
 BAGS = {
@@ -139,6 +145,26 @@ def compare(comm, samples, most, weighted, plan, order):
         assert_same_integers(linked, reference)
         linked.release()
         reference.release()
+
+
+@pytest.mark.full
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    pytest.importorskip("triton", reason="triton is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.compile_integers"],
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "0",
+            "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == {
+        *("ask", "bags", "count_heads", "find", "plan", "rows least", "serve", "write_heads"),
+    }
 
 
 def test_an_id_outside_of_its_table_is_named(interpreted):

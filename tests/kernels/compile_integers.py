@@ -1,0 +1,66 @@
+"""Compiles the kernels of the integers of all groups for a Hopper GPU without having one.
+
+    python -m kernels.compile_integers
+
+prints a line for each kernel: its name, and what its code holds.
+"""
+
+import tempfile
+from itertools import product
+
+import torch
+import triton
+from kernels.compile_for_gpu import NoDevice
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from recapp.kernels import triton_integers as kernels
+from recapp.kernels.batch_arrays import Sizes
+
+SIGNS = {"least": ".min.", "local_memory": ".local", "approximate_division": "div.full"}
+WORLD = 2
+TYPES = torch.int32, torch.int64
+
+
+def compile_only(run):
+    def compiled(self, *args, grid, warmup, **options):
+        ptx = run(self, *args, grid=grid, warmup=True, **options).asm["ptx"]
+        print(self.fn.__name__, *(name for name, sign in SIGNS.items() if sign in ptx))
+
+    return compiled
+
+
+def take(name, n, dtype):
+    return torch.zeros(n, dtype=dtype)
+
+
+def call_everything(key, offset, scale, weighted):
+    sizes = Sizes(2048, 2048, 2, torch.int32, key, offset)
+    numbers = torch.zeros(4096, dtype=torch.int64)
+    weights = torch.zeros(10, dtype=scale) if weighted else None
+    batch = numbers[:10], numbers[:9], weights, 2
+    of_slots = numbers, numbers, numbers
+    stopped = torch.zeros(1, dtype=torch.int32) if weighted else None
+    entries = kernels.entries_of_ids(*batch, *of_slots, numbers, stopped, scale, sizes, take)
+    kernels.bags_of(numbers[:9], 2, *of_slots, sizes, take)
+    for several in (False, True):
+        distinct = kernels.distinct_rows(entries, numbers, sizes, take, several)
+    message = numbers[: WORLD * 12]
+    counts = message, numbers[:10], numbers[:9], 2, numbers[:5], numbers[:3]
+    kernels.count_requests(distinct, numbers, numbers, WORLD, *counts)
+    kernels.count_rows(distinct, numbers, numbers, numbers[:3])
+    kernels.find_pieces(distinct, numbers, numbers, numbers, sizes, take)
+    ids = torch.zeros(10, dtype=torch.int32)
+    of_pieces = numbers, numbers, numbers[: WORLD * 2]
+    kernels.write_requests(distinct, numbers, numbers, *of_pieces, ids, sizes, take)
+    kernels.entries_of_requests(ids, numbers, numbers, sizes, take)
+
+
+if __name__ == "__main__":
+    driver.set_active(NoDevice())
+    JITFunction.run = compile_only(JITFunction.run)
+    scales = (None, False), (torch.float32, True), (torch.float64, False)
+    with tempfile.TemporaryDirectory() as cache:
+        triton.knobs.cache.dir = cache
+        for (key, offset), scale in zip(product(TYPES, TYPES), [*scales, scales[0]], strict=True):
+            call_everything(key, offset, *scale)

@@ -246,7 +246,9 @@ def _reduced(comm, transport):
     return numbers.tolist()
 
 
-@pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
+@pytest.mark.parametrize(
+    "transport", [pytest.param("gloo", marks=pytest.mark.full), "shared_memory"]
+)
 def test_what_is_timed_adds_up_as_training_does_it(ranks, transport):
     assert ranks.run(_reduced, 2, transport) == [[0.5, 1.0, 1.0]] * 2
 

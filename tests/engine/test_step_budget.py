@@ -37,7 +37,7 @@ def interpreter():
         pytest.skip("kernels are compiled for the GPU here: python -m tests.gpu_first")
 
 
-@pytest.mark.parametrize(("part", "mode", "ranks", "groups"), one_of(5, BARS))
+@pytest.mark.parametrize(("part", "mode", "ranks", "groups"), one_of(10, BARS))
 def test_a_step_gives_a_gpu_no_more_to_do_than_before(part, mode, ranks, groups):
     from gpu_first.counts import record
 

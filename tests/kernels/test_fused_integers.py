@@ -190,13 +190,14 @@ def trained(shared, weighted):
     return outputs + [b.data.clone() for store in shared.stores for b in store.blocks()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rule", "weighted"),
     [
         (rules.rowwise_adagrad(0.5), True),
-        pytest.param(rules.adam(0.1), False, marks=pytest.mark.full),
-        pytest.param(rules.adam(0.1, l2_all_rows=0.1), False, marks=pytest.mark.full),
-        pytest.param(rules.lamb(0.1), True, marks=pytest.mark.full),
+        (rules.adam(0.1), False),
+        (rules.adam(0.1, l2_all_rows=0.1), False),
+        (rules.lamb(0.1), True),
     ],
     ids=["rowwise_adagrad", "adam", "l2_all_rows", "lamb"],
 )

@@ -47,6 +47,11 @@ def pytest_xdist_auto_num_workers():
     return os.cpu_count() + 1
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the longest test: at the end the other workers would wait for it alone."""
+    items.sort(key=lambda item: item.name != "test_a_newcomer_types_the_readme")
+
+
 def pytest_collection():
     """Looking for garbage in what is being imported takes a third of the time."""
     gc.disable()

@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recapp.engine.row_statistics import RowPieces, RowStatistics
 from recapp.engine.row_store import FloatRows, MissedSteps
-from recapp.engine.state import EngineState, RowPieces, RowStatistics
+from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one, rate_numbers
 from recapp.optim.named_rules import group_names

@@ -37,8 +37,9 @@ from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.requests import Requests
+from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
-from recapp.engine.state import EngineState, Member, RowStatistics
+from recapp.engine.state import EngineState, Member
 from recapp.engine.table_weights import (
     UpdatedTable,
     UpdatedWeight,

@@ -13,24 +13,12 @@ Kernels know only bags and offsets. The bag of a sum or mean has the ids of a sa
 lies in the row of the sample. The bag of a concatenation is one place of a sample, with one id or
 none. The bag of a sequence is one id. So the same kernels request, answer, combine and train every
 kind of lookup.
-
-Mean squares over whole table rows make row-wise Adagrad, LAMB and similar rules exact where rows
-are cut into column strips. A rule names the squared values: gradients or others.
-
-The owner of each strip sums the squares of its columns in fp64. It sends the sums to the owners of
-the row's other strips: 8 bytes per touched row and statistic, in one small collective for all
-groups. The collective runs only where a table is cut by columns and its rule needs a row-wide
-statistic. The same ranks request all strips of a row, and the strips have the same row cuts. So
-their owners have the same touched rows in the same order, and the message needs neither ids nor
-counts. Every strip adds the parts in column order, so all copies of the state stay equal bit for
-bit.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby, islice, pairwise
+from itertools import accumulate, groupby, islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -38,197 +26,18 @@ import torch
 from torch import Tensor
 
 from recapp.engine.exchange_modes import make_routes
+from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Scratch, offset_dtype
-from recapp.sharding.layout import Layout, Piece
+from recapp.sharding.layout import Layout
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType, TableLookup
 from recapp.tables.ids import IdRules, LookupRows, PendingCheck, check_have_values
 from recapp.tables.positions import affine
 from recapp.transport.communicator import Comm, Sent, Waits
-from recapp.transport.step_messages import Buffers, Header, MessageLayout
-
-
-class RowPieces(NamedTuple):
-    """The pieces of tables to which the touched rows of a store belong.
-
-    Args:
-        piece_U: The piece of each row, numbered within the store.
-        nth_U: The row's number among the touched rows of its piece.
-        rows_K: The number of touched rows of each piece.
-    """
-
-    piece_U: Tensor
-    nth_U: Tensor
-    rows_K: Counts
-
-
-class RowStatistics:
-    """Sum squares over whole rows, for the pieces on this rank.
-
-    Args:
-        layout: The places of the rows of all tables.
-        comm: Communicator of the ranks.
-        backend: Kernels.
-        means_G: The number K of row statistics that the rule of each group needs.
-    """
-
-    def __init__(
-        self, layout: Layout, comm: Comm, backend: Backend, means_G: Sequence[int]
-    ) -> None:
-        self.comm = comm
-        self.backend = backend
-        self.means_G = list(means_G)
-        mine_G = [
-            layout.pieces_of(comm.rank, g) if means else [] for g, means in enumerate(means_G)
-        ]
-        mine = [p for pieces in mine_G for p in pieces]
-        edges = accumulate((len(pieces) for pieces in mine_G), initial=0)
-        self.span_G = [slice(*edge) for edge in pairwise(edges)]
-        bands: dict[tuple[int, int], list[Piece]] = defaultdict(list)
-        for p in layout.pieces:
-            group = layout.groups[layout.strips[p.strip].group]
-            if group.mode != "replicated" or p.rank == comm.rank:
-                bands[layout.strips[p.strip].table, p.rows.start].append(p)
-        band_P = [
-            sorted(
-                bands[layout.strips[p.strip].table, p.rows.start],
-                key=lambda q: layout.strips[q.strip].cols.start,
-            )
-            for p in mine
-        ]
-        self.base_G = [
-            torch.tensor([p.base for p in pieces], dtype=torch.int64, device=comm.device)
-            for pieces in mine_G
-        ]
-        self.dim_G = [
-            torch.tensor(
-                [layout.tables[layout.strips[p.strip].table].embedding_dim for p in pieces],
-                device=comm.device,
-            )
-            for pieces in mine_G
-        ]
-        siblings = [
-            (i, p, q)
-            for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
-            for q in band
-            if q.rank != comm.rank
-        ]
-        # once to each rank, however many strips of the row it holds
-        self.out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})
-        into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
-        self.into_rank = [rank for (rank, _, _), _ in into]
-        self.into_piece = np.array([i for _, i in into], np.int64)  # an own piece of the same rows
-        # own pieces are numbered first, then arriving parts
-        names = [(p.strip, p.rows.start) for p in mine]
-        names += [(strip, row) for (_, row, strip), _ in into]
-        number = {name: i for i, name in enumerate(names)}
-        depth = max(map(len, band_P), default=0)
-        self.source_JP = np.array(
-            [
-                [number[b[j].strip, b[j].rows.start] if j < len(b) else -1 for b in band_P]
-                for j in range(depth)
-            ],
-            np.int64,
-        ).reshape(depth, len(mine))
-
-    def find(self, group: int, row_U: Tensor) -> RowPieces | None:
-        """Return the pieces of a group's touched rows, which are in the order of the requests; None
-        where the rule of the group needs no row statistics.
-
-        Args:
-            group: Number of the group.
-            row_U: The rows, in the numbers of `RowStore.piece_keys`.
-        """
-        if not self.means_G[group]:
-            return None
-        return RowPieces(*self.backend.find_pieces(row_U, self.base_G[group]))
-
-    def mean_squares(
-        self,
-        found_G: Sequence[RowPieces | None],
-        squares_GKU: Sequence[Tensor | None],
-        dtype: torch.dtype,
-    ) -> list[Tensor | None]:
-        """Return mean squares over whole rows, with one collective. Every rank calls it.
-
-        Args:
-            found_G: The pieces of the touched rows, by group; None for groups without an exchange.
-            squares_GKU: The fp64 sums of squares over the strip's columns, [K, U].
-            dtype: Type of the result.
-
-        Returns:
-            The means over the whole row, [K, U], for the touched rows of each group.
-        """
-        n_P = np.concatenate(
-            [
-                pieces.rows_K * means
-                for pieces, means in zip(found_G, self.means_G, strict=True)
-                if pieces
-            ]
-        )
-        first_P = n_P.cumsum() - n_P
-        part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
-        for span, pieces, squares_KU in zip(self.span_G, found_G, squares_GKU, strict=True):
-            if pieces is None or squares_KU is None:
-                continue
-            piece_U, nth_U, n_K = pieces
-            for k, squares_U in enumerate(squares_KU):
-                first_K = to_device(first_P[span] + k * n_K, part.device)
-                self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
-        arrived, first_A = self._exchange(part, n_P, first_P)
-        parts = torch.cat([part, arrived])
-        # the offset of each strip's part, for the strips beside each own piece; -1: no such strip
-        begin_JP = np.concatenate([first_P, len(part) + first_A, [-1]])[self.source_JP]
-        means: list[Tensor | None] = []
-        for span, pieces, dim_K, count in zip(
-            self.span_G, found_G, self.dim_G, self.means_G, strict=True
-        ):
-            if pieces is None:
-                means.append(None)
-                continue
-            piece_U, nth_U, n_K = pieces
-            first_JK = begin_JP[:, span]
-            of_group = []
-            for k in range(count):
-                # strips of one row hold equally many touched rows
-                begin_JK = to_device(np.where(first_JK < 0, -1, first_JK + k * n_K), part.device)
-                of_group.append(
-                    self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype)
-                )
-            means.append(torch.stack(of_group))
-        return means
-
-    def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
-        """Return the parts of the sibling strips on other ranks, and the offset of each part."""
-        world = self.comm.world
-        asked = np.zeros((world, 1), np.int64)
-        served = np.zeros((world, 1), np.int64)
-        size = n_P.tolist()
-        first = first_P.tolist()
-        for rank, _, _, i in self.out:
-            asked[rank] += size[i]
-        for rank, i in zip(self.into_rank, self.into_piece, strict=True):
-            served[rank] += size[i]
-        layout = MessageLayout(asked, served, self.comm.rank, 1)
-        buffer = torch.empty(layout.numel, dtype=part.dtype, device=part.device)
-        at = layout.asked_WG1[:, 0].tolist()
-        for rank, _, _, i in self.out:
-            buffer[at[rank] : at[rank] + size[i]] = part[first[i] : first[i] + size[i]]
-            at[rank] += size[i]
-        self.comm.swap(buffer, *layout.requests())()
-        arrived = torch.cat(
-            [
-                buffer[c[0] : c[1]]
-                for r, c in enumerate(layout.served_WG1.tolist())
-                if r != self.comm.rank
-            ]
-            or [buffer[:0]]
-        )
-        n_A = n_P[self.into_piece]
-        return arrived, n_A.cumsum() - n_A
+from recapp.transport.step_messages import Buffers, Header
 
 
 @dataclass(frozen=True)

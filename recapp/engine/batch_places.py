@@ -1,0 +1,168 @@
+"""The places of a batch in the arrays of the kernels for all groups at once: groups one behind the
+other in regions of whole blocks (`recapp/kernels/batch_arrays.py`), the slots of a group one behind
+the other in its region, and the requests of each piece in the messages.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from recapp.kernels.batch_arrays import BLOCK, DistinctRows
+from recapp.kernels.links import Counts, Links
+from recapp.transport.step_messages import MessageLayout
+
+
+class Region(NamedTuple):
+    """The place of a group in the arrays of a batch.
+
+    Args:
+        entry: Its first entry.
+        entries: The number of its entries.
+        longest: A number of entries that no bag and no row exceeds.
+        bag: Its first bag.
+        bags: The number of its bags.
+    """
+
+    entry: int
+    entries: int
+    longest: int
+    bag: int = 0
+    bags: int = 0
+
+    @property
+    def here(self) -> slice:
+        """The entries of the group."""
+        return slice(self.entry, self.entry + self.entries)
+
+    def links_of(self, group: int, distinct: DistinctRows, at_U: Tensor | None) -> Links:
+        """Return the links from the distinct rows of the group to the offsets of their gradients.
+
+        Args:
+            group: The number of the group.
+            distinct: The distinct rows.
+            at_U: The offset of each row's result; None: results stand side by side.
+        """
+        weight_P = distinct.weight_P
+        return Links(
+            distinct.gradient_P[self.here],
+            distinct.start_U[self.entry : self.here.stop + 1],
+            None if weight_P is None else weight_P[self.here],
+            None if at_U is None else at_U[self.here],
+            self.entries,
+            used=distinct.count_G[group : group + 1],
+            longest=self.longest,
+        )
+
+
+class Places(NamedTuple):
+    """The places of slots and groups in the arrays of a batch.
+
+    Args:
+        of_slots: The places of the slots, [S x `SlotPlace`].
+        of_groups: The places of the groups, [G x `GroupPlace`].
+        regions: The regions of the groups.
+    """
+
+    of_slots: Counts
+    of_groups: Counts
+    regions: list[Region]
+
+
+def block_behind(end: int) -> int:
+    """Return the end of the block that has room for one more entry."""
+    return (end // BLOCK + 1) * BLOCK
+
+
+def places_of_requests(
+    keys: Sequence[int],
+    width_G: Counts,
+    rows_WG: Counts,
+    words: MessageLayout,
+    vectors: MessageLayout,
+) -> Places:
+    """Return the places of the requests of each rank, group by group, and of the groups."""
+    world, groups = rows_WG.shape
+    id_S, vector_S = (x.served_WG1[:, :-1].T.ravel() for x in (words, vectors))
+    rows_S = rows_WG.T.ravel()
+    sizes_S2 = np.stack([rows_S, np.zeros_like(rows_S)], 1)
+    places = id_S, vector_S, np.repeat(width_G, world)
+    longest_G = np.full(groups, world)  # each rank asks for a row once
+    return in_regions(*places, sizes_S2, np.arange(groups + 1) * world, keys, longest_G)
+
+
+def in_regions(
+    id_S: Counts,
+    vector_S: Counts,
+    step_S: Counts,
+    sizes_S2: Counts,
+    slot_G1: Counts,
+    keys: Sequence[int],
+    longest_G: Counts,
+) -> Places:
+    """Return the places of slots and groups. The groups stand one behind the other in whole blocks,
+    with room for one more entry and bag.
+
+    Args:
+        id_S: The first id of each slot.
+        vector_S: The offset of its first vector.
+        step_S: The distance of two vectors.
+        sizes_S2: The entries and bags of each slot.
+        slot_G1: The slots of each group.
+        keys: The first key of each group.
+        longest_G: A number of entries of a group that no bag and no row exceeds.
+    """
+    edge_S2 = np.concatenate([np.zeros((1, 2), np.int64), sizes_S2.cumsum(0)])
+    edge_G2 = edge_S2[slot_G1]
+    size_G2 = np.diff(edge_G2, axis=0)
+    room_G2 = (size_G2 // BLOCK + 1) * BLOCK
+    first_G2 = room_G2.cumsum(0) - room_G2
+    first_S2 = edge_S2[:-1] + np.repeat(first_G2 - edge_G2[:-1], np.diff(slot_G1), 0)
+    entry_G, bag_G = first_G2.T
+    entries_G, bags_G = size_G2.T
+    key_G1 = np.array(keys)
+    of_slots = [id_S, *first_S2.T, vector_S, step_S]
+    of_groups = [
+        *(slot_G1[:-1], slot_G1[1:], entry_G // BLOCK, entry_G + entries_G),
+        *(bag_G // BLOCK, bag_G + bags_G, key_G1[:-1], key_G1[1:] - 1),
+    ]
+    spans = np.stack([entry_G, entries_G, longest_G, bag_G, bags_G], 1)
+    regions = [Region(*span) for span in spans.tolist()]
+    return Places(np.stack(of_slots, 1), np.stack(of_groups, 1), regions)
+
+
+def places_of_pieces(
+    pieces: Counts,
+    rows_K: Counts,
+    width_G: Counts,
+    words: MessageLayout,
+    vectors: MessageLayout,
+    own: int,
+) -> Counts:
+    """Return the place of the requests of each piece, [K x `PiecePlace`]: the pieces of a rank
+    stand one after the other in its requests of a group.
+
+    Args:
+        pieces: The pieces, group by group, [K x `PieceNumbers`].
+        rows_K: The number of distinct rows of each piece.
+        width_G: The columns of the vectors of each group.
+        words: The offsets in the message of ids.
+        vectors: The offsets in the message of vectors.
+        own: This rank, which answers requests of which all ranks have the rows.
+    """
+    group_K = pieces[:, 0]
+    rank_K = np.where(pieces[:, -1] < 0, own, pieces[:, -1])
+    by_rank = np.lexsort((rank_K, group_K))  # stable
+    nth_K = np.empty_like(rows_K)
+    nth_K[by_rank] = _before(rows_K[by_rank], (group_K * len(words.asked_WG1) + rank_K)[by_rank])
+    at_id = words.asked_WG1[rank_K, group_K] + nth_K
+    at_vector = vectors.asked_WG1[rank_K, group_K] + nth_K * width_G[group_K]
+    return np.stack([_before(rows_K, group_K), at_id, at_vector], 1)
+
+
+def _before(rows_K: Counts, block_K: Counts) -> Counts:
+    """Return the rows of the pieces before each piece, in a block of pieces with one number."""
+    before_K = rows_K.cumsum() - rows_K
+    first_K = np.searchsorted(block_K, block_K)
+    return before_K - before_K[first_K]

@@ -400,6 +400,7 @@ def test_where_nothing_is_left_the_best_checkpoint_of_the_run_counts(base, train
 
 
 def test_test_data_is_evaluated_where_it_was_named(base, train, jobs):
+    train("data", "trainer.max_steps=1")
     files = sorted((base / "logs").glob("*.parquet"))
     train(
         "tested",

@@ -13,7 +13,7 @@ from kernels.test_fused_integers import assert_same_integers
 from optim.dense_rules import CASES, rule_of_case
 from parity.cases import sharding
 
-from recapp.engine import fused_integers
+from recapp.engine import batch_places
 from recapp.engine.fused_integers import FusedBatch, FusedIntegers
 from recapp.engine.requests import Requests
 from recapp.engine.sharded_tables import ShardedTables
@@ -213,7 +213,7 @@ def check(comm, seed):
     block = random.Random(seed).choice([16, 64, 1024])
     with (
         mock.patch.object(triton_integers, "BLOCK", block),
-        mock.patch.object(fused_integers, "BLOCK", block),
+        mock.patch.object(batch_places, "BLOCK", block),
     ):
         shared = case.sharded(comm)
         assert FusedIntegers.takes(shared.state)

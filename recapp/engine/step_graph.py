@@ -25,11 +25,12 @@ No GPU has run this file yet: the tests record steps without one, and repeat the
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from recapp.console import note_once
 from recapp.engine.fused_integers import FusedBatch
@@ -38,7 +39,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import TrainingError
 from recapp.kernels.links import DeviceRate, Scratch
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import start_to_host
 from recapp.tables.ids import OutsideTable
 from recapp.transport.communicator import SideStream
@@ -49,16 +50,31 @@ MOST_UNREAD = 2  # steps whose verdict the host has not read
 
 # Records the work that a function gives the device, without doing it, and returns the function's
 # result and a function that does the work.
-Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None]]]
+Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """What a graph knows of a batch: `Batch` of recapp and that of TorchRec's examples."""
+
+    @property
+    def sparse(self) -> KeyedJaggedTensor:
+        """The ids of the tables."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, always in the same order."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the batch with `change` applied to each tensor."""
 
 
 class _Recorded(NamedTuple):
-    """A recorded step: the batch that it reads, its loss, the function that runs it, the integers
+    """A recorded step: the batch that it reads, its result, the function that runs it, the integers
     whose reports it writes, and the memory that it needs.
     """
 
-    batch: Batch
-    loss: Tensor
+    batch: Samples
+    result: Any
     replay: Callable[[], None]
     integers: list[FusedBatch]
     leases: list[list[Scratch]]
@@ -70,7 +86,7 @@ class _Unread(NamedTuple):
     """
 
     step: int
-    batch: Batch
+    batch: Samples
     stopped: Tensor
     reports: list[tuple[FusedBatch, Tensor]]
     arrived: Any
@@ -81,7 +97,8 @@ class StepGraph:
 
     Args:
         model: The model, sharded on one rank.
-        loss: Returns the loss of a batch from the model and the batch, a scalar.
+        loss: Returns the loss of a batch from the model and the batch, a scalar; or a tuple of the
+            loss and an output, whose tensors may be in tuples, lists and dicts.
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
             one. Its rates become tensors on the device; schedules write to them.
         capture: Records a step; None records a CUDA graph.
@@ -96,7 +113,7 @@ class StepGraph:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[nn.Module, Batch], Tensor],
+        loss: Callable[[nn.Module, Any], Any],
         optimizer: Optimizer,
         capture: Capture | None = None,
     ) -> None:
@@ -131,8 +148,8 @@ class StepGraph:
         for shared in self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on a batch that is on the device, and return its loss.
+    def __call__(self, batch: Samples) -> Any:
+        """Train on a batch that is on the device, and return what `loss` has returned.
 
         Raises:
             IdError: An id of one of the last batches is outside of its table. Nothing was trained
@@ -143,7 +160,7 @@ class StepGraph:
         self._settle(MOST_UNREAD - 1)
         self.steps += 1
         if not self._stops:
-            return self._step(batch).detach()
+            return self._step(batch)
         form = _form(self.model, batch)
         recorded = self._graphs.get(form)
         self._write_rates()
@@ -153,65 +170,66 @@ class StepGraph:
                 return self._recorded(form, batch)
         if recorded is None:
             with self._unwatched() as integers:
-                loss = self._step(batch).detach()
+                result = self._step(batch)
             self._copy_verdict(batch, integers)
-            return loss
+            return result
         torch._foreach_copy_(recorded.batch.tensors(), batch.tensors(), non_blocking=True)
         recorded.replay()
         for shared in self.tables:
             shared.update.count()
         self._copy_verdict(batch, recorded.integers)
-        return recorded.loss.clone()
+        return tree_map_only(Tensor, Tensor.clone, recorded.result)
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
         self._settle(0)
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.model, batch)
+        result = self.loss(self.model, batch)
+        loss = result if isinstance(result, Tensor) else result[0]
         if self._stops:
             self._stopped.logical_or_(~loss.detach().isfinite())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if self._stops:
             self._found_inf.copy_(self._stopped[0])
         self.optimizer.step()
-        return loss
+        return tree_map_only(Tensor, Tensor.detach, result)
 
-    def _recorded(self, form: Hashable, batch: Batch) -> Tensor:
+    def _recorded(self, form: Hashable, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
         static = batch.each(torch.clone)
         leases = [[Scratch(t.comm.device) for _ in t.state.routes] for t in self.tables]
-        loss = self._step_with(leases, static)
+        result = self._step_with(leases, static)
         updates = [t.update.updates for t in self.tables]
         try:
             with self._unwatched() as integers:
                 captured, replay = self._capture(lambda: self._step_with(leases, static, False))
-            self._graphs[form] = _Recorded(static, captured.detach(), replay, integers, leases)
+            self._graphs[form] = _Recorded(static, captured, replay, integers, leases)
         except RuntimeError as error:  # of torch, such as too little memory
             self.why_not = " ".join(str(error).split())
             self._note()
         for shared, before in zip(self.tables, updates, strict=True):
             shared.update.updates = before
-        return loss
+        return result
 
     def _note(self) -> None:
         note_once(f"StepGraph: steps are launched one by one, without a CUDA graph: {self.why_not}")
 
-    def _step_with(self, leases: list[list[Scratch]], batch: Batch, watched: bool = True) -> Tensor:
+    def _step_with(self, leases: list[list[Scratch]], batch: Samples, watched: bool = True) -> Any:
         """Train on a batch with memory of its own; if `watched`, copy its verdict to the host."""
         for shared, lease in zip(self.tables, leases, strict=True):
             shared.state.give_back(lease, trains=True)
         if watched:
             with self._unwatched() as integers:
-                loss = self._step(batch).detach()
+                result = self._step(batch)
             self._copy_verdict(batch.each(torch.clone), integers)
         else:
-            loss = self._step(batch)
+            result = self._step(batch)
         for shared in self.tables:
             shared.state.lease(trains=True)  # the one that was given back last
-        return loss
+        return result
 
     @contextmanager
     def _unwatched(self) -> Iterator[list[FusedBatch]]:
@@ -239,7 +257,7 @@ class StepGraph:
             values = torch.tensor(shared.update.next_numbers(), dtype=torch.float64, device="cpu")
             numbers.copy_(values, non_blocking=True)
 
-    def _copy_verdict(self, batch: Batch, integers: list[FusedBatch]) -> None:
+    def _copy_verdict(self, batch: Samples, integers: list[FusedBatch]) -> None:
         """Start to copy the verdict on a step to the host."""
         on_device = [self._stopped, *(one.report for one in integers)]
         (stopped, *reports), arrived = start_to_host(on_device)
@@ -286,16 +304,16 @@ def _obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
     )
 
 
-def _form(model: nn.Module, batch: Batch) -> Hashable:
+def _form(model: nn.Module, batch: Samples) -> Hashable:
     """Return what batches of one graph have in common."""
     shapes = tuple((x.shape, x.dtype) for x in batch.tensors())
     ids = batch.sparse
     return model.training, tuple(ids.keys()), tuple(ids.length_per_key()), shapes
 
 
-def _cuda_graph(step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+def _cuda_graph(step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     """Record a step as a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        loss = step()
-    return loss, graph.replay
+        result = step()
+    return result, graph.replay

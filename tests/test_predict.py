@@ -496,7 +496,6 @@ def test_memory_does_not_grow_with_the_input(base, tmp_path):
         peaks.append(int(ran.stdout.splitlines()[-1]))
     rows = 54 * 2500
     assert peaks[0] > 0  # the rank was a child of the command, whose peak the kernel tells
-    print("PEAKS", peaks)
     assert peaks[1] - peaks[0] < 30 * 1024 < rows * 40 * 8 / 1024  # KiB; rows decoded take more
 
 

@@ -121,11 +121,10 @@ class StepGraph:
         if not self._stops:
             return
         self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
-        self._rates = [torch.zeros((), device=device) for _ in self._dense.param_groups]
-        self._numbers = [
-            torch.zeros(len(t.update.rules), 4, dtype=torch.float64, device=device)
-            for t in self.tables
-        ]
+        sizes = [4 * len(t.update.rules) for t in self.tables]
+        sizes.append(len(self._dense.param_groups))
+        self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        *self._numbers, self._rates = self._header.split(sizes)
         for shared in self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 
@@ -183,7 +182,7 @@ class StepGraph:
         groups = self._dense.param_groups
         self._dense.param_groups = [
             group | {"lr": rate, "capturable": rate.is_cuda}
-            for group, rate in zip(groups, self._rates, strict=True)
+            for group, rate in zip(groups, self._rates.float().unbind(), strict=True)
         ]
         try:
             yield
@@ -235,7 +234,9 @@ class StepGraph:
             shared.state.unread = integers
             shared.update.device_rates = [
                 DeviceRate(numbers_4, rates, self._stopped)
-                for numbers_4, rates in zip(numbers, shared.update.rate_counts, strict=True)
+                for numbers_4, rates in zip(
+                    numbers.view(-1, 4), shared.update.rate_counts, strict=True
+                )
             ]
         try:
             yield integers
@@ -246,11 +247,10 @@ class StepGraph:
 
     def _write_rates(self) -> None:
         """Bring the rates of the next update to the device."""
-        for group, rate in zip(self._dense.param_groups, self._rates, strict=True):
-            rate.fill_(group["lr"])
-        for shared, numbers in zip(self.tables, self._numbers, strict=True):
-            values = torch.tensor(shared.update.next_numbers(), dtype=torch.float64, device="cpu")
-            numbers.copy_(values, non_blocking=True)
+        numbers = [x for t in self.tables for rule in t.update.next_numbers() for x in rule]
+        rates = [group["lr"] for group in self._dense.param_groups]
+        values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
+        self._header.copy_(values, non_blocking=True)
 
     def _copy_verdict(self, batch: Batch, integers: list[FusedBatch]) -> None:
         """Start to copy the verdict on a step to the host."""

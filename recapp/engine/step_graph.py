@@ -124,7 +124,7 @@ class StepGraph:
         sizes = [4 * len(t.update.rules) for t in self.tables]
         sizes.append(len(self._dense.param_groups))
         self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        *self._numbers, self._rates = self._header.split(sizes)
+        *self._numbers, self._rates = torch.split(self._header, sizes)
         for shared in self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 

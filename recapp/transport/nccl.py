@@ -1,5 +1,5 @@
-"""`Comm.swap` between GPUs: one collective a message, where a pair of operations for each other rank
-costs the host as many objects.
+"""`Comm.swap` between GPUs: one collective a message, where two operations for each other rank cost
+the host as many objects.
 
 Messages of a step have their spans one behind the other, in the order of ranks, so they leave from
 the buffer itself and arrive in it. Other spans are packed into a tensor of their own.
@@ -8,6 +8,7 @@ The tests run it between CPUs. No run on several GPUs has tried it.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -55,6 +56,6 @@ class NcclComm(Comm):
 def _in_line(buffer: Tensor, spans: Sequence[Span]) -> Tensor | None:
     """Return the part of a buffer that has some spans one behind the other; None if it has not."""
     filled = [span for span in spans if span[1] > span[0]]
-    if any(before[1] != span[0] for before, span in zip(filled, filled[1:], strict=False)):
+    if any(before[1] != span[0] for before, span in pairwise(filled)):
         return None
     return buffer[filled[0][0] : filled[-1][1]] if filled else buffer[:0]

@@ -232,9 +232,9 @@ def weights_gradient(
     assert scale_N is not None
     lengths_N = requests.output.lengths_N
     scale_L = torch.repeat_interleave(scale_N, lengths_N, output_size=len(rows.rows_L))
-    scale_F = scale_L.split(rows.per_F)
+    scale_F = torch.split(scale_L, rows.per_F)
     total_L = torch.zeros_like(scale_L)
-    total_F = total_L.split(rows.per_F)
+    total_F = torch.split(total_L, rows.per_F)
     for routes, asked, vectors_PD in zip(state.routes, requests.asked, vectors_G, strict=True):
         links = asked.combine_links
         assert links.offsets_M1 is not None and links.at_M is not None
@@ -242,7 +242,7 @@ def weights_gradient(
             links.at_M, links.offsets_M1.diff().long(), output_size=len(vectors_PD)
         )
         dot_P = (gather(gradient, 1, routes.width, at_P, state.dtype) * vectors_PD).sum(1)
-        dots = dot_P.split([rows.per_F[f] for f in routes.lookups])
+        dots = torch.split(dot_P, [rows.per_F[f] for f in routes.lookups])
         for f, dot in zip(routes.lookups, dots, strict=True):
             total_F[f].add_(dot * scale_F[f])
     return total_L

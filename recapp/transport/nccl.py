@@ -48,7 +48,7 @@ class NcclComm(Comm):
         def wait() -> None:
             work.wait()
             if packed:
-                torch._foreach_copy_(incoming, list(arrived.split(into)))
+                torch._foreach_copy_(incoming, list(torch.split(arrived, into)))
 
         return wait
 

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from recapp.console import note_once
 from recapp.engine.sharded_tables import ShardedTables
@@ -32,7 +32,6 @@ from recapp.trainer.lightnings_parts import BATCH_HOOKS, is_idle
 from recapp.trainer.module import TaskModule
 
 WITHIN_STEP = [hook for hook in BATCH_HOOKS if hook.startswith(("on_before_", "on_after_"))]
-STEPPED_BY_ONE_KERNEL = (Adam, AdamW, SGD)  # where `fused` is open
 
 
 class RecordedSteps:
@@ -116,10 +115,7 @@ def recorded_steps(
         return None
     optimizer = trainer.optimizers[0]
     assert isinstance(optimizer, HybridOptimizer)
-    why = _why_not(trainer, module)
-    if not why:
-        _fuse(optimizer.dense)
-        why = obstacle(tables, optimizer.dense)
+    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense)
     if not why:
         return RecordedSteps(trainer, module, optimizer, capture)
     note_once(f"engine.graph=auto: steps are launched one by one, without a CUDA graph: {why}")
@@ -148,17 +144,3 @@ def _acts_within(callback: Callback) -> bool:
 
 def _keeps_all(metric: Any) -> bool:
     return any(isinstance(state, list) for state in metric.metric_state.values())
-
-
-def _fuse(dense: Optimizer) -> None:
-    """Let one kernel step the dense part, where the settings leave open what does. Groups and state
-    may be those of a checkpoint of another run.
-    """
-    for group in dense.param_groups if type(dense) in STEPPED_BY_ONE_KERNEL else ():
-        if group.get("fused") is None and not (group.get("foreach") or group.get("differentiable")):
-            group["fused"] = True
-            states = [
-                (p, dense.state[p]) for p in group["params"] if "step" in dense.state.get(p, ())
-            ]
-            for parameter, state in states:
-                state["step"] = state["step"].to(parameter.device, torch.float32)

@@ -85,8 +85,8 @@ class Run:
         self.module = TaskModule(
             ClickTask(["auc"]),
             Branches,
-            # a rate that is a number of fp32, which recorded steps read; they fuse what is open
-            lambda parameters: torch.optim.Adam(parameters, 2**-7, fused=None if graphs else True),
+            # recorded steps read the rate in fp32, which has this number
+            lambda parameters: torch.optim.Adam(parameters, 2**-7, fused=True),
             lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
         )
         self.batches = [batch(seed) for seed in range(EPOCH)]

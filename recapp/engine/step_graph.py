@@ -24,7 +24,7 @@ No GPU has run this file yet: the tests record steps without one, and repeat the
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +83,7 @@ class StepGraph:
         model: The model, sharded on one rank.
         loss: Returns the loss of a batch from the model and the batch, a scalar.
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
-            one. Its rates become tensors on the device; schedules write to them.
+            one. Its param groups stay as they are; each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
 
     Attributes:
@@ -108,7 +108,7 @@ class StepGraph:
         device = next(model.parameters()).device
         self._dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or _obstacle(self.tables, self._dense)
+        self.why_not = self.why_not or obstacle(self.tables, self._dense)
         self._stops = not self.why_not
         if self.why_not:
             self._note()
@@ -121,13 +121,10 @@ class StepGraph:
         if not self._stops:
             return
         self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
-        for group in self._dense.param_groups:
-            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
-            group["capturable"] = device.type == "cuda"
-        self._numbers = [
-            torch.zeros(len(t.update.rules), 4, dtype=torch.float64, device=device)
-            for t in self.tables
-        ]
+        sizes = [4 * len(t.update.rules) for t in self.tables]
+        sizes.append(len(self._dense.param_groups))
+        self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        *self._numbers, self._rates = torch.split(self._header, sizes)
         for shared in self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 
@@ -174,10 +171,23 @@ class StepGraph:
         if self._stops:
             self._stopped.logical_or_(~loss.detach().isfinite())
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._stops:
-            self._found_inf.copy_(self._stopped[0])
-        self.optimizer.step()
+        with self._rates_on_device() if self._stops else nullcontext():
+            self.optimizer.step()
         return loss
+
+    @contextmanager
+    def _rates_on_device(self) -> Iterator[None]:
+        """Let the dense optimiser read its rates, and whether it has stopped, on the device."""
+        self._found_inf.copy_(self._stopped[0])
+        groups = self._dense.param_groups
+        self._dense.param_groups = [
+            group | {"lr": rate, "capturable": rate.is_cuda}
+            for group, rate in zip(groups, self._rates.float().unbind(), strict=True)
+        ]
+        try:
+            yield
+        finally:
+            self._dense.param_groups = groups
 
     def _recorded(self, form: Hashable, batch: Batch) -> Tensor:
         """Train on a batch, then record the same step for other batches of its form."""
@@ -224,7 +234,9 @@ class StepGraph:
             shared.state.unread = integers
             shared.update.device_rates = [
                 DeviceRate(numbers_4, rates, self._stopped)
-                for numbers_4, rates in zip(numbers, shared.update.rate_counts, strict=True)
+                for numbers_4, rates in zip(
+                    numbers.view(-1, 4), shared.update.rate_counts, strict=True
+                )
             ]
         try:
             yield integers
@@ -235,9 +247,10 @@ class StepGraph:
 
     def _write_rates(self) -> None:
         """Bring the rates of the next update to the device."""
-        for shared, numbers in zip(self.tables, self._numbers, strict=True):
-            values = torch.tensor(shared.update.next_numbers(), dtype=torch.float64, device="cpu")
-            numbers.copy_(values, non_blocking=True)
+        numbers = [x for t in self.tables for rule in t.update.next_numbers() for x in rule]
+        rates = [group["lr"] for group in self._dense.param_groups]
+        values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
+        self._header.copy_(values, non_blocking=True)
 
     def _copy_verdict(self, batch: Batch, integers: list[FusedBatch]) -> None:
         """Start to copy the verdict on a step to the host."""
@@ -272,8 +285,13 @@ class StepGraph:
         )
 
 
-def _obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
-    """Return the reason why the device cannot stop a step; empty if it can."""
+def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
+    """Return the reason why the device cannot stop a step; empty if it can.
+
+    Args:
+        tables: The tables of the model.
+        dense: The optimiser of the dense part.
+    """
     for shared in tables:
         if why := shared.why_no_graph():
             return why

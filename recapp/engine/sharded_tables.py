@@ -225,8 +225,7 @@ class ShardedTables(nn.Module):
             for t in tables
             if t.name not in self.parameters_of
         }
-        if self.parameters_of:
-            self.update.before_update = self._begin_update
+        self.update.before_update = self._begin_update
         self.header = state.header
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)

@@ -259,12 +259,11 @@ def catch_up(
     step keeps its values. Weights and state stay in registers until the last step. The rates of
     step first + i are rates[i * RATES : +RATES].
     """
-    t = DeviceRows(weights, row, None, state0, state1)
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
-    if t.row is None:
+    if row is None:
         row_B = bag_B.to(tl.int64)
     else:
-        row_B = tl.load(t.row + bag_B, mask=bag_B < rows, other=-1).to(tl.int64)
+        row_B = tl.load(row + bag_B, mask=bag_B < rows, other=-1).to(tl.int64)
     there_B = (bag_B < rows) & (row_B >= 0)
     begin_B = tl.load(steps + row_B, mask=there_B, other=now).to(tl.int32)
     there_B = there_B & (begin_B < now)
@@ -273,21 +272,21 @@ def catch_up(
     COLUMNS: tl.constexpr = F.COLUMNS
     for column in tl.static_range(0, WIDTH, COLUMNS):
         column_C = column + tl.arange(0, COLUMNS)
-        w_BC = read_rows(t.weights, row_B, there_B, column_C, F, False)
+        w_BC = read_rows(weights, row_B, there_B, column_C, F, False)
         zero_BC = tl.zeros_like(w_BC)
         zero_B1 = tl.zeros_like(begin_B).to(F.DTYPE)[:, None]
         first_BC = zero_BC
         second_BC = zero_BC
-        if t.state0 is not None:
-            first_BC = read_rows(t.state0, row_B, there_B, column_C, F, False)
-        if t.state1 is not None:
-            second_BC = read_rows(t.state1, row_B, there_B, column_C, F, False)
+        if state0 is not None:
+            first_BC = read_rows(state0, row_B, there_B, column_C, F, False)
+        if state1 is not None:
+            second_BC = read_rows(state1, row_B, there_B, column_C, F, False)
         for step in range(begin, now):
             rate = _rate(rates, (step - first) * R.RATES, R, F)
             takes_B1 = (begin_B <= step)[:, None]
-            if t.state0 is None:
+            if state0 is None:
                 new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT)
-            elif t.state1 is None:
+            elif state1 is None:
                 new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, first_BC)
                 first_BC = tl.where(takes_B1, new[1], first_BC)
             else:
@@ -295,10 +294,10 @@ def catch_up(
                 first_BC = tl.where(takes_B1, new[1], first_BC)
                 second_BC = tl.where(takes_B1, new[2], second_BC)
             w_BC = tl.where(takes_B1, new[0], w_BC)
-        write_rows(t.weights, w_BC, row_B, there_B, column_C, F, False)
-        if t.state0 is not None:
-            write_rows(t.state0, first_BC, row_B, there_B, column_C, F, False)
-        if t.state1 is not None:
-            write_rows(t.state1, second_BC, row_B, there_B, column_C, F, False)
+        write_rows(weights, w_BC, row_B, there_B, column_C, F, False)
+        if state0 is not None:
+            write_rows(state0, first_BC, row_B, there_B, column_C, F, False)
+        if state1 is not None:
+            write_rows(state1, second_BC, row_B, there_B, column_C, F, False)
     tl.debug_barrier()  # all threads must have read the steps that one of them overwrites now
     tl.store(steps + row_B, tl.zeros_like(begin_B) + now, mask=there_B)

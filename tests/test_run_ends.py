@@ -166,7 +166,7 @@ sys.addaudithook(hook)
 
 
 ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
-MOMENTS = 7
+MOMENTS = 6
 
 
 @pytest.mark.full

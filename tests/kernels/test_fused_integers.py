@@ -110,7 +110,7 @@ def assert_same_integers(linked, reference):
         (1, 5, 3, False, "table_wise", "natural"),
         (1, 100, 6, True, "table_wise", "mixed"),
         (2, 20, 3, True, "mixed", "mixed"),
-        pytest.param(2, 300, 4, False, "random", "natural", marks=pytest.mark.full),
+        pytest.param(2, 80, 4, False, "random", "natural", marks=pytest.mark.full),
         pytest.param(2, 40, 4, False, "column_wise", "natural", marks=pytest.mark.full),
         pytest.param(2, 40, 4, True, "data_parallel", "natural", marks=pytest.mark.full),
         pytest.param(2, 0, 0, False, "row_wise", "natural", marks=pytest.mark.full),

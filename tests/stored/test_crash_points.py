@@ -39,7 +39,7 @@ from recapp.trainer.sharded_checkpoint import SavedRun
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.communicator import Comm
 
-AT_LEAST = 79
+AT_LEAST = 300
 
 
 class Strategy:

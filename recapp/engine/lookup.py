@@ -228,25 +228,24 @@ def weights_gradient(
     that the weight scaled, summed over the strips of its table.
     """
     rows = requests.rows
-    parts = [torch.zeros(n, dtype=state.dtype, device=gradient.device) for n in rows.per_F]
+    scale_N = state.scales(rows, requests.output)
+    assert scale_N is not None
+    lengths_N = requests.output.lengths_N
+    scale_L = torch.repeat_interleave(scale_N, lengths_N, output_size=len(rows.rows_L))
+    scale_F = torch.split(scale_L, rows.per_F)
+    total_L = torch.zeros_like(scale_L)
+    total_F = torch.split(total_L, rows.per_F)
     for routes, asked, vectors_PD in zip(state.routes, requests.asked, vectors_G, strict=True):
-        bags = asked.bags
-        ends = asked.combine_links.offsets_M1
-        assert ends is not None and bags.scale_M is not None
-        bag_P = torch.repeat_interleave(
-            torch.arange(asked.combine_links.bags, device=gradient.device),
-            ends.diff().long(),
-            output_size=len(vectors_PD),
+        links = asked.combine_links
+        assert links.offsets_M1 is not None and links.at_M is not None
+        at_P = torch.repeat_interleave(
+            links.at_M, links.offsets_M1.diff().long(), output_size=len(vectors_PD)
         )
-        grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], state.dtype)
-        dot_P = (grad_PD * vectors_PD).sum(1) * bags.scale_M[bag_P]
-        for feature, dot in zip(
-            routes.lookups,
-            torch.split(dot_P, [rows.per_F[f] for f in routes.lookups]),
-            strict=True,
-        ):
-            parts[feature] += dot
-    return torch.cat(parts)
+        dot_P = (gather(gradient, 1, routes.width, at_P, state.dtype) * vectors_PD).sum(1)
+        dots = torch.split(dot_P, [rows.per_F[f] for f in routes.lookups])
+        for f, dot in zip(routes.lookups, dots, strict=True):
+            total_F[f].add_(dot * scale_F[f])
+    return total_L
 
 
 class GroupForm(NamedTuple):
@@ -254,16 +253,15 @@ class GroupForm(NamedTuple):
 
     Args:
         ids: The ids of the batch that the slots of the group look up, slot by slot.
-        strip_P: The strip of each id, where rows are positions of keys; else None.
-        base_P: The first row of each id's table in the store, where rows have numbers; else None.
+        number_P: The first row of each id's table in the store; its strip, where rows are
+            positions of keys.
         offsets_M1: The offsets at which the ids of each bag begin and end.
         scale_P: The factor of each id's row; None where all factors are 1.
         where_M: The offset of each bag in the output.
     """
 
     ids: slice | Tensor
-    strip_P: Tensor | None
-    base_P: Tensor | None
+    number_P: Tensor
     offsets_M1: Tensor
     scale_P: Tensor | None
     where_M: Tensor
@@ -395,8 +393,7 @@ class LocalLookup:
             scale_P = torch.repeat_interleave(bags.scale_M, lengths_M, output_size=total)
         return GroupForm(
             _ids_of_slots(bags.first_S, count_S, total, device),
-            number_P.to(torch.int16) if dynamic else None,
-            None if dynamic else number_P,
+            number_P.to(torch.int16) if dynamic else number_P,
             starts(lengths_M).int(),
             scale_P,
             bags.where_M,
@@ -408,11 +405,11 @@ class LocalLookup:
         """Return the matrix from the rows of a group to its bags."""
         store = self._state.stores[group]
         row_P = rows_L[form.ids]
-        if form.base_P is None:
-            index_P = store.locate(row_P, form.strip_P)
+        routes = self._state.routes[group]
+        if routes.dynamic:
+            index_P = store.locate(row_P, form.number_P)
         else:
-            row_dtype = self._state.routes[group].row_dtype
-            index_P = store.locate(row_P + form.base_P, None).to(row_dtype)
+            index_P = store.locate(row_P + form.number_P).to(routes.row_dtype)
         weights_P = form.scale_P
         if weights_P is not None and weights_L is not None:
             weights_P = weights_P * weights_L[form.ids]

@@ -76,33 +76,6 @@ def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(nth_N).index_copy_(0, order_N, nth_N), first_K1.diff()
 
 
-def numbered_ranges(
-    kind_V: Tensor, length_V: Tensor, kinds: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the numbers of ranges and of entries of the same kind before each range, both [V]; and
-    the numbers of ranges and of entries of each of the kinds 0 .. kinds - 1, both [kinds].
-    """
-    if kinds == 1:  # there is nothing to sort
-        before_V1 = starts(length_V)
-        nth_V = torch.arange(len(kind_V), device=kind_V.device)
-        return nth_V, before_V1[:-1], nth_V.new_full((1,), len(nth_V)), before_V1[-1:]
-    sorted_V, turn_V = torch.sort(kind_V.to(torch.int32), stable=True)
-    first_K1 = torch.searchsorted(
-        sorted_V, torch.arange(kinds + 1, dtype=torch.int32, device=kind_V.device)
-    )
-    before_V1 = starts(length_V[turn_V])
-    first_V = torch.arange(len(kind_V), device=kind_V.device) - first_K1[sorted_V]
-    entries_V = before_V1[:-1] - before_V1[first_K1][sorted_V]
-    nth_V = torch.empty_like(first_V).index_copy_(0, turn_V, first_V)
-    before_V = torch.empty_like(entries_V).index_copy_(0, turn_V, entries_V)
-    return nth_V, before_V, first_K1.diff(), before_V1[first_K1].diff()
-
-
-def counts_of(kind_N: Tensor, kinds: int) -> Tensor:
-    """Return how often each of 0, 1, ..., kinds - 1 occurs among ascending numbers."""
-    return torch.searchsorted(kind_N, torch.arange(kinds + 1, device=kind_N.device)).diff()
-
-
 def group(key_N: Tensor) -> Grouped:
     """Bring equal keys together, the distinct keys in ascending order."""
     sorted_N, order_N = torch.sort(key_N, stable=True)
@@ -246,17 +219,6 @@ class Routes:
         because a sort of int32 on a GPU passes over half as many bits.
         """
         return offset_dtype(int(to_host(self.rows_I.sum())))
-
-    @cached_property
-    def strip_K(self) -> Tensor:
-        """The strip of each piece."""
-        strip_I = torch.arange(len(self.rows_I), device=self.rows_I.device)
-        return torch.repeat_interleave(strip_I, self.piece_I1.diff(), output_size=len(self.start_K))
-
-    @cached_property
-    def turn_K(self) -> Tensor:
-        """The numbers of the pieces, rank by rank; a rank's pieces keep their order."""
-        return torch.sort(self.rank_K, stable=True).indices
 
 
 @dataclass(slots=True)

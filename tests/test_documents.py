@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,7 +13,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from urllib.request import urlopen
 from xml.etree import ElementTree
 
 import architecture
@@ -33,9 +31,18 @@ from documents import (
     table,
 )
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from jobs import command, environment, resolved, small
+from jobs import (
+    command,
+    environment,
+    environment_of_rank,
+    free_port,
+    resolved,
+    small,
+    started,
+)
 from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
+from serving.processes import ServerProcess
 
 import recapp
 from recapp.cli import compose
@@ -338,26 +345,28 @@ def missing(found):
     return next((name for name in named if find_spec(name) is None), None)
 
 
-def run_script(block, base, **variables):
-    """What a script of a page prints: on two ranks if it makes a process group."""
+def run_script(block, base, world=None):
+    """What a script of a page prints: on two ranks if it makes a process group. `torchrun` itself
+    starts that of the README, in `test_readme.py`.
+    """
     path = base / (block.file or f"{block.page.replace('/', '_').removesuffix('.md')}.py")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(block.text)
-    two_ranks = "init_process_group" in block.text and "RANK" not in variables
-    if two_ranks:
+    if "init_process_group" in block.text and world is None:
         names = re.findall(r"torchrun --nproc-per-node 2 (\w+\.py)", PAGES[block.page])
         assert (path.name if block.file else "clicks.py") in names
-    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if two_ranks else []
-    ran = subprocess.run(
-        [sys.executable, *start, str(path)],
-        cwd=base,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+        world = 2
+    port = free_port()
+    given = [environment_of_rank(rank, world, port) for rank in range(world or 0)] or [{}]
+    found = os.pathsep.join((str(path.parent), str(REPOSITORY)))
+    outputs = [(base / f"out{rank}.txt", base / f"err{rank}.txt") for rank in range(len(given))]
+    runs = [
+        started(path.stem, (), base, {**variables, "PYTHONPATH": found}, *files, fresh=False)
+        for variables, files in zip(given, outputs, strict=True)
+    ]
+    for run, (_, err) in zip(runs, outputs, strict=True):
+        assert run.wait(300) == 0, err.read_text()
+    return "".join(out.read_text() for out, _ in outputs)
 
 
 @pytest.fixture(scope="module")
@@ -373,11 +382,7 @@ def with_a_checkpoint(tmp_path_factory):
 @pytest.mark.full
 def test_the_script_of_the_readme_runs_on_one_rank(tmp_path):
     (block,) = blocks("python", "README.md")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    assert re.fullmatch(r"rank 0: loss 0\.\d{4}\n", run_script(block, tmp_path, **ranks))
+    assert re.fullmatch(r"rank 0: loss 0\.\d{4}\n", run_script(block, tmp_path, world=1))
 
 
 @pytest.mark.full
@@ -396,30 +401,19 @@ def test_every_script_runs(block, with_a_checkpoint):
 
 def scores_over_http(found, folder, path):
     """What a server that the command starts, at a free port, answers to the rows of its model."""
-    arguments = [a for a in found.arguments if not a.startswith("port=")]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "recapp.serve", *arguments, "port=0", "format=json"],
-        cwd=folder,
-        env=environment(PYTHONPATH=path),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with server:
-        try:
-            address = json.loads(server.stdout.readline())["rows"][0]["address"]
-            (name,) = (a.removeprefix("name=") for a in arguments if a.startswith("name="))
-            with urlopen(f"{address}/v2/models/{name}/example") as rows:
-                asked = rows.read()
-            with urlopen(f"{address}/v2/models/{name}/infer_rows", asked) as answer:
-                return json.load(answer)["scores"]
-        finally:
-            server.terminate()
+    given = dict(argument.split("=", 1) for argument in found.arguments)
+    artefact, name = folder / given.pop("artefact"), given["name"]
+    del given["port"]
+    settings = [f"{key}={value}" for key, value in given.items()]
+    with ServerProcess(folder / "server", artefact, *settings, PYTHONPATH=path) as server:
+        asked = server.ask("GET", f"/v2/models/{name}/example")[2]
+        return json.loads(server.ask("POST", f"/v2/models/{name}/infer_rows", asked)[2])["scores"]
 
 
 @pytest.mark.full
 def test_the_page_from_logs_to_a_served_model_is_typed_in_its_order(tmp_path):
     own_files(tmp_path)
-    path = os.pathsep.join((str(REPOSITORY), "shop"))
+    path = os.pathsep.join((str(REPOSITORY), str(tmp_path / "shop")))
     typed = []
     for block in blocks(page=TOUR):
         if block.language == "python":
@@ -431,9 +425,7 @@ def test_the_page_from_logs_to_a_served_model_is_typed_in_its_order(tmp_path):
             short = ["trainer.max_steps=12"] if found.name == "train" else []
             if "hydra/sweeper=optuna" in found.arguments:
                 short.append("hydra.sweeper.n_trials=2")
-            ran = command(
-                found.name, *found.arguments, *short, cwd=tmp_path, fresh=True, PYTHONPATH=path
-            )
+            ran = command(found.name, *found.arguments, *short, cwd=tmp_path, PYTHONPATH=path)
             assert ran.code == 0, (found, ran.err)
             typed.append(found.name)
     assert {"train", "predict", "export"} <= set(typed)

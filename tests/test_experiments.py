@@ -15,6 +15,7 @@ from recapp.settings.option_files import conf_dir
 
 NOTEBOOK = "experiment=hugectr_notebook"
 PLANS = ("dp_and_localized", "distributed")
+SMALL = ("tables.dim=8", "model.bottom_layers=[16,8]", "model.top_layers=[16,1]")
 
 
 def curve(directory, name):
@@ -101,8 +102,8 @@ def test_the_scale_is_said_once(tmp_path, capfd):
 def test_a_scaled_run_learns_the_same_under_both_plans_and_goes_on_at_its_scale(jobs, tmp_path):
     """On small tables, at a scale of which the checkpoint knows."""
     made = small(tmp_path / "logs", rows=60_000, batch_size=2_560, val_batch_size=2_560)
-    said = (NOTEBOOK, *made, "dataset.scale=1/10", "tables.dim=8", "model.bottom_layers=[16,8]")
-    said += ("model.top_layers=[16,1]", "trainer.log_every_n_steps=1", "trainer.max_steps=4")
+    said = (NOTEBOOK, *made, "dataset.scale=1/10", *SMALL)
+    said += ("trainer.log_every_n_steps=1", "trainer.max_steps=4")
     found = [jobs.train(tmp_path / plan, *said, f"+plan={plan}") for plan in PLANS]
     assert [run["batch_size"] for run in found] == [256, 256]
     assert found[0]["rows_train"] + found[0]["rows_val"] == 6_000
@@ -125,6 +126,7 @@ def test_the_notebook_under_both_plans_ends_in_a_comparison_of_equal_losses(tmp_
         "dataset.scale=1/1000",
         "trainer.devices=2",
         "trainer.max_steps=200",
+        *SMALL,
         "hydra.sweep.dir=sweep",
         cwd=tmp_path,
     )

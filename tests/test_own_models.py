@@ -2,25 +2,20 @@
 artefact.
 """
 
-import os
-from pathlib import Path
-
 import own_models
 import pyarrow.parquet as pq
 import pytest
 import torch
-from jobs import command, refusal, small
+from jobs import refusal, small
 from own_models import MODELS, Attention, Recurrent, Sequences, TwoCollections
 from torch import nn
 
-from recapp import EmbeddingBagCollection
+from recapp import EmbeddingBagCollection, Export, export_model
 from recapp.models.layer_table import layer_table
 from recapp.stored.stored_model import read_manifest
 from recapp.tables.config import EmbeddingBagConfig
 
 FEATURES = ("C1", "C2", "C3")
-TESTS = Path(__file__).parent
-HERE = os.pathsep.join([str(TESTS.parent), str(TESTS)])
 
 
 def made(kind):
@@ -152,16 +147,12 @@ def test_every_model_trains_resumes_predicts_and_is_exported(kind, jobs, tmp_pat
     jobs.train(tmp_path / "run", f"ckpt_path={stored}", "trainer.max_steps=12", trust)
     whole = tmp_path / "whole/checkpoints/last.ckpt"
     assert read_manifest(stored).metrics == read_manifest(whole).metrics
-    named = (f"ckpt_path={stored}", trust)
-    scores = {}
     artefact = tmp_path / "artefact"
-    more = ("compile=false", f"output={artefact}")
-    exported = command("export", *named, *more, cwd=tmp_path, PYTHONPATH=HERE)
-    assert exported.code == 0, exported.err
+    export_model(stored, artefact, Export(compile=False), trust=["own_models"])
+    scores = {}
     for source in (stored, artefact):
         output = tmp_path / f"{source.name}.parquet"
         wanted = (f"ckpt_path={source}", f"input={tmp_path}/data", f"output={output}", trust)
-        found = command("predict", *wanted, cwd=tmp_path, PYTHONPATH=HERE)
-        assert found.code == 0, found.err
+        jobs.run("predict", tmp_path / f"scores of {source.name}", wanted, 2)
         scores[source.name] = pq.read_table(output).column("score").to_pylist()
     assert scores["last.ckpt"] == pytest.approx(scores["artefact"], abs=1e-6)

@@ -30,7 +30,7 @@ No GPU has run this file yet: the tests record steps without one, and repeat the
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ class StepGraph:
         model: The model, sharded on one rank.
         loss: Returns the loss of a batch from the model and the batch, a scalar.
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
-            one. Its rates become tensors on the device; schedules write to them.
+            one. Its param groups stay as they are; each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
 
     Attributes:
@@ -128,7 +128,7 @@ class StepGraph:
         device = next(model.parameters()).device
         self._dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or _obstacle(self.tables, self._dense)
+        self.why_not = self.why_not or obstacle(self.tables, self._dense)
         self._stops = not self.why_not
         if self.why_not:
             self._note()
@@ -143,13 +143,10 @@ class StepGraph:
             return
         self._capture = capture or partial(_cuda_graph, torch.cuda.graph_pool_handle())
         self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
-        for group in self._dense.param_groups:
-            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
-            group["capturable"] = device.type == "cuda"
-        self._numbers = [
-            torch.zeros(len(t.update.rules), 4, dtype=torch.float64, device=device)
-            for t in self.tables
-        ]
+        sizes = [4 * len(t.update.rules) for t in self.tables]
+        sizes.append(len(self._dense.param_groups))
+        self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        *self._numbers, self._rates = torch.split(self._header, sizes)
         for shared in self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 
@@ -206,10 +203,23 @@ class StepGraph:
         if self._stops:
             self._stopped.logical_or_(~loss.detach().isfinite())
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._stops:
-            self._found_inf.copy_(self._stopped[0])
-        self.optimizer.step()
+        with self._rates_on_device() if self._stops else nullcontext():
+            self.optimizer.step()
         return loss
+
+    @contextmanager
+    def _rates_on_device(self) -> Iterator[None]:
+        """Let the dense optimiser read its rates, and whether it has stopped, on the device."""
+        self._found_inf.copy_(self._stopped[0])
+        groups = self._dense.param_groups
+        self._dense.param_groups = [
+            group | {"lr": rate, "capturable": rate.is_cuda}
+            for group, rate in zip(groups, self._rates.float().unbind(), strict=True)
+        ]
+        try:
+            yield
+        finally:
+            self._dense.param_groups = groups
 
     def _recorded(self, form: Hashable, batch: Batch) -> Tensor:
         """Train on a batch, then record the same step for other batches of its form."""
@@ -260,7 +270,9 @@ class StepGraph:
             shared.state.counts_ids = has_room
             shared.update.device_rates = [
                 DeviceRate(numbers_4, rates, self._stopped)
-                for numbers_4, rates in zip(numbers, shared.update.rate_counts, strict=True)
+                for numbers_4, rates in zip(
+                    numbers.view(-1, 4), shared.update.rate_counts, strict=True
+                )
             ]
         try:
             yield integers
@@ -272,9 +284,10 @@ class StepGraph:
 
     def _write_rates(self) -> None:
         """Bring the rates of the next update to the device."""
-        for shared, numbers in zip(self.tables, self._numbers, strict=True):
-            values = torch.tensor(shared.update.next_numbers(), dtype=torch.float64, device="cpu")
-            numbers.copy_(values, non_blocking=True)
+        numbers = [x for t in self.tables for rule in t.update.next_numbers() for x in rule]
+        rates = [group["lr"] for group in self._dense.param_groups]
+        values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
+        self._header.copy_(values, non_blocking=True)
 
     def _copy_verdict(self, batch: Batch, integers: list[FusedBatch]) -> None:
         """Start to copy the verdict on a step to the host."""
@@ -309,8 +322,13 @@ class StepGraph:
         )
 
 
-def _obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
-    """Return the reason why the device cannot stop a step; empty if it can."""
+def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
+    """Return the reason why the device cannot stop a step; empty if it can.
+
+    Args:
+        tables: The tables of the model.
+        dense: The optimiser of the dense part.
+    """
     for shared in tables:
         if why := shared.why_no_graph():
             return why
@@ -332,7 +350,7 @@ def _room(numbers_TF: list[list[int]]) -> list[int]:
     above_F = np.maximum((1 + SLACK) * most_F, 8)
     eighth_F = 2 ** np.ceil(np.log2(above_F)) / 8
     room_F = np.ceil(above_F / eighth_F) * eighth_F
-    return np.where(least_F == most_F, most_F, room_F).astype(int).tolist()
+    return [int(n) for n in np.where(least_F == most_F, most_F, room_F)]
 
 
 def _copy(static: Batch, batch: Batch) -> None:
@@ -340,14 +358,16 @@ def _copy(static: Batch, batch: Batch) -> None:
     per_F, room_F = batch.sparse.length_per_key(), static.sparse.length_per_key()
     sizes = [size for n, room in zip(per_F, room_F, strict=True) for size in (n, room - n)]
     of_ids = static.sparse.values(), static.sparse.weights_or_none()
-    pairs = []
+    to, of = list[Tensor](), list[Tensor]()
     for there, here in zip(static.tensors(), batch.tensors(), strict=True):
         values = here[: sum(per_F)] if any(there is x for x in of_ids) else here
         if len(there) == len(values):
-            pairs.append((there, values))
+            to.append(there)
+            of.append(values)
         else:
-            torch._foreach_copy_(there.split(sizes)[::2], values.split(per_F), non_blocking=True)
-    torch._foreach_copy_(*map(list, zip(*pairs, strict=True)), non_blocking=True)
+            parts_F = torch.split(there, sizes)[::2]
+            torch._foreach_copy_(parts_F, torch.split(values, per_F), non_blocking=True)
+    torch._foreach_copy_(to, of, non_blocking=True)
 
 
 def _cuda_graph(pool: Any, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:

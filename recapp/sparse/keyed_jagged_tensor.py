@@ -402,10 +402,10 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             length_per_key: The number of values for which each key has room.
         """
         self._length_per_key = list(length_per_key)
-        self._values, self._weights = (
-            None if t is None else t.new_zeros(sum(length_per_key), *t.shape[1:])
-            for t in (self._values, self._weights)
-        )
+        n = sum(length_per_key)
+        self._values = self._values.new_zeros(n, *self._values.shape[1:])
+        if self._weights is not None:
+            self._weights = self._weights.new_zeros(n, *self._weights.shape[1:])
 
     def length_per_key(self) -> list[int]:
         """Return the number of values of each key, on the host.

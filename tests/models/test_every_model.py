@@ -259,11 +259,11 @@ def test_every_model_trains_to_the_same_bits_under_two_plans_and_across_a_resume
 @needs_program
 def test_artefacts_of_every_model_score_in_python_and_in_cpp(many, jobs, stored, tmp_path):
     torch.set_num_threads(1)  # as the program: products of two threads have other last bits
-    wanted, mine = all_models(many)
+    wanted, mine = all_models(many, "trainer.max_steps=2")
     jobs.train(tmp_path / "job", *wanted, world=1, folders=[mine])
     artefact = tmp_path / "artefact"
     wanted = (f"ckpt_path={tmp_path}/job/checkpoints/last.ckpt", f"output={artefact}")
-    more = ("compile=true", "trust=[many_models]")
+    more = ("compile=true", "report_rows=0", "trust=[many_models]")
     done = command("export", *wanted, *more, cwd=tmp_path, PYTHONPATH=HERE)
     assert done.code == 0, done.err
     rows = pq.read_table(many / "logs.parquet").drop_columns("clicked").slice(0, 100)
@@ -271,14 +271,26 @@ def test_artefacts_of_every_model_score_in_python_and_in_cpp(many, jobs, stored,
     compiled = recapp.load_model(artefact, trust=["many_models"], trust_compiled=True)
     assert compiled.info["compiled"]
     near, logits = (model(model.batch(rows)) for model in (portable, compiled))
-    words = [stored.program(), artefact, "--logits", "--threads=1"]
-    scored = subprocess.run(words, input=arrow(rows), capture_output=True, timeout=60)
-    assert scored.returncode == 0, scored.stderr
-    in_cpp = [json.loads(line) for line in scored.stdout.splitlines()]
+
+    def in_cpp(*more):
+        words = [stored.program(), artefact, "--threads=1", *more]
+        scored = subprocess.run(words, input=arrow(rows), capture_output=True, timeout=60)
+        assert scored.returncode == 0, scored.stderr
+        lines = [json.loads(line) for line in scored.stdout.splitlines()]
+        assert len(lines) == len(rows)
+        return {name: torch.tensor([line[name] for line in lines]) for name in lines[0]}
+
+    logits_in_cpp, scores_in_cpp = in_cpp("--logits"), in_cpp()
+    scores, near_scores = (model.predict(rows) for model in (compiled, portable))
+    assert list(scores_in_cpp) == list(scores) == [f"{name}_score" for name in TARGETS]
     for name in TARGETS:
         near_B = near[name]
         assert bool(((logits[name] - near_B).abs() <= BOUND * near_B.abs().clamp(min=1)).all())
-        assert torch.equal(torch.tensor([row[name] for row in in_cpp]), logits[name])
+        assert torch.equal(logits_in_cpp[name], logits[name])
+        column = f"{name}_score"
+        torch.testing.assert_close(scores[column], near_scores[column], rtol=0, atol=1e-6)
+        assert torch.equal(scores_in_cpp[column], scores[column])
+    assert {len(none) for none in compiled.predict(rows.slice(0, 0)).values()} == {0}
 
 
 def arrow(rows):

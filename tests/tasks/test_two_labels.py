@@ -5,7 +5,6 @@ sweeps, predicts, exports and serves, without a change in recapp.
 import csv
 import json
 import os
-import subprocess
 from copy import deepcopy
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from compilers import needs_program
 from jobs import command, metrics_of, validation
 from serving.processes import ServerProcess
 from serving.small_models import asked
@@ -322,38 +320,3 @@ def test_the_commands_of_a_server_know_its_columns(shop, artefacts):
         answer = json.loads(server.ask("POST", "/v2/models/clicks/infer_rows", {"rows": rows})[2])
         assert set(answer["scores"]) == {*COLUMNS}
         assert server.ask("GET", "/")[0] == 200
-
-
-@pytest.mark.full
-@needs_program
-def test_machine_code_and_the_cpp_program_score_as_the_modules_do(trained, shop, stored):
-    _, job = trained
-    _, folder = exported(shop, job, "compiled", "report_rows=0")
-    rows = logs_of(shop, 500)
-    portable, compiled = loaded(folder), loaded(folder, trust_compiled=True)
-    assert compiled.info["compiled"]
-    wanted = compiled.predict(rows)
-    for column, scores in portable.predict(rows).items():
-        torch.testing.assert_close(wanted[column], scores, rtol=0, atol=1e-6)
-    assert [len(x) for x in compiled.predict(rows.slice(0, 0)).values()] == [0, 0]
-    text = "".join(json.dumps(row) + "\n" for row in rows.to_pylist())
-
-    def lines(*words):
-        threads = f"--threads={torch.get_num_threads()}"
-        done = subprocess.run(
-            [stored.program(), folder, *words, threads],
-            input=text.encode(),
-            capture_output=True,
-            timeout=120,
-            check=True,
-        )
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    found = lines()
-    assert list(found[0]) == COLUMNS and len(found) == 500
-    for column in COLUMNS:
-        assert torch.equal(torch.tensor([line[column] for line in found]), wanted[column])
-    outputs = compiled(compiled.batch(rows))
-    found = lines("--logits")
-    for name in ("click", "order"):
-        assert torch.equal(torch.tensor([line[name] for line in found]), outputs[name])

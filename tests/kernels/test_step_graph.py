@@ -16,8 +16,8 @@ from recapp.optim.rules import adam, rowwise_adagrad
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-from recapp.tables.collections import EmbeddingBagCollection
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.transport.communicator import Comm
 
 ROWS = {"a": 40, "b": 9, "c": 5}
@@ -37,6 +37,19 @@ class Model(torch.nn.Module):
 
     def forward(self, batch):
         return self.top(torch.cat([batch.dense_BI, self.bags(batch.sparse).values()], 1)).squeeze(1)
+
+
+class WithSequence(Model):
+    """A model that also reads the vectors of the ids of b, one by one."""
+
+    def __init__(self):
+        super().__init__()
+        table = EmbeddingConfig(ROWS["b"], 4, "s", feature_names=["b"])
+        self.sequence = EmbeddingCollection([table], seed=3)
+
+    def forward(self, batch):
+        vectors_LD = self.sequence(batch.sparse)["b"].values()
+        return super().forward(batch) + vectors_LD.view(B, -1).sum(1)
 
 
 def loss(model, batch):
@@ -74,7 +87,9 @@ class Trained:
         self.model = model or Model()
         self.replays = 0
         places = CandidateRanks([0], [[0]])
-        plan = {t.name: tile(t, "table_wise", places) for t in self.model.bags.tables()}
+        collections = [m for m in self.model.children() if hasattr(m, "tables")]
+        tables = [t for one in collections for t in one.tables()]
+        plan = {t.name: tile(t, "table_wise", places) for t in tables}
         plan = ShardingPlan(plan, 1)
         shard_model(self.model, plan, Comm(), rule or rowwise_adagrad(), "triton")
         self.tables = sharded_tables(self.model)
@@ -160,6 +175,15 @@ def test_a_batch_with_fewer_ids_runs_as_the_recorded_step(interpreted, pooling):
     (step,) = recorded.step._graphs
     assert step.batch.sparse.length_per_key() == room
     assert recorded.replays == len(later) - 2  # two have more ids
+
+
+@pytest.mark.full
+def test_features_of_sequences_have_as_many_ids_as_the_recorded_batch(interpreted):
+    numbers = [[n, B, 5] for n in (9, 4, 12, 10, 3)] + [[8, 2 * B, 5], [14, B, 5]]
+    batches = [ragged(seed, per_F) for seed, per_F in enumerate(numbers)]
+    recorded, launched = (Trained(graphs=graphs, model=WithSequence()) for graphs in (True, False))
+    assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
+    assert len(recorded.captures) == 1 and recorded.replays == 2
 
 
 @pytest.mark.full

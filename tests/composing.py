@@ -1,6 +1,6 @@
 """Settings composed by Hydra, of which each choice of options is composed once a process."""
 
-import copy
+import pickle
 from functools import cache
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -19,10 +19,13 @@ def compose(primary, overrides=(), folders=()):
         return of_product.compose(primary, overrides, folders)
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     options = [each.input_line for each in parsed if is_group(each.key_or_group)]
-    composed = copy.deepcopy(_options(primary, tuple(options)))
+    composed = pickle.loads(_options(primary, tuple(options)))
     settings = [each for each in parsed if not is_group(each.key_or_group)]
     ConfigLoaderImpl._apply_overrides_to_config(settings, composed)
     return composed
 
 
-_options = cache(of_product.compose)
+@cache
+def _options(primary, options):
+    """The settings before single ones are applied, pickled: a copy is made sooner so."""
+    return pickle.dumps(of_product.compose(primary, options))

@@ -83,10 +83,15 @@ def no_process_group():
     gc.collect()  # modules and DDP hold it, and its sockets with it
 
 
+def kernels_of(config):
+    """The kernels that `auto` means in a tier."""
+    return "auto" if config.option.markexpr == "full" else "torch"
+
+
 @pytest.fixture(scope="session")
 def ranks(request):
     """`ranks.run(fn, world, *args)`: see tests/ranks.py."""
-    pool = Ranks("auto" if request.config.option.markexpr == "full" else "torch")
+    pool = Ranks(kernels_of(request.config))
     yield pool
     pool.stop()
 
@@ -133,8 +138,15 @@ def foreign_programs():
     return Path(path)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernels_of_the_tier(pytestconfig):
+    """What `auto` means in this process, and in its pool of ranks: see tests/ranks.py."""
+    with auto_means(kernels_of(pytestconfig)):
+        yield
+
+
 @pytest.fixture
 def reference_kernels():
-    """In this process too nothing is compiled: here it does not matter which kernels run."""
+    """In the full tier too nothing is compiled: here it does not matter which kernels run."""
     with auto_means("torch"):
         yield

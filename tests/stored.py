@@ -17,6 +17,8 @@ from jobs import small
 
 from recapp.inference.build_cpp import PROGRAM, build
 
+WITHOUT_ARROW = f"{PROGRAM}_without_arrow"
+
 
 class Stored:
     """The store of a session: directories that are made once, whoever of its workers needs them.
@@ -66,9 +68,9 @@ class Stored:
     def _train_small(self, folder, world, logs, overrides):
         self._train(folder, world, [*small(folder / "logs", **logs), *overrides])
 
-    def program(self):
+    def program(self, arrow=True):
         """The C++ program that scores rows."""
-        return self.made(_build) / PROGRAM
+        return self.made(_build) / (PROGRAM if arrow else WITHOUT_ARROW)
 
     def check(self):
         """Fail where a test has changed what it should have copied."""
@@ -89,6 +91,7 @@ def copy(stored, folder):
 
 
 def _build(folder):
+    build(folder, arrow=False).rename(folder / WITHOUT_ARROW)
     build(folder)
 
 

@@ -113,9 +113,11 @@ def test_under_torchrun_it_is_the_same_run_in_one_directory(tmp_path, data, star
     assert_same_run(only_run_in(tmp_path), started_by_recapp)
 
 
-def test_two_agents_of_torchrun_on_one_host_are_one_run_and_one_host(
-    tmp_path, data, started_by_recapp
+def test_two_agents_of_torchrun_on_one_host_go_on_as_one_run_and_one_host(
+    tmp_path, started_by_recapp
 ):
+    checkpoint = f"ckpt_path={metrics_of(started_by_recapp)['checkpoint']}"
+    on = ["recapp.train", checkpoint, f"trainer.max_steps={STEPS + 2}"]
     agent = [
         *TORCHRUN,
         "--nnodes=2",
@@ -124,34 +126,27 @@ def test_two_agents_of_torchrun_on_one_host_are_one_run_and_one_host(
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
     ]
     start = [
-        Started([*agent, "-m", *TRAIN, *data], tmp_path, name, OMP_NUM_THREADS="1")
+        Started([*agent, "-m", *on], tmp_path, name, OMP_NUM_THREADS="1")
         for name in ("first", "second")
     ]
     with at_once(*start):
         ran = [started.wait() for started in start]
     assert [r.code for r in ran] == [0, 0], ran
     assert one_summary(*(r.out for r in ran))
-    assert_same_run(only_run_in(tmp_path), started_by_recapp)
+    alone = command("train", *on[1:], "hydra.run.dir=alone", cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert alone.code == 0, alone.err
+    assert metrics_of(tmp_path / "alone")["steps"] == STEPS + 2
+    assert_same_run(only_run_in(tmp_path), tmp_path / "alone")
 
 
-def test_a_checkpoint_is_evaluated_and_trained_on_under_torchrun(tmp_path, started_by_recapp):
+def test_a_checkpoint_is_evaluated_under_torchrun(tmp_path, started_by_recapp):
     before = metrics_of(started_by_recapp)
-    agent = [*TORCHRUN, "--nnodes=1", "--nproc-per-node=2", "-m"]
-    checkpoint = f"ckpt_path={before['checkpoint']}"
-    on = [*agent, "recapp.train", checkpoint, f"trainer.max_steps={STEPS + 2}", "hydra.run.dir=on"]
-    with at_once(
-        Started(
-            [*agent, "recapp.eval", checkpoint, "+plan=row_wise", "hydra.run.dir=eval"],
-            tmp_path,
-            "eval",
-        ),
-        Started(on, tmp_path, "on"),
-    ) as commands:
-        evaluated, trained = [started.wait() for started in commands]
+    evaluate = [f"ckpt_path={before['checkpoint']}", "+plan=row_wise", "hydra.run.dir=eval"]
+    agent = [*TORCHRUN, "--nnodes=1", "--nproc-per-node=2", "-m", "recapp.eval", *evaluate]
+    with at_once(Started(agent, tmp_path, "eval")) as (started,):
+        evaluated = started.wait()
     assert evaluated.code == 0, evaluated.err
-    assert trained.code == 0, trained.err
     assert validation(metrics_of(tmp_path / "eval")) == validation(before)
-    assert metrics_of(tmp_path / "on")["steps"] == STEPS + 2
 
 
 @pytest.mark.parametrize(

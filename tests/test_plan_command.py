@@ -7,12 +7,15 @@ from hashlib import sha256
 
 import pytest
 from documents import commands, fenced, own_files
-from jobs import command, recipe, resolved
+from jobs import recipe, resolved
 from tiers import one_of
 
 from recapp import calibration, plan
+from recapp.benchmarks import calibrate, kernel_costs, session
+from recapp.benchmarks.workloads import MODELS
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.plan_report import analyze_plan
+from recapp.reporting.run_record import read_metrics
 from recapp.run.recipe import read_settings
 from recapp.settings.records import to_plain
 from recapp.sharding.plan_file import read_plan
@@ -157,13 +160,26 @@ def test_calibration_ends_with_a_short_run_priced_with_its_file(base):
 
 
 @pytest.mark.full
-def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
-    run = command(
-        "plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=base
-    )
-    assert run.code == 0, run.err
+@pytest.mark.usefixtures("no_process_group")
+def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer, monkeypatch):
+    """Little is timed, in this process; a rank of its own runs the steps of the overhead."""
+
+    def measured_here(settings, job, *_, **__):
+        session.run(settings, job.directory)
+        return read_metrics(job.directory)
+
+    def shortly(*given):
+        return measure_hardware(
+            *given, rounds=1, cases=kernel_costs.CASES[:1], model=MODELS["small"]
+        )
+
+    measure_hardware = calibrate.measure_hardware
+    monkeypatch.setattr(calibration, "run_on_ranks", measured_here)
+    monkeypatch.setattr(calibrate, "measure_hardware", shortly)
+    monkeypatch.setattr(calibration, "RUN_STEPS", 8)
+    found = answer("calibrate", "trainer.devices=1", "path=mine.yaml")
     hardware = read_hardware(base / "mine.yaml")
-    rows = {r["name"]: r for r in json.loads(run.out)["rows"]}
+    rows = {r["name"]: r for r in found["rows"]}
     # 0 where the machine was busier while kernels were measured than in the run
     assert hardware.step_overhead_us == rows["step overhead"]["us"] >= 0
     assert "steps of recapp.train" in hardware.source

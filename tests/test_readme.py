@@ -16,6 +16,11 @@ from jobs import command, metrics_of, small, validation
 BLOCKS = fenced("bash", "README.md")
 IN_BLOCKS = commands(BLOCKS)
 CI_RUN = (REPOSITORY / ".ci" / "run").read_text()
+# of the newcomer's copy, whose lines are typed as they stand: few rows, and no C++
+CHEAPER = {
+    "conf/dataset/generated.yaml": ("rows: 200000", "rows: 40000"),
+    "conf/export.yaml": ("compile: true", "compile: false"),
+}
 SUMMARY = re.compile(
     r"^Summary$.*?^validation AUC +(0\.\d+)$.*?^checkpoint +(\S+)", re.DOTALL | re.MULTILINE
 )
@@ -120,6 +125,10 @@ def test_a_newcomer_types_the_readme(tmp_path):
     for name in listed.split("\0")[:-1]:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPOSITORY / name, copy / name, follow_symlinks=False)
+    for name, (usual, cheaper) in CHEAPER.items():
+        text = (copy / name).read_text()
+        assert text.count(usual) == 1, name
+        (copy / name).write_text(text.replace(usual, cheaper))
     said = _typed("".join(BLOCKS), copy)
     measuring = [c for c in IN_BLOCKS if c.name in ("train", "eval")]
     assert len(SUMMARY.findall(said)) == sum(len(c.overrides) for c in measuring)
@@ -164,10 +173,11 @@ def _typed(lines, base):
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "VIRTUAL_ENV", "RECAPP_", "OMP_"))
     }
+    # bytecode is made of what is imported, and not of all of torch
     ran = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", lines],
         cwd=base,
-        env=untouched,
+        env=untouched | {"PIP_COMPILE": "0"},
         capture_output=True,
         text=True,
         timeout=1800,

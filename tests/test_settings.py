@@ -743,9 +743,9 @@ def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
         lambda recipe, job, module: began.append(recipe.seed) or {},
     )
     train.main(
-        ["-m", "seed=range(1,4)", "+plan=glob(*_wise)", "dataset.label=null,click", "format=json"]
+        ["-m", "seed=range(1,3)", "+plan=glob(t*_wise)", "dataset.label=null,click", "format=json"]
     )
-    assert sorted(set(began)) == [1, 2, 3] and len(began) == 3 * 4 * 2
+    assert sorted(set(began)) == [1, 2] and len(began) == 2 * 2 * 2
 
 
 def test_rows_of_tables_by_name_are_told_that_they_are_a_list(line):

@@ -17,6 +17,7 @@ class EngineSettings:
         look_ahead: The number of batches whose exchange of ids runs ahead of their step.
         clip_tables: Whether `trainer.gradient_clip_val` includes the gradients of rows.
         compile: Whether `torch.compile` compiles the dense part.
+        graph: Whether the steps of one rank with a GPU are recorded as CUDA graphs.
         keep_freed_memory: Whether freed memory stays with the process.
     """
 
@@ -26,4 +27,5 @@ class EngineSettings:
     look_ahead: Natural = 1
     clip_tables: bool = False
     compile: bool = False
+    graph: Literal["auto", "off"] = "auto"
     keep_freed_memory: bool = True

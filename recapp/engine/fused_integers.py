@@ -47,7 +47,7 @@ from recapp.kernels.batch_arrays import (
 )
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
-from recapp.tables.config import IdRule, PoolingType
+from recapp.tables.config import PoolingType
 from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable, rule_of
 from recapp.transport.step_messages import HEADER, MessageLayout
 
@@ -126,8 +126,8 @@ class FusedIntegers:
 
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables: no table drops ids or is concatenated, and
-        no rank sums bags for another. Dynamic tables must be on one rank, in whole rows.
+        """Return whether the kernels know these tables: no rank sums bags for another. Dynamic
+        tables must be on one rank, in whole rows.
         """
         return (
             state.backend.fused_integers is not None
@@ -136,12 +136,8 @@ class FusedIntegers:
             )
             and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
             and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
-            and all(
-                x.table.id_rule is not IdRule.DROP
-                and x.hotness is None
-                and x.table.num_embeddings < 2**31  # products of mixed rows have 64 bits
-                for x in state.layout.lookups
-            )
+            # products of mixed rows have 64 bits
+            and all(x.table.num_embeddings < 2**31 for x in state.layout.lookups)
         )
 
 
@@ -519,7 +515,7 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
                     *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
                     *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
                     *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
-                    f not in lookups_before,
+                    *(f not in lookups_before, x.hotness or 1, x.dim if x.hotness else 0),
                 )
             )
             lookups_before.add(f)

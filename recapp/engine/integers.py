@@ -138,13 +138,8 @@ def weighting(rows: LookupRows) -> int:
         return NO_IDS
     if rows.weights_L is None:
         return UNWEIGHTED
-    return TRAINED_WEIGHTS if trains_weights(rows) else WEIGHTED
-
-
-def trains_weights(rows: LookupRows) -> bool:
-    """Return whether the sample weights of a batch, which may have no ids, need a gradient."""
-    weights_L = rows.weights_L
-    return weights_L is not None and weights_L.requires_grad and torch.is_grad_enabled()
+    trains = rows.weights_L.requires_grad and torch.is_grad_enabled()
+    return TRAINED_WEIGHTS if trains else WEIGHTED
 
 
 def no_rows(state: EngineState) -> LookupRows:

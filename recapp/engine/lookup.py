@@ -228,25 +228,24 @@ def weights_gradient(
     that the weight scaled, summed over the strips of its table.
     """
     rows = requests.rows
-    parts = [torch.zeros(n, dtype=state.dtype, device=gradient.device) for n in rows.per_F]
+    scale_N = state.scales(rows, requests.output)
+    assert scale_N is not None
+    lengths_N = requests.output.lengths_N
+    scale_L = torch.repeat_interleave(scale_N, lengths_N, output_size=len(rows.rows_L))
+    scale_F = torch.split(scale_L, rows.per_F)
+    total_L = torch.zeros_like(scale_L)
+    total_F = torch.split(total_L, rows.per_F)
     for routes, asked, vectors_PD in zip(state.routes, requests.asked, vectors_G, strict=True):
-        bags = asked.bags
-        ends = asked.combine_links.offsets_M1
-        assert ends is not None and bags.scale_M is not None
-        bag_P = torch.repeat_interleave(
-            torch.arange(asked.combine_links.bags, device=gradient.device),
-            ends.diff().long(),
-            output_size=len(vectors_PD),
+        links = asked.combine_links
+        assert links.offsets_M1 is not None and links.at_M is not None
+        at_P = torch.repeat_interleave(
+            links.at_M, links.offsets_M1.diff().long(), output_size=len(vectors_PD)
         )
-        grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], state.dtype)
-        dot_P = (grad_PD * vectors_PD).sum(1) * bags.scale_M[bag_P]
-        for feature, dot in zip(
-            routes.lookups,
-            torch.split(dot_P, [rows.per_F[f] for f in routes.lookups]),
-            strict=True,
-        ):
-            parts[feature] += dot
-    return torch.cat(parts)
+        dot_P = (gather(gradient, 1, routes.width, at_P, state.dtype) * vectors_PD).sum(1)
+        dots = torch.split(dot_P, [rows.per_F[f] for f in routes.lookups])
+        for f, dot in zip(routes.lookups, dots, strict=True):
+            total_F[f].add_(dot * scale_F[f])
+    return total_L
 
 
 class GroupForm(NamedTuple):

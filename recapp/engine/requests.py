@@ -28,7 +28,6 @@ from recapp.engine.integers import (
     NO_IDS,
     GroupIntegers,
     no_rows,
-    trains_weights,
     weighting,
 )
 from recapp.engine.state import BatchOutput, EngineState
@@ -123,7 +122,7 @@ class Requests:
                 raise features
             if fused is not None:
                 ids = state.ids_of(features, self.taken)
-                if fused.has_room(ids) and not trains_weights(ids):
+                if fused.has_room(ids):
                     output = state.outputs.of(ids, self.taken)
                     return (OK, 0, 0), None, FusedBatch(fused, ids, output, self.lease[0])
             rows, check = state.rows_of(features, self.taken)

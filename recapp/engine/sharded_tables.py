@@ -245,6 +245,8 @@ class ShardedTables(nn.Module):
         exact = any(store.needs_exact for store in self.state.stores)
         if self._fused is None or self.comm.world > 1 or self.state.row_statistics:
             return "steps are recorded on one rank with kernels of a GPU, for static tables"
+        if self.state.id_rules.drops or any(x.hotness for x in self.state.layout.lookups):
+            return "the host reads how many ids are dropped, or are in the bag of a concatenation"
         if self.parameters_of or self.update.deferred or exact:
             return "the host takes part in the update of the tables"
         return "" if self.update.rules else "the tables are read-only"

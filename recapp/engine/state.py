@@ -422,11 +422,11 @@ class EngineState:
         return rows, check
 
     def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:
-        """Return the raw ids of a batch in the place of its rows; see `rows_of`. Ids, and weights,
-        stand one behind the other in memory, as kernels read them.
+        """Return the raw ids of a batch in the place of its rows; see `rows_of`. Dropped ids are
+        gone. Ids, and weights, stand one behind the other in memory, as kernels read them.
         """
         check_have_values(features)
-        ids = self.id_rules.raw(features, self._taken_lookups(taken))
+        ids = self.id_rules.inside(self.id_rules.raw(features, self._taken_lookups(taken)))
         ids.rows_L = ids.rows_L.contiguous()
         if ids.weights_L is not None:
             ids.weights_L = ids.weights_L.to(self.dtype).contiguous()
@@ -476,7 +476,7 @@ class EngineState:
         rows_L = self.mixed.positions_of(rows)
         edge_F1 = np.array([0, *accumulate(rows.per_F)], np.int64)
         bag_F1 = np.array([0, *accumulate(output.count_F.tolist())], np.int64)
-        scale_N = self._scales(rows, output)
+        scale_N = self.scales(rows, output)
         bags_G = []
         for g, r in enumerate(self.routes):
             bags = Bags(
@@ -494,7 +494,7 @@ class EngineState:
             bags_G.append(bags)
         return bags_G
 
-    def _scales(self, rows: LookupRows, output: BatchOutput) -> Tensor | None:
+    def scales(self, rows: LookupRows, output: BatchOutput) -> Tensor | None:
         """Return the factor of each bag of the batch; None where all factors are 1 and ids have no
         weights.
         """

@@ -18,7 +18,8 @@ that are there: it reads no others. After three batches that do not fit, the fou
 more room. At most `MOST_GRAPHS` steps are recorded; they share their memory.
 
 Where a batch has room, the flat values of all features are no use: a model that reads ids itself
-takes those of `batch.sparse[key]`, of which there may be more than its bags hold.
+takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
+weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
 Nobody waits for the verdict on a batch, so it stops the step itself: an id that is an error, or a
 loss that is not finite, sets a number on the device. Where it is set, tables and dense optimiser
@@ -165,9 +166,12 @@ class StepGraph:
             return self._step(batch).detach()
         form = self._form(batch)
         per_F = batch.sparse.length_per_key()
+        weighted = batch.sparse.weights_or_none() is not None
         recorded = next((one for one in self._graphs if one.takes(form, per_F)), None)
         self._write_rates()
-        if recorded is None and not self.why_not and len(self._graphs) < MOST_GRAPHS:
+        learns = any(x.requires_grad for x in batch.tensors())
+        can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
+        if recorded is None and can_record:
             self._unfit[form].append(per_F)
             if len(self._unfit[form]) % (WARM_UP + 1) == 0:
                 return self._recorded(form, batch)
@@ -175,6 +179,8 @@ class StepGraph:
             with self._unwatched() as integers:
                 loss = self._step(batch).detach()
             self._copy_verdict(batch, integers)
+            if any(one.rows.weights_L is not None for one in integers) and not weighted:
+                self._pooled.clear()  # the model weighs the flat ids itself
             return loss
         _copy(recorded.batch, batch)
         recorded.replay()
@@ -191,7 +197,10 @@ class StepGraph:
         """Return what batches of one form have in common."""
         ids = batch.sparse
         of_ids = ids.values(), ids.weights_or_none()
-        shapes = tuple((x.dtype, any(x is y for y in of_ids) or x.shape) for x in batch.tensors())
+        shapes = tuple(
+            (x.dtype, x.requires_grad, any(x is y for y in of_ids) or x.shape)
+            for x in batch.tensors()
+        )
         of_keys = zip(ids.keys(), ids.stride_per_key(), ids.length_per_key(), strict=True)
         keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
         return self.model.training, keys, shapes

@@ -32,6 +32,8 @@ class SlotNumbers(NamedTuple):
         sequence: Whether each id is a bag.
         mean: Whether the ids of a bag are averaged.
         first: Whether the slot is the first of its lookup.
+        places: The bags of a sample: those of a concatenation have an id each, or none.
+        place: The distance of the vectors of two of these bags; 0 if there is one.
     """
 
     lookup: int
@@ -46,6 +48,8 @@ class SlotNumbers(NamedTuple):
     sequence: bool
     mean: bool
     first: bool
+    places: int
+    place: int
 
 
 class SlotPlace(NamedTuple):

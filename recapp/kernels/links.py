@@ -76,28 +76,6 @@ def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(nth_N).index_copy_(0, order_N, nth_N), first_K1.diff()
 
 
-def numbered_ranges(
-    kind_V: Tensor, length_V: Tensor, kinds: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the numbers of ranges and of entries of the same kind before each range, both [V]; and
-    the numbers of ranges and of entries of each of the kinds 0 .. kinds - 1, both [kinds].
-    """
-    if kinds == 1:  # there is nothing to sort
-        before_V1 = starts(length_V)
-        nth_V = torch.arange(len(kind_V), device=kind_V.device)
-        return nth_V, before_V1[:-1], nth_V.new_full((1,), len(nth_V)), before_V1[-1:]
-    sorted_V, turn_V = torch.sort(kind_V.to(torch.int32), stable=True)
-    first_K1 = torch.searchsorted(
-        sorted_V, torch.arange(kinds + 1, dtype=torch.int32, device=kind_V.device)
-    )
-    before_V1 = starts(length_V[turn_V])
-    first_V = torch.arange(len(kind_V), device=kind_V.device) - first_K1[sorted_V]
-    entries_V = before_V1[:-1] - before_V1[first_K1][sorted_V]
-    nth_V = torch.empty_like(first_V).index_copy_(0, turn_V, first_V)
-    before_V = torch.empty_like(entries_V).index_copy_(0, turn_V, entries_V)
-    return nth_V, before_V, first_K1.diff(), before_V1[first_K1].diff()
-
-
 def counts_of(kind_N: Tensor, kinds: int) -> Tensor:
     """Return how often each of 0, 1, ..., kinds - 1 occurs among ascending numbers."""
     return torch.searchsorted(kind_N, torch.arange(kinds + 1, device=kind_N.device)).diff()

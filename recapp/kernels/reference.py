@@ -40,7 +40,6 @@ from recapp.kernels.links import (
     decay_of,
     group,
     numbered,
-    numbered_ranges,
     offset_dtype,
     ranges,
     starts,
@@ -391,12 +390,12 @@ class TorchBackend:
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
         length_V = vector.start_U1.diff().long()
-        nth_V, before_V, vectors_W, rows_W = numbered_ranges(rank_V, length_V, world)
         order = vector.order_N
         rank_P = rank_P[order]
         local_P = local_P[order]
         pair_P = pair_P[order]
-        nth_P = ranges(before_V, length_V, len(row_P))
+        nth_V, vectors_W = numbered(rank_V, world)
+        nth_P, rows_W = numbered(rank_P, world)
         count_W2 = torch.stack([rows_W, vectors_W], 1)
         bag_rows = _BagRows(
             rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2

@@ -48,9 +48,10 @@ TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 Take = Callable[[str, int, torch.dtype], Tensor]
 
 # For kernels: the columns of the records, and how many each has.
-LOOKUP, RULE, SIZE, MIN_KEY, FACTOR, SHIFT, MIXED, BASE, STRIP_KEY, SEQUENCE, MEAN, FIRST = (
+LOOKUP, RULE, SIZE, MIN_KEY, FACTOR, SHIFT, MIXED, BASE, STRIP_KEY, *OF_BAGS = (
     tl.constexpr(i) for i in range(len(SlotNumbers._fields))
 )
+SEQUENCE, MEAN, FIRST, PLACES, APART = OF_BAGS
 ID, ENTRY, BAG, VECTOR, STEP = (tl.constexpr(i) for i in range(len(SlotPlace._fields)))
 SLOTS, SLOTS_END, BLOCKS, ENTRIES_END, BAG_BLOCKS, BAGS_END, KEY, NO_KEY = (
     tl.constexpr(i) for i in range(len(GroupPlace._fields))
@@ -468,9 +469,10 @@ def rows(
     step_P = tl.load(place_P + STEP, mask=here_P, other=0)
     where_P = tl.load(place_P + VECTOR, mask=here_P, other=0)
     where_P += tl.where(sequence_P, nth_P, bag_P) * step_P
+    begin_P = tl.load(bags + bag_P, mask=here_P, other=0)
+    where_P += (at_P - begin_P) * tl.load(slot_P + APART, mask=here_P, other=0)
     tl.store(where + p_P, where_P.to(where.dtype.element_ty), mask=here_P)
     if SCALE is not None:
-        begin_P = tl.load(bags + bag_P, mask=here_P, other=0)
         length_P = tl.load(bags + bag_P + 1, mask=here_P, other=1) - begin_P
         means_P = tl.load(slot_P + MEAN, mask=here_P, other=0) > 0
         use_P = _reciprocal(tl.where(means_P, length_P, 1).to(SCALE))
@@ -503,7 +505,12 @@ def bags(edges, slots, places, groups, offset, at, samples, group_count, BLOCK: 
     nth_M = m_M - tl.load(place_M + BAG, mask=here_M, other=0)
     bag_M = edges + tl.load(slot_M + LOOKUP, mask=here_M, other=0) * samples
     pooled_M = here_M & (tl.load(slot_M + SEQUENCE, mask=here_M, other=0) == 0)
-    ids_M = tl.load(bag_M + nth_M, mask=pooled_M, other=0)
+    places_M = tl.load(slot_M + PLACES, mask=here_M, other=1)
+    sample_M = nth_M // places_M
+    number_M = nth_M % places_M
+    ids_M = tl.load(bag_M + sample_M, mask=pooled_M, other=0)
+    behind_M = tl.load(bag_M + sample_M + 1, mask=pooled_M, other=0)
+    ids_M = tl.minimum(ids_M + number_M, behind_M)
     ids_M = ids_M - tl.load(bag_M, mask=pooled_M, other=0)
     before_M = tl.where(pooled_M, ids_M, nth_M)
     before_M += tl.load(place_M + ENTRY, mask=here_M, other=0)
@@ -512,7 +519,8 @@ def bags(edges, slots, places, groups, offset, at, samples, group_count, BLOCK: 
     offset_M = tl.where(here_M, before_M, behind) - first
     tl.store(offset + m_M, offset_M.to(tl.int32), mask=m_M <= end)
     at_M = tl.load(place_M + VECTOR, mask=here_M, other=0)
-    at_M += nth_M * tl.load(place_M + STEP, mask=here_M, other=0)
+    at_M += sample_M * tl.load(place_M + STEP, mask=here_M, other=0)
+    at_M += number_M * tl.load(slot_M + APART, mask=here_M, other=0)
     tl.store(at + m_M, at_M.to(at.dtype.element_ty), mask=here_M)
 
 

@@ -249,10 +249,31 @@ def gradient_norm(
     return _norm(dense, tables, order)
 
 
-def _norm(gradients: Sequence[Tensor], tables: Sequence[TableGradients], order: float) -> float:
+def _norm(gradients: list[Tensor], tables: Sequence[TableGradients], order: float) -> float:
     # one read of all: on a GPU each read waits for the device
-    norm_G = [torch.linalg.vector_norm(g, order, dtype=torch.float64) for g in gradients]
-    norms = torch.stack(norm_G).tolist() if norm_G else []
+    return total_norm(each_norm(gradients, order).tolist() if gradients else [], tables, order)
+
+
+def each_norm(gradients: list[Tensor], order: float = 2.0) -> Tensor:
+    """Return the norm of each of some dense gradients, fp64 [G], on their device.
+
+    Args:
+        gradients: The gradients, at least one.
+        order: The order of the norm, or infinity.
+    """
+    return torch.stack(torch._foreach_norm(gradients, order, dtype=torch.float64))
+
+
+def total_norm(
+    norms: Sequence[float], tables: Sequence[TableGradients] = (), order: float = 2.0
+) -> float:
+    """Return the norm of all gradients, the same number on every rank. Every rank calls it.
+
+    Args:
+        norms: The norm of each dense gradient.
+        tables: The gradients of table rows.
+        order: The order of the norms, or infinity.
+    """
     dense = joined(norms if math.isinf(order) else [norm**order for norm in norms], order)
     parts = [
         of_tables.power_sum(order, 0.0 if number else dense)

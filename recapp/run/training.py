@@ -543,6 +543,7 @@ def build_strategy(
         look_ahead=engine.look_ahead,
         clip_tables=engine.clip_tables,
         compiled=engine.compile,
+        graphs=engine.graph == "auto",
         stored=lambda: {"config": to_plain(now())},
         make_store=make_store,
         timeout=timedelta(seconds=recipe.launch.timeout),

@@ -196,7 +196,8 @@ def check_have_values(features: KeyedJaggedTensor) -> None:
 class IdRules:
     """The id rules of a collection's tables, applied to a batch.
 
-    `changed` has the number of ids that clamp and drop have changed, by table.
+    `changed` has the number of ids that clamp and drop have changed, by table. `drops` tells
+    whether a table has the rule `drop`.
 
     Args:
         lookups: The lookups of the collection.
@@ -227,6 +228,7 @@ class IdRules:
         rules = [RULE_NUMBERS[rule_of(x)] for x in self.lookups]
         self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
+        self.drops = RULE_NUMBERS[IdRule.DROP] in rules
         self._blocks = [
             (rule, [i for i, _ in block])
             for rule, block in groupby(enumerate(self.lookups), key=lambda p: rule_of(p[1]))
@@ -265,6 +267,8 @@ class IdRules:
             ConfigError: As for `raw`.
         """
         ids = self.raw(features, taken_F)
+        if self._kernel is None and not torch.compiler.is_exporting():
+            ids = self.inside(ids)
         ids_L = ids.rows_L.long()
         ids = replace(ids, rows_L=ids_L)
         edge = [0, *accumulate(ids.per_F)]
@@ -312,6 +316,27 @@ class IdRules:
             ids = _with_none_for_others(ids, number, len(self.lookups))
         return ids
 
+    def inside(self, ids: LookupRows) -> LookupRows:
+        """Return raw ids without those that leave their bags by the rule `drop`, and count these.
+        The host waits for the sizes.
+        """
+        if not self.drops or ids.rows_L.is_meta:
+            return ids
+        ends = [
+            (x.table.min_key, x.table.min_key + x.table.num_embeddings - 1)
+            if rule_of(x) == IdRule.DROP
+            else (MISSING, -1 - MISSING)
+            for x in self.lookups
+        ]
+        low, high = zip(*ends, strict=True)
+        count_F = ids.lengths_FB.sum(1)
+        ids_L = ids.rows_L.long()  # as int32, MISSING would be another number
+        low_L, high_L = (per_id(end_F, count_F, ids_L) for end_F in (low, high))
+        kept = _drop(ids, ((ids_L >= low_L) & (ids_L <= high_L)) | (ids_L == MISSING))
+        for x, before, after in zip(self.lookups, ids.per_F, kept.per_F, strict=True):
+            self.changed[x.table.name] += before - after
+        return kept
+
     def _from_min_key(self, ids_L: Tensor, count_F: Tensor) -> Tensor:
         """Return ids counted from the `min_key` of their tables. Ids outside of a table get the
         nearest number outside, so that no difference overflows.
@@ -357,17 +382,7 @@ class IdRules:
             return rows, nothing_pending
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
-        if all(rule is not IdRule.DROP for rule, _ in self._blocks):
-            return rows, lambda: self._check_outside(outside_F, outside_L, raw_L, edge)
-        if not self._check_outside(outside_F, outside_L, raw_L, edge):
-            return rows, nothing_pending
-        keep_L = torch.cat(
-            [
-                ~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
-                for (rule, _), outside_N in zip(self._blocks, outside, strict=True)
-            ]
-        )
-        return _drop(rows, keep_L), nothing_pending
+        return rows, lambda: self._check_outside(outside_F, outside_L, raw_L, edge)
 
     def _exported(self, ids: LookupRows) -> LookupRows:
         rows_L, keep_L = exported_rows(ids.rows_L, ids.lengths_FB.sum(1), self.lookups)
@@ -446,19 +461,15 @@ class IdRules:
 
     def _check_outside(
         self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]
-    ) -> bool:
-        """Raise an error for the first id that is one, or count changed ids by table.
-
-        Returns:
-            Whether ids leave their bags.
-        """
+    ) -> None:
+        """Raise an error for the first id that is one, or count changed ids by table."""
         found_F = to_host(outside_F).tolist()
         for i, x in enumerate(self.lookups):
             if found_F[i] and x.table.id_rule is IdRule.ERROR:
                 # Waiting for the GPU is harmless here: the run ends with this error.
                 first = edge[i] + int(outside_L[edge[i] : edge[i + 1]].nonzero()[0])
                 raise self.error(i, int(ids_L[first]), "")
-        return self.count_changed(-1, found_F, ids_L, edge)
+        self.count_changed(-1, found_F, ids_L, edge)
 
 
 def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> KeyedJaggedTensor:

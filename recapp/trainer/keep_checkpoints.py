@@ -500,7 +500,8 @@ class EndTogether(BatchCallback):
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         step = trainer.global_step + (not ends_step(trainer, batch_idx + 1))
-        self._losses.check(step, loss if isinstance(loss, Tensor) else None)
+        judged = strategy_of(trainer).recorded is not None  # by the device itself
+        self._losses.check(step, loss if isinstance(loss, Tensor) and not judged else None)
         self._add_to_report(trainer, self._losses.step << SIGNAL_BITS)
         reports_W = self._reports_of_ranks(trainer)
         self._raise_if_not_finite(trainer, reports_W)
@@ -543,12 +544,12 @@ class EndTogether(BatchCallback):
     def _reports_of_ranks(self, trainer: Trainer) -> list[int]:
         """Return the report of each rank.
 
-        The reports came with the counts. A model without tables exchanges no counts, so its ranks
-        gather the reports.
+        The reports came with the counts. Ranks that exchange none (a model without tables, recorded
+        steps) gather the reports.
         """
         strategy = strategy_of(trainer)
         reports_CW = [c.header.wanted_W for c in strategy.sharded_tables() if c.header.wanted_W]
-        if not strategy.sharded_tables():
+        if strategy.recorded is not None or not strategy.sharded_tables():
             return strategy.comm.all_gather(self._report)
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 

@@ -325,6 +325,11 @@ def log_in(
         module.log(name, value, prog_bar=prog_bar, batch_size=rows)
 
 
+def is_idle(callback: Callback, hook: str) -> bool:
+    """Return whether a callback leaves a hook as `Callback` has it."""
+    return getattr(callback, hook) in (None, getattr(Callback, hook).__get__(callback))
+
+
 def skip_idle_hooks(callbacks: Iterable[Callback]) -> None:
     """Make Lightning pass over the hooks of a batch that a callback leaves as `Callback` has them.
 
@@ -336,7 +341,7 @@ def skip_idle_hooks(callbacks: Iterable[Callback]) -> None:
     """
     for callback in callbacks:
         for name in BATCH_HOOKS:
-            if getattr(callback, name) == getattr(Callback, name).__get__(callback):
+            if is_idle(callback, name):
                 setattr(callback, name, None)
 
 

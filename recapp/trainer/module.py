@@ -9,7 +9,8 @@ loggers and schedulers work as in any module.
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -20,7 +21,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
 from recapp.engine.sharded_collection import sharded_tables
@@ -56,6 +57,9 @@ class TaskModule(LightningModule):
         monitor: The metric, such as `val_auc`, with which a `ReduceLROnPlateau` is stepped.
     """
 
+    _loss_sum: Tensor
+    _loss_count: Tensor
+
     def __init__(
         self,
         task: Task,
@@ -86,8 +90,13 @@ class TaskModule(LightningModule):
         # The details of the last validation or test, as plain values by name.
         self.details: dict[str, Any] = {}
         self.model: nn.Module | None = None
-        self._loss_sum = torch.zeros(())
-        self._loss_steps = 0
+        for metric in self.train_metrics.values():
+            metric.compute_with_cache = False  # a recorded step adds to it unseen
+        # the sum of the losses since loggers wrote, and their number
+        self.register_buffer("_loss_sum", torch.zeros(()), persistent=False)
+        self.register_buffer("_loss_count", torch.zeros(()), persistent=False)
+        # What the last batch logs, in memory that stays: a recorded step writes it again.
+        self._logged: dict[str, Tensor] = {}
 
     def configure_model(self) -> None:
         """Build the model once; tables stay on the meta device until the strategy shards them."""
@@ -119,25 +128,65 @@ class TaskModule(LightningModule):
         """Return the mean loss over this rank's batch. The strategy weights the loss if ranks have
         batches of different sizes.
         """
-        model: Any = self.model
+        self.begin_batch(batch_idx)
+        loss = self.loss_of(batch)
+        self.log_batch(batch)
+        return loss
+
+    def begin_batch(self, batch_idx: int) -> None:
+        """Prepare for a batch that trains.
+
+        Args:
+            batch_idx: The number of the batch in its epoch.
+        """
         self._seed_layers(batch_idx)
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        begins = batch_idx % self.trainer.accumulate_grad_batches == 0
+        if begins and self.global_step % every == 0:
+            self._begin_mean()
+
+    def loss_of(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch that trains. All else that the step leaves behind, the values
+        to log and the running metrics, stays in its memory, where a recorded step changes it, too.
+        """
+        model: Any = self.model
         returned = model(batch)
         outputs = self.task.named(returned, batch.rows, type(model).__name__)
         loss = self.task.loss(outputs, batch)
-        begins = batch_idx % self.trainer.accumulate_grad_batches == 0
-        mean = self._mean_loss(loss.detach(), begins)
-        log_in(self, "training_step", "train_loss", mean, batch.rows, prog_bar=True)
-        self.task.update(dict(self.train_metrics.items(keep_base=True)), outputs, batch)
+        self._loss_sum.add_(loss.detach())
+        self._loss_count.add_(1)
+        metrics = dict(self.train_metrics.items(keep_base=True))
+        with in_place(metrics.values()):
+            self.task.update(metrics, outputs, batch)
+        logged = {"loss": self._loss_sum / self._loss_count}
         if getattr(model, "task_loss", None):
             loss = model.task_loss(returned, batch, self._loss_of(batch))
-        for name, extra in (
-            self._extra_losses(returned, batch).items()
-            if getattr(model, "extra_losses", None)
-            else ()
-        ):
-            log_in(self, "training_step", f"train_{name}", extra.detach(), batch.rows)
-            loss = loss + extra
+        if getattr(model, "extra_losses", None):
+            for name, extra in self._extra_losses(returned, batch).items():
+                logged[name] = extra.detach()
+                loss = loss + extra
+        self._logged = {
+            name: self._logged.get(name, torch.empty_like(value)).copy_(value)
+            for name, value in logged.items()
+        }
         return loss
+
+    def log_batch(self, batch: Batch) -> None:
+        """Log the losses of a batch: that of the task as the mean over the batches since the last
+        write of the loggers. Do not wait for the device.
+        """
+        for name, value in self._logged.items():
+            shown = name == "loss"
+            log_in(self, "training_step", f"train_{name}", value, batch.rows, prog_bar=shown)
+
+    def _begin_mean(self) -> None:
+        self._loss_sum.zero_()
+        self._loss_count.zero_()
+
+    def writes_log(self) -> bool:
+        """Return whether loggers write at the end of the step under way."""
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return (self.global_step + 1) % every == 0
 
     def _seed_layers(self, batch_idx: int) -> None:
         """Seed torch's random numbers, which dropout draws, for a batch.
@@ -176,25 +225,9 @@ class TaskModule(LightningModule):
                 )
         return extra
 
-    def _mean_loss(self, loss: Tensor, begins: bool) -> Tensor:
-        """Return the mean loss over the batches since the last write of the loggers, this batch
-        included. Do not wait for the device.
-
-        Args:
-            loss: The loss of this batch.
-            begins: Whether the batch is the first of its step.
-        """
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self._loss_steps == 0 or (begins and self.global_step % every == 0):
-            self._loss_sum = torch.zeros_like(loss)
-            self._loss_steps = 0
-        self._loss_sum = self._loss_sum + loss
-        self._loss_steps = self._loss_steps + 1
-        return self._loss_sum / self._loss_steps
-
     @override
     def on_train_start(self) -> None:
-        self._loss_steps = 0
+        self._begin_mean()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Log the norm of the gradients at every step at which loggers write.
@@ -202,8 +235,7 @@ class TaskModule(LightningModule):
         It is that before clipping, of the dense part, and of the tables if their update waits for
         the step (`engine.clip_tables`, accumulation).
         """
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if (self.global_step + 1) % every == 0:
+        if self.writes_log():
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             tables = getattr(optimizer, "table_gradients", ())
             self.log("grad_norm", gradient_norm(parameters, tables), batch_size=1)
@@ -232,7 +264,8 @@ class TaskModule(LightningModule):
 
     @override
     def on_train_epoch_start(self) -> None:
-        self.train_metrics.reset()
+        with in_place(self.train_metrics.values()):
+            self.train_metrics.reset()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add a batch to the metrics. An empty batch adds nothing, but takes part in the
@@ -337,6 +370,23 @@ class TaskModule(LightningModule):
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value]
+
+
+@contextmanager
+def in_place(metrics: Iterable[Metric]) -> Iterator[None]:
+    """Leave the states of metrics in their memory, whatever this context does to them, because a
+    recorded step adds to that memory.
+
+    Args:
+        metrics: The metrics.
+    """
+    before = [(metric, metric.metric_state) for metric in metrics]
+    yield
+    for metric, states in before:
+        for name, state in states.items():
+            changed = getattr(metric, name)
+            if isinstance(state, Tensor) and changed is not state:
+                setattr(metric, name, state.copy_(changed))
 
 
 def measures_of(module: LightningModule) -> Measures:

@@ -17,6 +17,8 @@ Lightning's clipping of gradients clips those of table rows, too.
 rules, on which the plan and the stores depend. The second call makes the optimisers. Their param
 groups lose the tables; the rates of the groups, which schedules change, are those of the tables.
 An optimiser's `step` updates its tables, as it does unsharded.
+
+Where steps are recorded (`recapp/trainer/recorded_steps.py`), `training_step` is the whole step.
 """
 
 from abc import abstractmethod
@@ -29,6 +31,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -41,12 +44,14 @@ from recapp.engine.sharded_collection import (
     tables_as_parameters,
 )
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.step_graph import Capture
 from recapp.engine.table_weights import UpdatedWeight
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, distinct_rules
 from recapp.optim.optimizer import HybridOptimizer, clip_norm, clip_value
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, numbers_of_rule, rule_over
+from recapp.trainer.recorded_steps import RecordedSteps
 from recapp.transport.communicator import Comm, average_over_ranks
 from recapp.transport.step_messages import AverageOverRanks
 
@@ -59,11 +64,15 @@ class StepOfRanks(DDPStrategy):
 
     `comm` is the communicator of the ranks, `gradient_average` the average of dense gradients where
     it is not DDP's own. `named_rule` is the row rule of tables, or the rules by table, that are not
-    named by the module's optimisers; None if these name them.
+    named by the module's optimisers; None if these name them. `recorded` has the steps of a
+    training that are CUDA graphs; None where they are launched one by one. `capture` records such a
+    step; None records a CUDA graph.
     """
 
     clip_tables = False
     named_rule: Rules | None = None
+    recorded: RecordedSteps | None = None
+    capture: Capture | None = None
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -122,6 +131,12 @@ class StepOfRanks(DDPStrategy):
         if self.clip_tables or waiting:
             trainer.precision_plugin.clip_gradients = _clip  # type: ignore[method-assign]
 
+    def training_step(self, *arguments: Any, **named: Any) -> STEP_OUTPUT:
+        """Return the loss of a batch. A recorded step trains on the batch before that."""
+        if self.recorded is not None:
+            return self.recorded(*arguments, **named)
+        return super().training_step(*arguments, **named)
+
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -129,6 +144,8 @@ class StepOfRanks(DDPStrategy):
         sizes train like one process with the global batch; and a step of several batches of
         different sizes trains like one with a large batch.
         """
+        if self.recorded is not None:
+            return closure_loss
         # the messages of tables tell; one row for each rank if the model has no tables
         known = (shared.header.rows_W for shared in self.sharded_tables())
         rows_W = next((each for each in known if each and sum(each)), [1] * self.comm.world)
@@ -161,6 +178,8 @@ class StepOfRanks(DDPStrategy):
         """Run forward and backward, and step. Gradients of several batches are those of one large
         batch before they are clipped. Running statistics are averaged over ranks.
         """
+        if self.recorded is not None:
+            return closure()
         if self._accumulation is not None:
             closure = partial(self._accumulation.end, closure, optimizer, self.sharded_tables())
         loss = super().optimizer_step(optimizer, closure, model, **kwargs)

@@ -82,6 +82,7 @@ from recapp.trainer.lightnings_parts import (
     read_when_shown,
 )
 from recapp.trainer.lookahead import LookAhead
+from recapp.trainer.recorded_steps import recorded_steps
 from recapp.trainer.restore import restore_in_one_line
 from recapp.trainer.sharded_checkpoint import (
     SavedRun,
@@ -142,6 +143,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
             one norm over all gradients. Tables are then updated in the step of the module's
             `HybridOptimizer`, not in backward.
         compiled: Whether to compile the dense part by `torch.compile` in training.
+        graphs: Whether to record the steps of a `TaskModule` on one rank with a GPU as CUDA graphs
+            (`recapp/trainer/recorded_steps.py`).
         timeout: The longest time that a rank waits for another rank, with every transport; None
             takes torch's half an hour.
         make_store: Makes the store of each group, for tables that are only read; None makes stores
@@ -170,6 +173,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         look_ahead: int = 1,
         clip_tables: bool = False,
         compiled: bool = False,
+        graphs: bool = True,
         timeout: timedelta | None = None,
         stored: Callable[[], Mapping[str, Any]] = dict,
         make_store: Callable[[StoredGroup], RowStore] | None = None,
@@ -211,6 +215,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         self.look_ahead = look_ahead
         self.clip_tables = clip_tables
         self.compiled = compiled
+        self.graphs = graphs
         self.hardware = hardware
         self.plan: ShardingPlan | None = None
         self.problem: PlanningProblem | None = None  # the problem of `plan`; on rank 0 alone
@@ -325,6 +330,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
         count_tables(trainer.callbacks)  # type: ignore[attr-defined]
         self._shard(self.lightning_module)
         self._tables = sharded_tables(self.lightning_module)
+        self.recorded = None
         fitting = trainer.state.fn == TrainerFn.FITTING
         if self.compiled and fitting:
             parts = ", ".join(compile_dense(self.lightning_module))
@@ -448,22 +454,26 @@ class EmbeddingShardingStrategy(StepOfRanks):
         return BatchSlots(self.root_device)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Wrap the loader of training batches in `LookAhead`.
+        """Wrap the loader of training batches in `LookAhead`. A recorded step exchanges the ids of
+        its own batch alone, so only the copy of a batch to the device is early there.
+
+        Lightning calls it once all is restored, and before it reads a batch: so steps that are to
+        be recorded are made here.
 
         Return a loader with a `state_dict` unchanged, because it would count batches that were read
         but not trained. Return the loader of an evaluation unchanged too: without a backward there
         is too little work to hide an exchange.
         """
         assert self.lightning_module is not None
-        if (
-            not self.look_ahead
-            or not self.lightning_module.trainer.training
-            or hasattr(dataloader, "state_dict")
-        ):
+        trainer = self.lightning_module.trainer
+        if not trainer.training:
             return dataloader
-        return LookAhead(
-            dataloader, self.look_ahead, self.sharded_tables, self._to_device, self.comm.side
-        )
+        if self.graphs and self.comm.world == 1 and self.recorded is None:
+            self.recorded = recorded_steps(trainer, self.sharded_tables(), self.capture)
+        if not self.look_ahead or hasattr(dataloader, "state_dict"):
+            return dataloader
+        exchanging = self.sharded_tables if self.recorded is None else list
+        return LookAhead(dataloader, self.look_ahead, exchanging, self._to_device, self.comm.side)
 
     def _to_device(self, batch: Any) -> Any:
         """Copy a batch to the device. A module's own transfer hooks run later, in the batch's
@@ -476,13 +486,17 @@ class EmbeddingShardingStrategy(StepOfRanks):
         )
 
     def on_train_end(self) -> None:
-        """End the early exchanges of batches that a limit or a stop leaves untrained.
+        """End the early exchanges of batches that a limit or a stop leaves untrained, and recorded
+        steps.
 
         Lightning does not call it after an exception. It would hang then, because another rank may
         be gone; the next `fit` ends the exchanges.
         """
         for shared in self.sharded_tables():
             shared.forget_ahead()
+        if self.recorded is not None:
+            self.recorded.end()
+        self.recorded = None
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -497,6 +511,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
         It is collective.
         """
         assert self.lightning_module is not None and self.plan is not None
+        if self.recorded is not None:
+            self.recorded.finish()
         module = self.lightning_module
         path = Path(self.broadcast(str(filepath)))
         step = module.trainer.global_step

@@ -71,6 +71,7 @@ from recapp.processes.rank_process import set_defaults
 from recapp.processes.stopping import die_with_parent, end_children
 from recapp.settings.values import Transport, read
 from recapp.transport.communicator import Comm, SecondsSeen, leave_process_group
+from recapp.transport.nccl import NcclComm
 
 SETTING = "engine.transport"
 
@@ -106,7 +107,7 @@ def make_comm(
         or transport == "gloo"
         or (transport == "auto" and comm.device.type != "cpu")
     ):
-        return comm
+        return NcclComm(group, device) if comm.transport == "nccl" else comm
     obstacle = obstacle_to_sharing(comm.all_gather(host_info(comm.device)))
     if not obstacle:
         from recapp.transport.shared_memory import PATIENCE_SECONDS, SharedMemoryComm

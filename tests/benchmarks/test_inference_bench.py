@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from bench_cases import SHORT
+from compilers import NO_PROGRAM
 from trainer.runs import compose, fit, make_logs
 
 from recapp import inference_bench
@@ -56,6 +57,15 @@ def test_every_way_has_a_row(checkpoint, tmp_path):
     ]
     for row in rows:
         assert 0 < row["q1_ms"] <= row["median_ms"] <= row["q3_ms"] <= row["p99_ms"]
+
+
+@pytest.mark.full
+def test_compiled_and_in_cpp_it_has_rows_too(checkpoint, stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(inference_bench, "build", lambda folder: stored.program())
+    rows = measured(settings_of(checkpoint, quantize="int8", compile=True), tmp_path)
+    ways = {"eager", "raw_rows"} | (set() if NO_PROGRAM else {"compiled", "cpp"})
+    for size in (1, 50):
+        assert {row["way"] for row in rows if row["batch_size"] == size} == ways
 
 
 def test_an_artefact_is_measured_as_it_is_stored_and_decoded_rows_score_as_raw_ones(

@@ -180,7 +180,7 @@ def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
     ranks, kind, world, weighted
 ):
     rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]
-    backend = ["numba", "torch"][(KINDS.index(kind) + world + weighted) % 2]
+    backend = ["auto", "torch"][(KINDS.index(kind) + world + weighted) % 2]
     for calls, agreed in ranks.run(train, world, kind, rule, weighted, backend):
         assert calls == (4 if world > 1 else 3) + agreed
 
@@ -191,5 +191,5 @@ def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
 )
 def test_a_table_may_serve_bags_and_sequences_and_is_updated_once(ranks, kind, world):
     rule = {"table_wise": "adam", "column_wise": "rowwise_adagrad"}.get(kind, "adagrad")
-    for calls, agreed in ranks.run(train, world, kind, rule, False, "numba", True, world == 2):
+    for calls, agreed in ranks.run(train, world, kind, rule, False, "auto", True, world == 2):
         assert calls == (4 if world > 1 else 3) + agreed

@@ -48,9 +48,9 @@ def differing(comm, kind, rule, backend, settings):
     one_of(
         8,
         [
+            (2, "grid_shard", "adam", "torch", {"seen": 3}),
             (2, "column_wise", "rowwise_adagrad", "numba", None),
             (1, "table_wise", "rowwise_adagrad", "torch", None),
-            (2, "grid_shard", "adam", "torch", {"seen": 3}),
             (2, "row_wise", "adam", "numba", {}),
             (1, "mixed", "adam", "numba", {"max_rows": 64}),
             (4, "mixed", "rowwise_adagrad", "torch", {"seen": 2, "eviction": "lfu"}),

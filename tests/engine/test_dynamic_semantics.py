@@ -5,6 +5,7 @@ batches and orders of forward, backward and evaluation.
 
 import random
 from collections import Counter
+from functools import lru_cache
 
 import pytest
 import torch
@@ -51,6 +52,7 @@ class PlainTable:
         self.counts = Counter()
         self.step = 0
         self.pending = {}
+        self.starts = {}
         self.count_anew()
 
     def count_anew(self):
@@ -58,8 +60,11 @@ class PlainTable:
         self.held = len(self.rows)
 
     def start(self, key):
-        columns = range(self.config.embedding_dim)
-        return start_values(torch.tensor([key]), self.config, SEED, columns, torch.float64)[0]
+        if key not in self.starts:
+            columns = range(self.config.embedding_dim)
+            values = start_values(torch.tensor([key]), self.config, SEED, columns, torch.float64)
+            self.starts[key] = values[0]
+        return self.starts[key]
 
     def value(self, key):
         return self.rows[key].value if key in self.rows else self.start(key)
@@ -90,9 +95,10 @@ class PlainTable:
         if self.settings.max_rows is None:
             return wanted
         admitted = set()
+        rows = by_stretch(self.rows)
         for stretch, new in by_stretch(wanted).items():
             most = self.settings.most_rows(stretch)
-            held = by_stretch(self.rows).get(stretch, [])
+            held = rows.get(stretch, [])
             over = len(held) + len(new) - most
             if over > 0:
                 unused = [key for key in held if self.rows[key].last != self.step + 1]
@@ -129,15 +135,21 @@ class PlainTable:
                 self._leaves(key)
 
 
+@lru_cache(None)
 def position(key):
     return int(positions_of(torch.tensor([key])))
+
+
+@lru_cache(None)
+def stretch_of(key):
+    return int(stretches_of(torch.tensor(position(key))))
 
 
 def by_stretch(keys):
     """Keys by stretch, in the order of their positions."""
     found = {}
     for key in sorted(keys, key=position):
-        found.setdefault(int(stretches_of(positions_of(torch.tensor(key)))), []).append(key)
+        found.setdefault(stretch_of(key), []).append(key)
     return found
 
 

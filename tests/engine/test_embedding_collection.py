@@ -211,7 +211,8 @@ def test_no_vector_outlives_a_change_of_the_rows(change, learns):
         plan = plan_of(Both(), "auto", "data_parallel")
         plan = ShardingPlan({n: replace(t, as_parameter=True) for n, t in plan.tables.items()}, 1)
     values = {name: torch.full((20, 4), 3.0) for name in ("users", "words")}
-    for first, second in product(ORDERS, ORDERS):
+    orders = ORDERS[: 6 if change is by_load else None]  # of at most two calls
+    for first, second in product(orders, orders):
         if change is by_view and first != second:  # a model that calls its collections in one order
             continue
         model = shard_model(Both(), plan, Comm(), sgd(), "torch")

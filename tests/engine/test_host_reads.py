@@ -146,6 +146,9 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
     "trainer/datamodule.py": {
         "ScoreWriter.on_predict_batch_end": 2,
     },
+    "trainer/recorded_steps.py": {
+        "RecordedSteps.__call__": 1,
+    },
     "transport/communicator.py": {
         "GpuSideStream.hand_over": 1,
     },

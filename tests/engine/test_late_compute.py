@@ -143,13 +143,13 @@ def test_dynamic_tables_run_in_order_and_keep_their_bits(ranks, world, case, dep
     assert ranks.run(late, world, case, depth) == [(True, False)] * world
 
 
-@pytest.mark.parametrize("case", one_of(4, [(case,) for case in DYNAMIC_CASES]))
+@pytest.mark.parametrize("case", one_of(11, [(case,) for case in DYNAMIC_CASES]))
 def test_the_watch_would_see_dynamic_tables_beside_compute(case):
     found, beside = unordered_beside(Comm(), case, 1)
     assert beside and any("on side does not wait for compute" in line for line in found)
 
 
-@pytest.mark.parametrize("settings", DYNAMIC)
+@pytest.mark.parametrize("settings", one_of(4, DYNAMIC))
 def test_a_late_update_would_change_dynamic_tables_beside_compute(settings):
     """So the simulation sees rows that move, and slots that are given again."""
     assert late_beside(Comm(), ("keys", "table_wise", settings), 1) == (False, True)

@@ -39,7 +39,7 @@ def both_ways(model, batch):
     return found
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 10_000))
 def test_any_mixture_under_any_tiling_has_the_same_bits(seed):
     model = model_of(seed)

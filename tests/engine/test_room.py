@@ -28,7 +28,7 @@ def trained(comm, kind, mode, room, backend):
 
 
 @pytest.mark.parametrize(
-    ("world", "backend"), one_of(3, [(2, "numba"), (2, "torch"), (1, "numba"), (1, "torch")])
+    ("world", "backend"), one_of(3, [(2, "torch"), (2, "numba"), (1, "numba"), (1, "torch")])
 )
 @pytest.mark.parametrize(
     ("kind", "mode"),

@@ -85,7 +85,7 @@ def trained(comm, kind, mode, rule, weighted, backend, make):
 
 
 @pytest.mark.parametrize(
-    ("world", "backend"), one_of(3, [(2, "torch"), (2, "numba"), (1, "torch"), (1, "numba")])
+    ("world", "backend"), one_of(3, [(2, "torch"), (2, "numba"), (1, "numba"), (1, "torch")])
 )
 @pytest.mark.parametrize(
     ("kind", "mode", "rule", "weighted"),

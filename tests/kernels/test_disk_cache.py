@@ -17,24 +17,26 @@ MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "engine")))
 TRAIN = """
 import sys
 from recapp.kernels import numba_cache
-numba_cache.digest = lambda function: sys.argv[3]
+numba_cache.digest = lambda function: sys.argv[2]
 import test_long_bags, test_threads, torch
 from engine.engine_cases import make_tables
 from recapp.transport.communicator import Comm
-torch.set_num_threads(int(sys.argv[2]))
-if sys.argv[1] == "both":
-    test_long_bags.trained(Comm(), "numba", "adam", "table_wise", torch.get_num_threads())
-    test_threads.trained("column_wise", True, 9)
+if sys.argv[1] == "long bags":
+    torch.set_num_threads(2)
+    for dim, rule, kind in (8, "adam", "table_wise"), (16, "rowwise_adagrad", "column_wise"):
+        test_long_bags.make_tables = lambda dims, **more: make_tables(dims=(dim,) * 3, **more)
+        test_long_bags.trained(Comm(), "numba", rule, kind, 2)
 else:
+    torch.set_num_threads(1)
     test_threads.TABLES = make_tables(dims=(8, 8, 8))
     test_threads.trained("table_wise", False, 1)
 """
 
 
-def files_after_training(folder, bags, threads, sources):
+def files_after_training(folder, bags, sources):
     """Return the names of the kernels' files after training, and when they were written."""
     subprocess.run(
-        [sys.executable, "-c", TRAIN, bags, threads, sources],
+        [sys.executable, "-c", TRAIN, bags, sources],
         check=True,
         env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(folder), NUMBA_NUM_THREADS="2"),
     )
@@ -42,22 +44,20 @@ def files_after_training(folder, bags, threads, sources):
 
 
 @pytest.mark.full
-def test_a_second_process_compiles_nothing_and_changed_sources_compile_anew(tmp_path):
-    first, again, changed = (
-        files_after_training(tmp_path, "single", "1", sources)
-        for sources in ("before", "before", "after")
+def test_changed_sources_compile_anew(tmp_path):
+    first, changed = (
+        files_after_training(tmp_path, "short bags", sources) for sources in ("before", "after")
     )
     for kernel in ("pooling_8_False", "updating_recapp"):
         assert any(f".{kernel}" in name for name in first), sorted(first)
-    assert again == first
     assert changed.keys() == first.keys() and all(
         changed[name] > first[name] for name in first if "numba_" in name
     )
 
 
 @pytest.mark.full
-def test_kernels_on_threads_and_of_long_bags_are_not_compiled_again(tmp_path):
-    first = files_after_training(tmp_path, "both", "2", "before")
+def test_a_second_process_compiles_nothing_on_threads_and_of_long_bags_either(tmp_path):
+    first = files_after_training(tmp_path, "long bags", "before")
     for kernel in (
         "pooling.+_on_threads",
         "staging.+pooling.+_on_threads",
@@ -66,7 +66,7 @@ def test_kernels_on_threads_and_of_long_bags_are_not_compiled_again(tmp_path):
         "squares",
     ):
         assert any(re.search(rf"\.{kernel}", name) for name in first), sorted(first)
-    assert files_after_training(tmp_path, "both", "2", "before") == first
+    assert files_after_training(tmp_path, "long bags", "before") == first
 
 
 WARM = """
@@ -74,90 +74,90 @@ import json, os, sys
 from pathlib import Path
 import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables
+from recapp.benchmarks.kernel_costs import Mirror
 from recapp.transport.communicator import Comm
 from recapp.engine.sharded_collection import shard_bags
 from recapp.tables.config import PoolingType
-kind, mode, rule, threads, trains, mean = json.loads(sys.argv[1])
-torch.set_num_threads(threads)
-pooling = {"pooling": PoolingType.MEAN} if mean else {}
-tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **pooling)
-plan = make_plan(kind, tables, 1, mode=mode, column_width=8)
-collection = shard_bags(
-    tables, plan, Comm(), RULES[rule], backend="numba", trains=trains
-)
 
 def kept():
     return sorted(path.name for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb?"))
 
-before = kept()
-with torch.set_grad_enabled(trains):
-    for step, rows in enumerate((3, 14_000)):
-        values = collection(batch_of(tables, rows, step, one_hot=True)).values()
-        assert rows < 5 or values.nbytes > 4 << 20      # written past the caches
-        if trains:
-            values.square().sum().backward()
-print(json.dumps([before, [name for name in kept() if name not in before]]))
+def run(kind, mode, rule, threads, trains, mean):
+    torch.set_num_threads(threads)
+    pooling = {"pooling": PoolingType.MEAN} if mean else {}
+    tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **pooling)
+    comm = Comm() if trains else Mirror(torch.device("cpu"))    # two ranks of one batch
+    plan = make_plan(kind, tables, comm.world, mode=mode, column_width=8)
+    collection = shard_bags(
+        tables, plan, comm, RULES[rule], backend="numba", trains=trains
+    )
+    before = kept()
+    with torch.set_grad_enabled(trains):
+        for step, rows in enumerate((3, 14_000)):
+            values = collection(batch_of(tables, rows, step, one_hot=True)).values()
+            assert rows < 5 or values.nbytes > 4 << 20      # written past the caches
+            if trains:
+                values.square().sum().backward()
+    return before, [name for name in kept() if name not in before]
+
+print(json.dumps([run(*case) for case in json.loads(sys.argv[1])]))
 """
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "mode", "rule", "threads", "trains", "mean"),
+    "cases",
     [
-        ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
-        ("table_wise", "unique", "sgd", 2, False, False),
-        ("table_wise", "pooled", "adam", 2, True, True),
-        ("column_wise", "unique", "rowwise_adagrad", 2, True, False),
-        ("table_wise", "unique", "rowwise_adagrad", 1, True, False),
+        # each has kernels that those before it have not: for several threads, of other columns
+        [
+            ("table_wise", "unique", "rowwise_adagrad", 1, True, False),
+            ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
+            ("column_wise", "unique", "rowwise_adagrad", 2, True, False),
+        ],
+        [("table_wise", "unique", "sgd", 2, False, False)],
+        [("table_wise", "pooled", "adam", 2, True, True)],
     ],
+    ids=["unique", "read-only", "pooled"],
 )
-def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threads, trains, mean):
+def test_after_the_warm_up_nothing_is_compiled(tmp_path, cases):
     ran = subprocess.run(
-        [sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, trains, mean])],
+        [sys.executable, "-c", WARM, json.dumps(cases)],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="2"),
     )
-    warmed, later = json.loads(ran.stdout)
-    assert later == []
-    assert any("on_threads" in name for name in warmed) == (threads > 1)
-    assert any("updating" in name or "update" in name for name in warmed) == trains
+    for (*_, threads, trains, _), (warmed, later) in zip(
+        cases, json.loads(ran.stdout), strict=True
+    ):
+        assert later == []
+        assert any("on_threads" in name for name in warmed) == (threads > 1)
+        assert any("updating" in name or "update" in name for name in warmed) == trains
 
 
 @pytest.mark.full
-def test_commands_report_all_that_they_compile(tmp_path):
-    """A rank has two threads here and batches large enough for both. The evaluation is of the
-    trained model and finds no kernel on disk.
-    """
-    for name, *overrides in (
-        (
-            "train",
-            *small("data", rows=20_000, batch_size=4096, val_batch_size=16_384),
-            "+plan=mixed",
-            "trainer.max_steps=2",
-            "hydra.run.dir=job",
-        ),
-        ("eval", "ckpt_path=job/checkpoints/last.ckpt", "hydra.run.dir=measured"),
-    ):
-        cache = tmp_path / f"cache_of_{name}"
-        process = start(
-            name,
-            *overrides,
-            "trainer.devices=2",
-            cwd=tmp_path,
-            fresh=True,
-            NUMBA_CACHE_DIR=str(cache),
-            OMP_NUM_THREADS="2",
-            NUMBA_NUM_THREADS="2",
-        )
-        while process.poll() is None and "compiled in" not in (tmp_path / "err.txt").read_text():
-            time.sleep(0.01)
-        reported = {path.name for path in cache.rglob("*.nb?")}
-        assert process.wait(120) == 0, (tmp_path / "err.txt").read_text()
-        assert any("on_threads" in kernel for kernel in reported)
-        assert {path.name for path in cache.rglob("*.nb?")} == reported
-        assert (tmp_path / "err.txt").read_text().count("compiled in") == 1
+def test_a_command_reports_all_that_it_compiles(tmp_path):
+    """A rank has two threads here and batches large enough for both."""
+    cache = tmp_path / "cache"
+    process = start(
+        "train",
+        *small("data", rows=20_000, batch_size=4096, val_batch_size=16_384),
+        "+plan=mixed",
+        "trainer.max_steps=2",
+        "trainer.devices=2",
+        cwd=tmp_path,
+        fresh=True,
+        NUMBA_CACHE_DIR=str(cache),
+        OMP_NUM_THREADS="2",
+        NUMBA_NUM_THREADS="2",
+    )
+    while process.poll() is None and "compiled in" not in (tmp_path / "err.txt").read_text():
+        time.sleep(0.01)
+    reported = {path.name for path in cache.rglob("*.nb?")}
+    assert process.wait(120) == 0, (tmp_path / "err.txt").read_text()
+    assert any("on_threads" in kernel for kernel in reported)
+    assert {path.name for path in cache.rglob("*.nb?")} == reported
+    assert (tmp_path / "err.txt").read_text().count("compiled in") == 1
 
 
 OWN_RULE = """

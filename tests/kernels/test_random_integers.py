@@ -58,7 +58,7 @@ class Case:
     def _table(self, number, dtype):
         rng = self.rng
         rows = rng.choice([1, 2, 3, 7, 40, 131, 1500])
-        rule = rng.choice(["error", "clamp", "hash"] if rows > 1 else ["error", "clamp"])
+        rule = rng.choice(["error", "clamp", "drop", *(["hash"] if rows > 1 else [])])
         return EmbeddingConfig(
             rows,
             rng.choice([1, 3, 4, 8]),
@@ -76,7 +76,11 @@ class Case:
         for k in range(rng.randint(1, 4)):
             table = rng.choice(self.tables)
             pooling = rng.choice(BAGS) if bags else PoolingType.NONE
-            lookups.append(TableLookup(table, rng.choice(FEATURES), f"o{k}", pooling))
+            hot = None
+            if bags and rng.random() < 0.2:
+                pooling, hot = PoolingType.CONCAT, rng.choice([1, 2, 3])
+            cut = {"hotness": hot, "truncates": True} if hot else {}
+            lookups.append(TableLookup(table, rng.choice(FEATURES), f"o{k}", pooling, **cut))
         return Member(tuple(lookups), None, rng.random() < 0.2)
 
     def sharded(self, comm):
@@ -140,6 +144,8 @@ def compare(comm, shared, fused, case, seed):
     taken = [rng.random() < 0.7 for _ in case.members]
     taken = taken if any(taken) else None
     features = case.batch(f"{seed}/{comm.rank}")
+    if case.weighted and rng.random() < 0.3:
+        features.weights().requires_grad_()
     changed = shared.state.id_rules.changed
     before = dict(changed)
     linked = requests_of(shared, features, taken, fused)

@@ -325,10 +325,7 @@ def test_rows_of_whole_lines_are_read_16_bytes_at_a_time_and_no_register_is_spil
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "case",
-    ["1 fp32 fp32", "200 fp32 fp32", "64 fp32 fp16", "1 fp32 bf16", "200 fp64 fp64"],
-)
+@pytest.mark.parametrize("case", ["1 fp32 fp32", "64 fp32 fp16", "200 fp64 fp64"])
 def test_every_kernel_compiles_for_every_type_narrow_and_wide(case):
     made = compiled(*case.split(), "sgd", "adagrad", "rowwise_adagrad", "adam")
     assert made and not any("fused" in found or "approximate_root" in found for _, *found in made)

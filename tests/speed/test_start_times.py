@@ -10,7 +10,7 @@ from recapp.errors import ConfigError
 
 from . import start_times
 from .lab import Settings
-from .start_times import IMPORTS, PARTS, PROMPT, WAITS, Recapp, measure
+from .start_times import IMPORTS, PARTS, PROMPT, WAITS, Recapp, Waits, measure
 
 SECONDS = {"recapp": 2.0, "baseline": 3.0}
 
@@ -110,7 +110,8 @@ def test_a_command_that_fails_is_named(tmp_path, capsys):
 
 @pytest.mark.full
 def test_commands_are_timed(tmp_path):
-    found = measure(settings(rounds=1, baseline=None), tmp_path, lambda _: None)
-    assert all(row["median_s"] > 0 for row in found["rows"])
-    whole = next(row["median_s"] for row in found["rows"] if row["what"] == PROMPT)
-    assert sum(part["median_s"] for part in found["parts"]) == pytest.approx(whole)
+    waits = Waits(Recapp("recapp", sys.executable, REPOSITORY, tmp_path))
+    waits.one_round("warm", lambda: None)
+    found = {what: ms for what, ((ms,),) in waits.measured["warm"].rounds.items()}
+    assert set(found) == {*WAITS, *PARTS} and all(found[what] > 0 for what in WAITS)
+    assert sum(found[part] for part in PARTS) == pytest.approx(found[PROMPT])

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from tiers import one_of
 from trainer.runs import compose, fit
 
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tasks.task import ClickTask
 from recapp.trainer.module import TaskModule
 
@@ -109,14 +110,33 @@ class NoReading(torch.Tensor):
     item = tolist = numpy = __bool__ = __float__
 
 
-def test_the_loss_is_averaged_without_reading_it_off_its_device():
-    module = TaskModule(ClickTask(), lambda: None, lambda parameters: None)
-    module._trainer = SimpleNamespace(global_step=0, log_every_n_steps=4)
-    for step, loss in enumerate((1.0, 2.0, 6.0)):
+def test_the_loss_is_averaged_without_reading_it_off_its_device(monkeypatch):
+    module = TaskModule(
+        ClickTask([]), lambda: lambda batch: batch.labels_B, lambda parameters: None
+    )
+    module.configure_model()
+    module._trainer = SimpleNamespace(
+        accumulate_grad_batches=1,
+        current_epoch=0,
+        global_rank=0,
+        global_step=0,
+        log_every_n_steps=4,
+    )
+    module._loss_sum = module._loss_sum.as_subclass(NoReading)
+    seen = []
+
+    def log(name, value, **_):
+        assert isinstance(value, NoReading)
+        seen.append((name, float(value.as_subclass(torch.Tensor))))
+
+    monkeypatch.setattr(module, "log", log)
+    one = KeyedJaggedTensor(["C1"], torch.zeros(1).long(), lengths=torch.ones(1).long())
+    for step, loss in enumerate((1.0, 2.0, 6.0, 3.0, 5.0)):
         module._trainer.global_step = step
-        mean = module._mean_loss(torch.tensor(loss).as_subclass(NoReading), begins=True)
-        assert isinstance(mean, NoReading)
-    assert float(mean.as_subclass(torch.Tensor)) == 3.0
+        value = torch.tensor(loss).as_subclass(NoReading)
+        monkeypatch.setattr(module.task, "loss", lambda outputs, batch, value=value: value)
+        module.training_step(Batch(torch.zeros(1, 1), one, torch.zeros(1)), step)
+    assert seen == [("train_loss", mean) for mean in (1.0, 1.5, 3.0, 3.0, 5.0)]
 
 
 @pytest.mark.full

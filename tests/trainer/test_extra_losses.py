@@ -32,10 +32,15 @@ class Branches(nn.Module):
 def module_of(model):
     module = TaskModule(ClickTask(), lambda: model, lambda parameters: None)
     module.configure_model()
-    module._trainer = SimpleNamespace(accumulate_grad_batches=1, current_epoch=0, global_rank=0)
+    module._trainer = SimpleNamespace(
+        accumulate_grad_batches=1,
+        current_epoch=0,
+        global_rank=0,
+        global_step=0,
+        log_every_n_steps=1,
+    )
     module.logged = {}
     module.log = lambda name, value, **_: module.logged.update({name: float(value)})
-    module._mean_loss = lambda loss, *_: loss
     return module
 
 

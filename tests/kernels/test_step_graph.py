@@ -52,6 +52,19 @@ class WithSequence(Model):
         return super().forward(batch) + vectors_LD.view(B, -1).sum(1)
 
 
+class Weighs(Model):
+    """A model that weighs ids by their place among those of all features."""
+
+    def __init__(self):
+        super().__init__(is_weighted=True)
+
+    def forward(self, batch):
+        ids = batch.sparse
+        weighed = ids.with_weights(torch.arange(len(ids.values())) / 8)
+        vectors = self.bags(weighed).values()
+        return self.top(torch.cat([batch.dense_BI, vectors], 1)).squeeze(1)
+
+
 def loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
@@ -184,6 +197,14 @@ def test_features_of_sequences_have_as_many_ids_as_the_recorded_batch(interprete
     recorded, launched = (Trained(graphs=graphs, model=WithSequence()) for graphs in (True, False))
     assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
     assert len(recorded.captures) == 1 and recorded.replays == 2
+
+
+@pytest.mark.full
+def test_the_flat_ids_that_a_model_weighs_itself_are_those_of_the_batch(interpreted):
+    batches = [ragged(seed, [5 + seed % 3, 4, 4]) for seed in range(8)]
+    recorded, launched = (Trained(graphs=graphs, model=Weighs()) for graphs in (True, False))
+    assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
+    assert not recorded.captures
 
 
 @pytest.mark.full

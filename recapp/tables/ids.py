@@ -19,8 +19,8 @@ of the row (`recapp/tables/positions.py`).
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
 The host must know the ids that were outside, and a read from a GPU waits for it. So `begin` returns
-rows at once, and a check to call later. Only if ids leave their bags does `begin` itself wait,
-because sizes change.
+rows at once, and a check to call later. Only for tables with the rule `drop` does `begin` itself
+wait, because sizes change.
 
 In eager mode the host reads facts about a batch's ids: the number of ids of each feature, the ids
 outside of tables, the number of ids that leave their bags. `torch.export` traces a program without

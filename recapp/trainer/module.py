@@ -166,7 +166,7 @@ class TaskModule(LightningModule):
                 logged[name] = extra.detach()
                 loss = loss + extra
         self._logged = {
-            name: self._logged.get(name, torch.empty_like(value)).copy_(value)
+            name: self._logged[name].copy_(value) if name in self._logged else value.clone()
             for name, value in logged.items()
         }
         return loss
@@ -380,13 +380,20 @@ def in_place(metrics: Iterable[Metric]) -> Iterator[None]:
     Args:
         metrics: The metrics.
     """
-    before = [(metric, metric.metric_state) for metric in metrics]
-    yield
-    for metric, states in before:
-        for name, state in states.items():
-            changed = getattr(metric, name)
-            if isinstance(state, Tensor) and changed is not state:
-                setattr(metric, name, state.copy_(changed))
+    states = [
+        (metric, name, state)
+        for metric in metrics
+        for name, state in metric.metric_state.items()
+        if isinstance(state, Tensor)
+    ]
+    try:
+        yield
+        for metric, name, state in states:
+            if (changed := getattr(metric, name)) is not state:
+                state.copy_(changed)
+    finally:
+        for metric, name, state in states:
+            setattr(metric, name, state)
 
 
 def measures_of(module: LightningModule) -> Measures:

@@ -176,6 +176,22 @@ def test_one_function_waits_and_torch_tells_of_the_others():
             waits()
 
 
+def test_a_graph_of_lightnings_loop_has_the_bits_of_its_launched_steps(tmp_path, capsys):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from kernels.test_recorded_training import Run
+
+    runs = [
+        Run(tmp_path / str(graphs), graphs=graphs, accelerator="gpu") for graphs in (False, True)
+    ]
+    for run in runs:
+        run.strategy.capture = None  # a CUDA graph
+        run.fit()
+    assert "launched one by one" not in capsys.readouterr().err
+    launched, recorded = runs
+    assert all(map(torch.equal, recorded.tensors(), launched.tensors()))
+    assert recorded.log.rows == launched.log.rows
+
+
 def test_memory_of_the_side_is_not_lent_again_before_it_was_used():
     """A long computation holds compute back; what it will read is freed at once, and the side would
     like the memory.

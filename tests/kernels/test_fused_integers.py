@@ -191,6 +191,10 @@ def test_an_id_outside_of_its_table_is_named(interpreted):
         links_of(shared, features, FusedIntegers(shared.state))
 
 
+def test_a_step_whose_sizes_the_host_reads_is_not_recorded(interpreted):
+    assert tables().why_no_graph().startswith("the host reads how many ids are dropped")
+
+
 def trained(shared, weighted):
     """Train a few steps, and return the outputs and the rows with their state."""
     outputs = []

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch.nn.functional import dropout
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
 from recapp.engine.step_graph import WARM_UP
 from recapp.errors import IdError, TrainingError
@@ -24,7 +25,7 @@ from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.tasks.task import ClickTask
 from recapp.trainer.keep_checkpoints import EndTogether
-from recapp.trainer.module import TaskModule
+from recapp.trainer.module import TaskModule, in_place
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 EPOCH = WARM_UP + 2  # batches: one is recorded, one is repeated
@@ -68,7 +69,6 @@ class Run:
         self.end = EndTogether(lambda trainer: None)
         self.trainer = lightning.Trainer(
             strategy=self.strategy,
-            accelerator="cpu",
             devices=1,
             log_every_n_steps=2,
             logger=self.log,
@@ -80,7 +80,7 @@ class Run:
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
-            **{"max_epochs": 2, "gradient_clip_val": 0.5, **settings},
+            **{"accelerator": "cpu", "max_epochs": 2, "gradient_clip_val": 0.5, **settings},
         )
         self.module = TaskModule(
             ClickTask(["auc"]),
@@ -217,3 +217,30 @@ def test_on_a_cpu_nothing_is_recorded_and_nothing_is_said(interpreted, tmp_path,
     run.strategy.capture = None
     run.fit()
     assert run.trainer.global_step == 1 and "CUDA graph" not in capsys.readouterr().err
+
+
+class Rebinds(Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.tensor(0.0), "sum")
+
+    def update(self, value):
+        self.total = self.total + value
+
+    def compute(self):
+        return self.total
+
+
+def test_the_state_of_a_metric_stays_where_a_recorded_step_adds_to_it():
+    metric = Rebinds()
+    total = metric.total
+    with in_place([metric]):
+        metric.update(2.0)
+    assert metric.total is total and total == 2
+    with pytest.raises(ValueError, match="a capture has failed"), in_place([metric]):
+        metric.update(1.0)
+        raise ValueError("a capture has failed")
+    assert metric.total is total and total == 2
+    with in_place([metric]):
+        metric.reset()
+    assert metric.total is total and total == 0

@@ -109,7 +109,7 @@ def test_the_package_and_the_list_of_commands_import_nothing_of_others(loaded):
     assert loaded("recapp.__main__", "--help")[0] == ""
 
 
-@pytest.mark.parametrize("name", one_of(4, COMMANDS))
+@pytest.mark.parametrize("name", one_of(8, COMMANDS))
 def test_help_and_a_misspelt_setting_are_answered_by_what_composes(loaded, name):
     packages, said = loaded(f"recapp.{name}", "--help")
     assert packages == COMPOSING and "format" in said

@@ -188,8 +188,8 @@ class DynamicStore(FloatRows):
             self.backend.begin_rows(self._weights.rows, *rows, *self._starts)
         else:
             self._write_start_values(slot_M, position_M, strip_M, epoch)
-        if self._average is not None:
-            self._average.begin(slot_M, self._weights.rows)
+        if self.average is not None:
+            self.average.begin(slot_M)
         self._begin_state(slot_M)
 
     def _write_start_values(

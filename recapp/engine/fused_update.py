@@ -104,8 +104,8 @@ class FusedUpdate:
         self._begun = [0] * len(rules)
         self._in_flight: weakref.WeakSet[object] = weakref.WeakSet()
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
-        self._scratch_G = [Scratch() for _ in state.stores]
         device = state.comm.device
+        self._scratch_G = [Scratch(device) for _ in state.stores]
         self._missed = [MissedSteps(r, device) if r.all_rows else None for r in rules]
         for group, store in zip(state.layout.groups, state.stores, strict=True):
             if rules and isinstance(store, FloatRows):
@@ -247,7 +247,7 @@ class FusedUpdate:
             store.catch_up()
         for missed in self._missed:
             if missed is not None:
-                missed.forget()
+                missed.begin_at(missed.now)
 
     def begin_at(self, updates: int) -> None:
         """Take the rows as they are for those after a number of updates."""
@@ -366,10 +366,9 @@ class FusedUpdate:
         rate_G = [device_rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
         if statistics := state.row_statistics:
-            gradients_G, row_gradients_G = self._summed_once(
-                statistics, gradients_G, row_gradients_G
+            gradients_G, row_gradients_G, means_G = self._of_whole_rows(
+                statistics, gradients_G, row_gradients_G, rate_G
             )
-            means_G = self._mean_squares(statistics, gradients_G, row_gradients_G, rate_G)
         for store, gradients, x, mean_KU, rate, rule in zip(
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, self.rule_G, strict=True
         ):
@@ -404,56 +403,38 @@ class FusedUpdate:
         self.updates += 1
         self.changes += 1
 
-    def _mean_squares(
+    def _of_whole_rows(
         self,
         statistics: RowStatistics,
         gradients_G: Sequence[Tensor],
         row_gradients_G: Sequence[RowGradients],
         rate_G: Sequence[Rate],
-    ) -> list[Tensor | None]:
-        """Return the mean squares over the whole table row for every touched row, [K, U]; None for
-        groups whose rules need none.
-        """
-        state = self.state
-        pieces_G = [
-            x.pieces or statistics.find(g, store.piece_keys(x.row_U))
-            for g, (x, store) in enumerate(zip(row_gradients_G, state.stores, strict=True))
-        ]
-        squares_G = [
-            None if pieces is None else store.squares(gradients, x.links, x.row_U, rate)
-            for pieces, store, gradients, x, rate in zip(
-                pieces_G, state.stores, gradients_G, row_gradients_G, rate_G, strict=True
-            )
-        ]
-        return statistics.mean_squares(pieces_G, squares_G, state.dtype)
-
-    def _summed_once(
-        self,
-        statistics: RowStatistics,
-        gradients_G: Sequence[Tensor],
-        row_gradients_G: Sequence[RowGradients],
-    ) -> tuple[list[Tensor], list[RowGradients]]:
+    ) -> tuple[list[Tensor], list[RowGradients], list[Tensor | None]]:
         """Sum the gradient of every touched row once, because two passes read the sum: the squares
-        and the update. Leave the gradients of groups whose rules need no squares as they are.
+        and the update. Leave groups whose rules need no squares as they are.
+
+        Returns:
+            The gradients and the touched rows of each group, and the mean squares over whole rows
+            of the tables, [K, U].
         """
         state = self.state
         summed_G = list(gradients_G)
         read_G = list(row_gradients_G)
-        for g, (store, scratch, gradients, x) in enumerate(
-            zip(state.stores, self._scratch_G, gradients_G, row_gradients_G, strict=True)
+        pieces_G: list[RowPieces | None] = [None] * len(read_G)
+        squares_G: list[Tensor | None] = [None] * len(read_G)
+        for g, (store, scratch, x) in enumerate(
+            zip(state.stores, self._scratch_G, row_gradients_G, strict=True)
         ):
             if not statistics.means_G[g]:
                 continue
-            n = x.links.bags
-            flat = (
-                scratch("summed", n * store.width, state.dtype)
-                if gradients.device.type == "cpu"
-                else gradients.new_empty(n * store.width)
-            )
-            state.backend.pool(gradients, 1, store.width, x.links, flat, state.dtype)
+            links = one_by_one(x.links.bags, store.width, state.comm.device)
+            flat = scratch("summed", links.bags * store.width, state.dtype)
+            state.backend.pool(gradients_G[g], 1, store.width, x.links, flat, state.dtype)
             summed_G[g] = flat
-            read_G[g] = x._replace(links=one_by_one(n, store.width, gradients.device))
-        return summed_G, read_G
+            read_G[g] = x._replace(links=links)
+            pieces_G[g] = x.pieces or statistics.find(g, store.piece_keys(x.row_U))
+            squares_G[g] = store.squares(flat, links, x.row_U, rate_G[g])
+        return summed_G, read_G, statistics.mean_squares(pieces_G, squares_G, state.dtype)
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
         """Copy the rows of one lookup, and sum their gradients into a new flat tensor. Gradients of

@@ -253,16 +253,15 @@ class GroupForm(NamedTuple):
 
     Args:
         ids: The ids of the batch that the slots of the group look up, slot by slot.
-        strip_P: The strip of each id, where rows are positions of keys; else None.
-        base_P: The first row of each id's table in the store, where rows have numbers; else None.
+        number_P: The first row of each id's table in the store; its strip, where rows are
+            positions of keys.
         offsets_M1: The offsets at which the ids of each bag begin and end.
         scale_P: The factor of each id's row; None where all factors are 1.
         where_M: The offset of each bag in the output.
     """
 
     ids: slice | Tensor
-    strip_P: Tensor | None
-    base_P: Tensor | None
+    number_P: Tensor
     offsets_M1: Tensor
     scale_P: Tensor | None
     where_M: Tensor
@@ -394,8 +393,7 @@ class LocalLookup:
             scale_P = torch.repeat_interleave(bags.scale_M, lengths_M, output_size=total)
         return GroupForm(
             _ids_of_slots(bags.first_S, count_S, total, device),
-            number_P.to(torch.int16) if dynamic else None,
-            None if dynamic else number_P,
+            number_P.to(torch.int16) if dynamic else number_P,
             starts(lengths_M).int(),
             scale_P,
             bags.where_M,
@@ -407,11 +405,11 @@ class LocalLookup:
         """Return the matrix from the rows of a group to its bags."""
         store = self._state.stores[group]
         row_P = rows_L[form.ids]
-        if form.base_P is None:
-            index_P = store.locate(row_P, form.strip_P)
+        routes = self._state.routes[group]
+        if routes.dynamic:
+            index_P = store.locate(row_P, form.number_P)
         else:
-            row_dtype = self._state.routes[group].row_dtype
-            index_P = store.locate(row_P + form.base_P, None).to(row_dtype)
+            index_P = store.locate(row_P + form.number_P).to(routes.row_dtype)
         weights_P = form.scale_P
         if weights_P is not None and weights_L is not None:
             weights_P = weights_P * weights_L[form.ids]

@@ -46,14 +46,13 @@ class ReadOnlyStore(RowStore):
     def __init__(self, group: StoredGroup, held: Held) -> None:
         super().__init__(group)
         width = held.width if isinstance(held, QuantisedRows) else held.shape[1]
-        if width != self.width or not (self.finds_rows or rows_of(held) == self.rows):
+        if width != self.width or not (self.finds_rows or len(held) == self.rows):
             raise ValueError(
-                f"{rows_of(held):,} rows x {width} where the layout has {self.rows:,} x "
-                f"{self.width}"
+                f"{len(held):,} rows x {width} where the layout has {self.rows:,} x {self.width}"
             )
         self.held = held
         self.pooled = held
-        self.rows = rows_of(held)
+        self.rows = len(held)
 
     @property
     def nbytes(self) -> StoreBytes:
@@ -68,17 +67,12 @@ class ReadOnlyStore(RowStore):
         return torch.zeros(1, self.width, dtype=self.held.dtype, device="cpu")
 
     @override
-    def pool(
-        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
-    ) -> None:
-        source = self.pooled
+    def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
+        rows = self.pooled
+        source = rows if isinstance(rows, QuantisedRows) else rows.view(-1)
+        width = self.width
         dtype = self.group.dtype
-        if isinstance(source, QuantisedRows):
-            self.backend.pool_quantised(source, links, target, dtype, scale, in_lines)
-        else:
-            flat = source.view(-1)
-            width = self.width
-            self.backend.pool(flat, width, width, links, target, dtype, scale, in_lines)
+        self.backend.pool(source, width, width, links, target, dtype, in_lines=in_lines)
 
     def update(
         self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
@@ -181,13 +175,8 @@ def like(rows: Held, values: Tensor) -> Held:
     return values
 
 
-def rows_of(rows: Held) -> int:
-    """Return the number of rows."""
-    return len(values_of(rows))
-
-
-def take_rows(rows: Held, row_N: Tensor) -> Held:
-    """Return a copy of some rows."""
+def take_rows(rows: Held, row_N: Tensor | slice) -> Held:
+    """Return some rows: a copy, or a view of neighbours."""
     return like(rows, values_of(rows)[row_N])
 
 

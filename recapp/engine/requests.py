@@ -30,12 +30,12 @@ from recapp.engine.integers import (
     no_rows,
     weighting,
 )
-from recapp.engine.state import BatchOutput, EngineState
+from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, offset_dtype, one_by_one
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.bags_of_samples import samples_of
-from recapp.tables.ids import IdRules, LookupRows, OutsideTable
+from recapp.tables.ids import IdRules, OutsideTable
 from recapp.transport.communicator import Sent
 from recapp.transport.step_messages import MessageLayout
 
@@ -56,7 +56,9 @@ class Requests:
             all do.
         fused: The integers of all groups at once; None: groups are routed one by one.
 
-    `called_by` has the numbers of the collections that got their vectors.
+    `called_by` has the numbers of the collections that got their vectors. `rows` has the rows of
+    the batch, or its raw ids in their place, `output` the output of the batch, and `asked` the
+    requests of this rank, by group.
 
     Sample weights that need a gradient are applied at home, even in the mode `pooled`.
     """
@@ -78,6 +80,9 @@ class Requests:
         side.follow()
         with side.beside():
             status, self.failure, self.integers = self._begin(features, fused)
+            self.rows = self.integers.rows
+            self.output = self.integers.output
+            self.asked: Sequence[HomeRequests] = self.integers.asked
             samples = 0 if self.failure or isinstance(features, Exception) else samples_of(features)
             weights = weighting(self.rows)
             self.weights_L = self.rows.weights_L
@@ -89,21 +94,6 @@ class Requests:
         self.headers_W: Counts = np.zeros((0, 0), np.int64)
         self.row_gradients_G: list[RowGradients] = []
         self.spent = False
-
-    @property
-    def rows(self) -> LookupRows:
-        """The rows of the batch, or its raw ids in their place."""
-        return self.integers.rows
-
-    @property
-    def output(self) -> BatchOutput:
-        """The output of the batch."""
-        return self.integers.output
-
-    @property
-    def asked(self) -> Sequence[HomeRequests]:
-        """The requests of this rank, by group."""
-        return self.integers.asked
 
     def _begin(
         self, features: KeyedJaggedTensor | Exception, fused: FusedIntegers | None

@@ -23,16 +23,14 @@ class RowAverage:
     """The average of the rows of a store.
 
     Args:
-        like: The trained rows.
+        trained: The trained rows.
         dtype: The type of the average.
-        device: The device of the rows.
     """
 
-    def __init__(self, like: RowMemory, dtype: torch.dtype, device: torch.device) -> None:
-        self._memory = RowMemory(like.capacity, like.width, dtype, device)
-        self._memory.grow(like.held)
-        self._stored = like.rows.dtype
-        self._device = device
+    def __init__(self, trained: RowMemory, dtype: torch.dtype) -> None:
+        self._trained = trained
+        self._memory = RowMemory(trained.capacity, trained.width, dtype, trained.rows.device)
+        self._memory.grow(trained.held)
         self._shown: RowMemory | None = None
 
     @property
@@ -55,60 +53,51 @@ class RowAverage:
     @property
     def is_wider(self) -> bool:
         """Return whether the average has another type than the trained rows."""
-        return self._stored != self._memory.rows.dtype
+        return self._trained.rows.dtype != self.rows.dtype
 
     def rounded(self) -> "Tensor | RowsToWrite":
         """Return the average in the type of the table."""
         if not self.is_wider:
             return self.rows
-        return RowsToWrite(self.rows, range(len(self.rows)), self._stored)
+        return RowsToWrite(self.rows, range(len(self.rows)), self._trained.rows.dtype)
 
     def grow(self, rows: int) -> None:
         """Make room for a number of rows."""
         for memory in {id(m): m for m in (self._memory, self._shown) if m is not None}.values():
             memory.grow(rows)
 
-    def update(self, trained: RowMemory, weight: float) -> None:
+    def update(self, weight: float) -> None:
         """Move the average towards the trained rows.
 
         Args:
-            trained: The trained rows.
             weight: The share of the way; 1 copies the rows.
         """
-        count = trained.held
+        count = self._trained.held
         step = CONVERTED_ROWS if self.is_wider else max(count, 1)
         for first in range(0, count, step):
             here = slice(first, min(first + step, count))
-            rows = trained.rows[here].to(self.rows.dtype)
+            rows = self._trained.rows[here].to(self.rows.dtype)
             if weight == 1:
                 self.rows[here] = rows
             else:
                 self.rows[here].lerp_(rows, weight)
 
-    def begin(self, row_M: Tensor, trained: Tensor) -> None:
-        """Take over trained rows as they are, because they have just begun.
-
-        Args:
-            row_M: The numbers of the rows.
-            trained: All trained rows.
-        """
-        values = trained[row_M]
+    def begin(self, row_M: Tensor) -> None:
+        """Take over trained rows as they are, because they have just begun."""
+        values = self._trained.rows[row_M]
         self.rows[row_M] = values.to(self.rows.dtype)
         if self._shown is not None and self._shown is not self._memory:
             self._shown.rows[row_M] = values
 
-    def show(self) -> None:
-        """Let lookups read the average, in the type of the table."""
+    def show(self, shown: bool) -> None:
+        """Let lookups read the average, in the type of the table, or the trained rows again."""
         memory = self._memory
-        if self.is_wider:
-            memory = RowMemory(memory.capacity, memory.width, self._stored, self._device)
+        if shown and self.is_wider:
+            rows = self._trained.rows
+            memory = RowMemory(memory.capacity, memory.width, rows.dtype, rows.device)
             memory.grow(self._memory.held)
             memory.rows[: memory.held] = self._memory.rows[: memory.held]
-        self._shown = memory
-
-    def hide(self) -> None:
-        """Let lookups read the trained rows again."""
-        self._shown = None
+        self._shown = memory if shown else None
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class RowStatistics:
             piece_U, nth_U, n_K = pieces
             for k, squares_U in enumerate(squares_KU):
                 first_K = to_device(first_P[span] + k * n_K, part.device)
-                self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
+                part.index_copy_(0, first_K.index_select(0, piece_U) + nth_U, squares_U)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts = torch.cat([part, arrived])
         # the offset of each strip's part, for the strips beside each own piece; -1: no such strip

@@ -83,12 +83,8 @@ class MissedSteps:
         self._held_TK[n] = copy_to_device(rate_K, self._held_TK.device)
         self.now += 1
 
-    def forget(self) -> None:
-        """Forget the rates, after all rows have caught up."""
-        self.first = self.now
-
     def begin_at(self, steps: int) -> None:
-        """Go on from a number of steps that all rows have taken."""
+        """Go on from a number of steps that all rows have taken, and forget the rates before."""
         self.first = self.now = steps
 
 
@@ -239,9 +235,11 @@ class RowStore(nn.Module, ABC):
 
     `rows` is larger than any located row that `pool` and `update` take. `finds_rows` is true where
     `locate` must search for rows. `needs_exact` is true where `update` takes no rows whose number
-    only the device knows. Located rows are valid until `settled` changes.
+    only the device knows. Located rows are valid until `settled` changes. `average` is the average
+    of the rows, if there is one.
     """
 
+    average: RowAverage | None = None
     finds_rows = False
     needs_exact = True
     settled = 0
@@ -289,15 +287,12 @@ class RowStore(nn.Module, ABC):
         """End a step after its update, the update of this number."""
 
     @abstractmethod
-    def pool(
-        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
-    ) -> None:
+    def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         """Sum rows along a sparse matrix: `pool` of the kernels, with this store as the source.
 
         Args:
             links: The sparse matrix, whose `index_N` has located rows.
             target: The flat buffer for the sums, in any dtype.
-            scale: A factor for all sums.
             in_lines: A hint that results fill whole cache lines and are not read soon.
         """
 
@@ -332,9 +327,12 @@ class RowStore(nn.Module, ABC):
         dtype = self.group.dtype
         return self.backend.square_sums(gradients, self.width, links, dtype)[None]
 
-    def catch_up(self) -> None:
-        """Take the steps that rows have missed, before all rows are read or written. By default no
-        row misses a step.
+    def catch_up(self, row_N: Tensor | None = None) -> None:
+        """Take the steps that rows have missed, before they are read or written. By default no row
+        misses a step.
+
+        Args:
+            row_N: Rows, which may repeat; None: all rows.
         """
 
     def begin_at(self, steps: int) -> None:
@@ -358,16 +356,8 @@ class RowStore(nn.Module, ABC):
             row_K: Rows of the table, of which others may be on other ranks.
         """
 
-    keeps_average = False
-
     def keep_average(self) -> None:
         """Make room for an average of the rows. By default rows are only read, and have none."""
-
-    def update_average(self, weight: float) -> None:
-        """Move the average a share of the way towards the rows; 1 copies the rows."""
-
-    def show_average(self, shown: bool) -> None:
-        """Let lookups read the average, or the trained rows again."""
 
     @abstractmethod
     def blocks(self, averaged: bool = False) -> Iterator[Block]:
@@ -425,7 +415,6 @@ class FloatRows(RowStore):
         )
         self._weights = RowMemory(self.rows, self.width, stored, group.device)
         self._state = [RowMemory(self.rows, n, group.dtype, group.device) for n in widths]
-        self._average: RowAverage | None = None
         self._steps = RowMemory(self.rows, 1, STEPS, group.device) if follows_steps else None
         self.freeze(())
 
@@ -455,44 +444,28 @@ class FloatRows(RowStore):
     @property
     def weights(self) -> Tensor:
         """Return the rows that lookups read, [R, width]: those that train, or their average."""
-        average = self._average
-        shown = None if average is None else average.shown
+        shown = None if self.average is None else self.average.shown
         return self._weights.rows if shown is None else shown
-
-    @property
-    def keeps_average(self) -> bool:  # type: ignore[override]
-        """Return whether there is an average of the rows."""
-        return self._average is not None
 
     @override
     def keep_average(self) -> None:
-        self._average = RowAverage(self._weights, self.group.dtype, self.group.device)
-
-    @override
-    def update_average(self, weight: float) -> None:
-        if self._average is not None:
-            self._average.update(self._weights, weight)
-
-    @override
-    def show_average(self, shown: bool) -> None:
-        if self._average is not None:
-            self._average.show() if shown else self._average.hide()
+        self.average = RowAverage(self._weights, self.group.dtype)
 
     def _saved_weights(self, averaged: bool) -> list[tuple[str, Any]]:
         """Return by name the tensors of weights that a checkpoint writes, [R, width] each."""
-        if self._average is None or not averaged:
+        if self.average is None or not averaged:
             return [(WEIGHT, self.weights)]
         weights: list[tuple[str, Any]] = [
-            (WEIGHT, self._average.rounded()),
+            (WEIGHT, self.average.rounded()),
             (RAW, self._weights.rows),
         ]
-        return [*weights, (AVERAGE, self._average.rows)] if self._average.is_wider else weights
+        return [*weights, (AVERAGE, self.average.rows)] if self.average.is_wider else weights
 
     def _filled_weights(self, averaged: bool) -> list[tuple[str, Any]]:
         """Return by name the tensors of weights that a checkpoint fills, [R, width] each."""
-        if self._average is None or not averaged:
+        if self.average is None or not averaged:
             return [(WEIGHT, self._weights.rows)]
-        return [(RAW, self._weights.rows), (AVERAGE, self._average.rows)]
+        return [(RAW, self._weights.rows), (AVERAGE, self.average.rows)]
 
     @property
     def state(self) -> list[Tensor]:
@@ -503,14 +476,14 @@ class FloatRows(RowStore):
     @override
     def nbytes(self) -> StoreBytes:
         memories = self._state if self._steps is None else [*self._state, self._steps]
-        average = 0 if self._average is None else self._average.nbytes
+        average = 0 if self.average is None else self.average.nbytes
         return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in memories) + average)
 
     def _grow(self, rows: int) -> None:
         for memory in (self._weights, *self._state):
             memory.grow(rows)
-        if self._average is not None:
-            self._average.grow(rows)
+        if self.average is not None:
+            self.average.grow(rows)
         if self._steps is not None:
             before = self._steps.held
             self._steps.grow(rows)
@@ -522,8 +495,8 @@ class FloatRows(RowStore):
         """Return the steps that each row has taken, [R]; None where no row misses a step."""
         return None if self._steps is None else self._steps.rows[: self._weights.held].view(-1)
 
-    def _catch_up(self, row_N: Tensor | None) -> None:
-        """Take the missed steps of some rows, which may repeat; None: of all rows."""
+    @override
+    def catch_up(self, row_N: Tensor | None = None) -> None:
         steps = self.steps
         missed = self.missed
         if steps is None or missed is None or missed.now == missed.first:
@@ -541,10 +514,6 @@ class FloatRows(RowStore):
         )
 
     @override
-    def catch_up(self) -> None:
-        self._catch_up(None)
-
-    @override
     def begin_at(self, steps: int) -> None:
         if (steps_R := self.steps) is not None:
             steps_R.fill_(steps)
@@ -560,11 +529,9 @@ class FloatRows(RowStore):
         return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
 
     @override
-    def pool(
-        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
-    ) -> None:
-        if self._average is None or self._average.shown is None:  # rows that are read catch up
-            self._catch_up(links.index_N)
+    def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
+        if self.average is None or self.average.shown is None:  # rows that are read catch up
+            self.catch_up(links.index_N)
         self.backend.pool(
             self.weights.view(-1),
             self.width,
@@ -572,8 +539,7 @@ class FloatRows(RowStore):
             links,
             target,
             self.group.dtype,
-            scale,
-            in_lines,
+            in_lines=in_lines,
         )
 
     @override
@@ -582,7 +548,7 @@ class FloatRows(RowStore):
     ) -> None:
         assert self.rule is not None, "the fused update refuses tables without a rule"
         dtype = self.group.dtype
-        self._catch_up(row_U)
+        self.catch_up(row_U)
         with self.frozen.kept([self.weights, *self.state], row_U):
             self.backend.update(
                 gradients, links, row_U, mean_U, self.weights, self.state, dtype, lr, self.rule
@@ -663,10 +629,10 @@ class FloatStore(FloatRows):
                 row_K, config, self._seeds[table], p.rows, strip.cols, order, weights.dtype
             )
             row_M = (at_M + p.base).to(weights.device)
-            self._catch_up(row_M)
+            self.catch_up(row_M)
             weights[row_M] = values.to(weights)
-            if self._average is not None:
-                self._average.begin(row_M, weights)
+            if self.average is not None:
+                self.average.begin(row_M)
 
     @override
     def blocks(self, averaged: bool = False) -> Iterator[Block]:

@@ -37,6 +37,7 @@ from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import LocalLookup, Lookup
 from recapp.engine.requests import Requests
+from recapp.engine.row_average import RowAverage
 from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
 from recapp.engine.state import EngineState, Member
@@ -179,7 +180,8 @@ class ShardedTables(nn.Module):
         self.members = tuple(members or (Member(lookups_of(tables)),))
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
-        self.rules = _rules(rule, tables, plan)
+        self.rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
+        check_types(self.rules, tables)
         rules = distinct_rules(self.rules.values())
         numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
         lookups = [x for m in self.members for x in m.lookups]
@@ -223,8 +225,7 @@ class ShardedTables(nn.Module):
             for t in tables
             if t.name not in self.parameters_of
         }
-        if self.parameters_of:
-            self.update.before_update = self._begin_update
+        self.update.before_update = self._begin_update
         self.header = state.header
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)
@@ -474,9 +475,13 @@ class ShardedTables(nn.Module):
     # ---- an average of the rows
 
     @property
+    def _averages(self) -> list[RowAverage]:
+        return [store.average for store in self.state.stores if store.average is not None]
+
+    @property
     def keeps_average(self) -> bool:
         """Return whether there is an average of the rows."""
-        return any(store.keeps_average for store in self.state.stores)
+        return bool(self._averages)
 
     def keep_average(self) -> None:
         """Make room for an average of the rows of every store (`recapp/engine/row_average.py`)."""
@@ -488,8 +493,8 @@ class ShardedTables(nn.Module):
         it between two steps.
         """
         self.update.complete()
-        for store in self.state.stores:
-            store.update_average(weight)
+        for average in self._averages:
+            average.update(weight)
 
     def show_average(self, shown: bool) -> None:
         """Let lookups read the average, or the trained rows again. Every rank calls it between two
@@ -497,8 +502,8 @@ class ShardedTables(nn.Module):
         """
         self.update.finish_step()
         self.forget_vectors()
-        for store in self.state.stores:
-            store.show_average(shown)
+        for average in self._averages:
+            average.show(shown)
 
     def forget_vectors(self) -> None:
         """Drop the vectors that wait for a collection, because rows have other values now. Every
@@ -694,16 +699,3 @@ def _shares(
     parts: Mapping[int, list[Tensor]], rows: LookupRows, called_by: set[int]
 ) -> dict[int, _Share]:
     return {member: _Share(vectors, rows, called_by) for member, vectors in parts.items()}
-
-
-def _rules(
-    rule: Rules | None, tables: Sequence[EmbeddingConfig], plan: ShardingPlan
-) -> dict[str, RowRule]:
-    """Return the rule of each table; empty for read-only tables.
-
-    Raises:
-        ConfigError: A rule does not fit a table.
-    """
-    rules = with_parameters(rules_of(rule, [t.name for t in tables]), tables, plan)
-    check_types(rules, tables)
-    return rules

@@ -18,7 +18,7 @@ kind of lookup.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,7 +35,6 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType, TableLookup
 from recapp.tables.ids import IdRules, LookupRows, PendingCheck, check_have_values
-from recapp.tables.positions import affine
 from recapp.transport.communicator import Comm, Sent, Waits
 from recapp.transport.step_messages import Buffers, Header
 
@@ -263,17 +262,15 @@ class MixedLookups:
     Args:
         layout: The places of the rows of all tables.
         kernel: A faster implementation for rows on the CPU. The torch operations of this class
-            define the result; they process a block of neighbouring lookups at once.
+            define the result.
     """
 
     def __init__(self, layout: Layout, kernel: Kernel | None = None) -> None:
         order_of = {t.name: order for t, order in zip(layout.tables, layout.orders, strict=True)}
-        order_F = [order_of[x.table.name] for x in layout.lookups]
-        blocks = groupby(range(len(order_F)), key=lambda f: order_F[f] is not None)
-        self._blocks = [list(block) for mixed, block in blocks if mixed]
-        self._most = max((o.rows for o in order_F if o is not None), default=0)
-        self._numbers_F3 = np.array(
-            [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in order_F], np.int64
+        self._order_F = [order_of[x.table.name] for x in layout.lookups]
+        self._numbers_F3 = torch.tensor(
+            [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in self._order_F],
+            device="cpu",
         )
         self._kernel = kernel
 
@@ -281,28 +278,16 @@ class MixedLookups:
         """Return the positions of a batch's rows. Rows of tables that are not mixed stay as they
         are.
         """
-        if not self._blocks:
+        if not any(self._order_F):
             return rows.rows_L
-        edges = [0, *accumulate(rows.per_F)]
         if self._kernel is not None:
-            return self._kernel(rows.rows_L, edges, torch.from_numpy(self._numbers_F3))
+            return self._kernel(rows.rows_L, [0, *accumulate(rows.per_F)], self._numbers_F3)
         made_L = rows.rows_L.clone()
-        for block in self._blocks:
-            part_N = made_L[edges[block[0]] : edges[block[-1] + 1]]
-            part_N.copy_(self._block_positions(part_N, block, rows.per_F))
+        parts = torch.split(made_L, list(rows.per_F))
+        for order, part_N in zip(self._order_F, parts, strict=True):
+            if order is not None:
+                part_N.copy_(order.positions_of(part_N))
         return made_L
-
-    def _block_positions(self, row_N: Tensor, block: list[int], per_F: list[int]) -> Tensor:
-        numbers_R3 = self._numbers_F3[block]
-        if len(block) == 1:
-            multiplier, shift, rows = numbers_R3[0].tolist()
-            return affine(row_N, multiplier, shift, rows, self._most)
-        counts = np.array([per_F[f] for f in block], np.int64)
-        *each, count_R = to_device(np.vstack([numbers_R3.T, counts]), row_N.device)
-        multiplier_N, shift_N, rows_N = (
-            torch.repeat_interleave(number_R, count_R, output_size=len(row_N)) for number_R in each
-        )
-        return affine(row_N, multiplier_N, shift_N, rows_N, self._most)
 
 
 class EngineState:

@@ -253,7 +253,7 @@ class HeldTables:
                 for t, (_, rows) in zip(tables, parts, strict=True)
             ]
             together = _merged(spans)
-            return join_rows([like(matrix, values_of(matrix)[slice(*span)]) for span in together])
+            return join_rows([take_rows(matrix, slice(*span)) for span in together])
         return join_rows([self._copied(group, piece, rows) for piece, rows in parts])
 
     def _is_whole(self, group: StoredGroup, piece: Piece) -> bool:
@@ -269,7 +269,7 @@ class HeldTables:
         order = group.layout.orders[strip.table]
         if order is None:
             first = table.first_row + rows.start
-            part = like(table.rows, values_of(table.rows)[first : first + len(rows)])
+            part = take_rows(table.rows, slice(first, first + len(rows)))
         else:
             row_N = order.rows_at(torch.arange(rows.start, rows.stop)) + table.first_row
             part = take_rows(table.rows, row_N)
@@ -382,7 +382,7 @@ def held(raw_RK: Tensor, data_type: DataType, dim: int) -> Held:
 def values(rows: Held, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return stored rows as floats, [R, D]."""
     if isinstance(rows, QuantisedRows):
-        return dequantise(rows, torch.arange(len(values_of(rows))), dtype)
+        return dequantise(rows, torch.arange(len(rows)), dtype)
     return rows.to(dtype)
 
 

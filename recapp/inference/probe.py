@@ -51,9 +51,7 @@ class _RecordingStore(ReadOnlyStore):
             self._seen.setdefault(strip, []).append(_distinct(to_host(rows.long())))
         return row_N
 
-    def pool(
-        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
-    ) -> None:
+    def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         """Leave the target as it is."""
 
     def seen(self, strip: int) -> Tensor:

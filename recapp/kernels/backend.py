@@ -206,44 +206,23 @@ def _pools(
     numbers of the type `rows`, vectors have numbers of the type of the links.
     """
     width = example.width if isinstance(example, QuantisedRows) else example.shape[1]
-    travelling = torch.zeros(1, width, dtype=payload)
-    computed = torch.zeros(1, width, dtype=dtype)
+    stored = example if isinstance(example, QuantisedRows) else example.view(-1)
+    travelling, computed = (torch.zeros(width, dtype=kind) for kind in (payload, dtype))
     of_rows = links._replace(index_N=links.index_N.to(rows))
     calls = (
-        (example, of_rows, payload),
-        (example, of_rows, dtype),
+        (stored, of_rows, payload),
+        (stored, of_rows, dtype),
         (travelling, links, dtype),
         (computed, links, payload),
     )
-    different = {(_kind(s), x.index_N.dtype, t): (s, x, t) for s, x, t in calls}
-    for source, read, written in different.values():
+    for source, read, written in calls:
         target = torch.zeros(links.bags * width, dtype=written)
-        _pool(kernels, source, read, target, dtype)
+        kernels.pool(source, 1, width, read, target, dtype)
     if in_lines:
         size = max(STREAMED_BYTES // dtype.itemsize, links.bags * width)
         big = torch.empty(size, dtype=dtype)
-        streamed = {(_kind(s), x.index_N.dtype): (s, x) for s, x, _ in calls[:3]}
-        for source, read in streamed.values():
-            _pool(kernels, source, read, big, dtype, in_lines=True)
-
-
-def _kind(source: Tensor | QuantisedRows) -> torch.dtype | int:
-    """Return the property of a source of vectors that selects a kernel: its type, or its bits."""
-    return source.bits if isinstance(source, QuantisedRows) else source.dtype
-
-
-def _pool(
-    kernels: Any,
-    source: Tensor | QuantisedRows,
-    links: Links,
-    target: Tensor,
-    dtype: torch.dtype,
-    in_lines: bool = False,
-) -> None:
-    if isinstance(source, QuantisedRows):
-        kernels.pool_quantised(source, links, target, dtype, in_lines=in_lines)
-    else:
-        kernels.pool(source.view(-1), 1, source.shape[1], links, target, dtype, in_lines=in_lines)
+        for source, read, _ in calls[:3]:
+            kernels.pool(source, 1, width, read, big, dtype, in_lines=True)
 
 
 def _find_rows(kernels: Any, example: Tensor) -> None:
@@ -338,7 +317,6 @@ def _update(
             else kernels.row_squares(summed, links, rows, weights, state, dtype, rate, rule)[0]
         )
         piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
-        kernels.scatter_parts(squares, _zero(), piece, nth, squares)
         kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
     # gradients whose squares were exchanged have been summed in `dtype`
     gradients = torch.zeros(r.width, dtype=dtype if exchanges_squares else payload)

@@ -76,11 +76,6 @@ def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(nth_N).index_copy_(0, order_N, nth_N), first_K1.diff()
 
 
-def counts_of(kind_N: Tensor, kinds: int) -> Tensor:
-    """Return how often each of 0, 1, ..., kinds - 1 occurs among ascending numbers."""
-    return torch.searchsorted(kind_N, torch.arange(kinds + 1, device=kind_N.device)).diff()
-
-
 def group(key_N: Tensor) -> Grouped:
     """Bring equal keys together, the distinct keys in ascending order."""
     sorted_N, order_N = torch.sort(key_N, stable=True)
@@ -224,17 +219,6 @@ class Routes:
         because a sort of int32 on a GPU passes over half as many bits.
         """
         return offset_dtype(int(to_host(self.rows_I.sum())))
-
-    @cached_property
-    def strip_K(self) -> Tensor:
-        """The strip of each piece."""
-        strip_I = torch.arange(len(self.rows_I), device=self.rows_I.device)
-        return torch.repeat_interleave(strip_I, self.piece_I1.diff(), output_size=len(self.start_K))
-
-    @cached_property
-    def turn_K(self) -> Tensor:
-        """The numbers of the pieces, rank by rank; a rank's pieces keep their order."""
-        return torch.sort(self.rank_K, stable=True).indices
 
 
 @dataclass(slots=True)

@@ -60,12 +60,8 @@ def kept_on_disk() -> bool:
     """Return whether numba finds a directory for kernels: `NUMBA_CACHE_DIR`, the directory of the
     sources or one of the user's. In a container all of them may be read-only.
     """
-
-    def nothing() -> None:
-        pass
-
     try:
-        njit(cache=True)(nothing)
+        FunctionCache(digest)
     except RuntimeError:
         return False
     return True

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from recapp.kernels.numba_cache import inlined
-from recapp.kernels.numba_vectors import bound_rule, on_one_thread, on_threads
+from recapp.kernels.numba_vectors import ThreadedKernel, bound_rule
 from recapp.kernels.simd import get, load, prefetch, put, store, zeros
 
 COLUMNS_TOGETHER = 32  # of rows that take their steps together
@@ -111,6 +111,7 @@ def catching_up(
     state: int,
     rates: int,
     width: int,
+    of_all: bool,
 ) -> Callable[..., None]:
     """Return the function that takes the missed steps of the rows row_N[first] .. row_N[last].
 
@@ -120,55 +121,29 @@ def catching_up(
         state: The number of state tensors.
         rates: The numbers of the `lr` of a step.
         width: The columns of the store.
+        of_all: Whether the rows are first .. last themselves: then no row numbers are read, and
+            neighbours take their steps together.
     """
+    rows = max(COLUMNS_TOGETHER // width, 1) if of_all else 1
     advance = advancing(step, constants, state, rates, width)
+    advance_all = advancing(step, constants, state, rates, rows * width)
 
-    @inlined(step, constants, state, rates, width)
+    @inlined(step, constants, state, rates, width, of_all)
     def catching_up(
         row_N: Any, behind: Any, rates_N: Any, span: Any, first: Any, last: Any
     ) -> None:
         b = Behind(*behind)
         begin, now = span
-        for n in range(first, last):
-            if n + ROWS_AHEAD < last:
-                soon = int(get(row_N, n + ROWS_AHEAD))
-                prefetch(b.steps, soon, 1)
-            row = int(get(row_N, n))
-            step_of_row = int(get(b.steps, row))
-            if step_of_row < now:
-                advance(b, rates_N, row * width, step_of_row - begin, now - begin)
-                put(b.steps, row, now)
-
-    return catching_up
-
-
-@lru_cache(None)
-def catching_up_all(
-    step: Callable[..., tuple[Any, ...]],
-    constants: tuple[float, ...],
-    state: int,
-    rates: int,
-    width: int,
-) -> Callable[..., None]:
-    """Return the function that takes the missed steps of the rows first .. last of the store.
-    Arguments as for `catching_up`; the kernel reads no row numbers.
-    """
-    rows = max(COLUMNS_TOGETHER // width, 1)
-    advance = advancing(step, constants, state, rates, width)
-    advance_all = advancing(step, constants, state, rates, rows * width)
-
-    @inlined(step, constants, state, rates, width)
-    def catching_up_all(
-        row_N: Any, behind: Any, rates_N: Any, span: Any, first: Any, last: Any
-    ) -> None:
-        b = Behind(*behind)
-        begin, now = span
-        row = first
-        while row < last:
+        n = first
+        while n < last:
+            row = n if of_all else int(get(row_N, n))
             step_of_rows = int(get(b.steps, row))
             end = row + 1
-            while end < min(row + rows, last) and int(get(b.steps, end)) == step_of_rows:
-                end += 1
+            if of_all:
+                while end < min(row + rows, last) and int(get(b.steps, end)) == step_of_rows:
+                    end += 1
+            elif n + ROWS_AHEAD < last:
+                prefetch(b.steps, int(get(row_N, n + ROWS_AHEAD)), 1)
             if step_of_rows < now:
                 if end == row + rows:
                     advance_all(b, rates_N, row * width, step_of_rows - begin, now - begin)
@@ -177,12 +152,9 @@ def catching_up_all(
                         advance(b, rates_N, each * width, step_of_rows - begin, now - begin)
                 for each in range(row, end):
                     put(b.steps, each, now)
-            row = end
+            n += end - row
 
-    return catching_up_all
+    return catching_up
 
 
-catch_up = on_one_thread(catching_up)
-catch_up_on_threads = on_threads(catching_up)
-catch_up_all = on_one_thread(catching_up_all)
-catch_up_all_on_threads = on_threads(catching_up_all)
+catch_up = ThreadedKernel(catching_up)

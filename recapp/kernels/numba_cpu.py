@@ -126,29 +126,15 @@ def threads_of_torch() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
-def run_bags(
-    serial: Callable[..., Any],
-    on_threads: Callable[..., Any],
-    made_for: tuple[Any, ...],
-    arguments: tuple[Any, ...],
-    links: Links,
-) -> None:
-    """Run a kernel on as many threads as torch uses, or on one if there is too little work.
-
-    Args:
-        serial: The function that makes the kernel for one thread.
-        on_threads: The function that makes the kernel for several threads.
-        made_for: The arguments of `serial` and `on_threads`.
-        arguments: The kernel's arguments before the bags.
-        links: The sparse matrix.
+def parts_of_bags(links: Links) -> Any:
+    """Return where the bags of each thread begin; there is one part if there is too little work for
+    several threads.
     """
     threads = threads_of_torch()
     if threads == 1 or links.bags < THREADS_FROM_ROWS:
-        serial(*made_for)(*arguments, 0, links.bags)
-        return
+        return 0, links.bags
     offsets_M1 = array_or_empty(links.offsets_M1, torch.int32)
-    numba.set_num_threads(threads)
-    on_threads(*made_for)(*arguments, vectors.split_bags(offsets_M1, links.bags, threads))
+    return vectors.split_bags(offsets_M1, links.bags, threads)
 
 
 def run_strips(
@@ -566,7 +552,7 @@ class NumbaBackend(TorchBackend):
     @override
     def pool(
         self,
-        source: Tensor,
+        source: Tensor | QuantisedRows,
         stride: int,
         width: int,
         links: Links,
@@ -575,29 +561,18 @@ class NumbaBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        made_for = width, links.staged is None and past_caches(in_lines, target), 0
         result = _target(links, target, dtype, scale)
-        if links.staged is None:
+        if isinstance(source, QuantisedRows):
+            made_for = width, past_caches(in_lines, target), source.bits
+            arguments = source.arrays, matrix(links, dtype), result, source.packed_RK.shape[1]
+            vectors.pool(made_for, arguments, parts_of_bags(links))
+        elif links.staged is None:
+            made_for = width, past_caches(in_lines, target), 0
             arguments = array(source), matrix(links, dtype), result, stride
-            run_bags(vectors.pool, vectors.pool_on_threads, made_for, arguments, links)
+            vectors.pool(made_for, arguments, parts_of_bags(links))
         else:
-            staged_for = width, vectors.pooling, *made_for
+            staged_for = width, vectors.pooling, width, False, 0
             self._run_staged(staged_for, source, links, result, 1, dtype)
-
-    @override
-    def pool_quantised(
-        self,
-        rows: QuantisedRows,
-        links: Links,
-        target: Tensor,
-        dtype: torch.dtype,
-        scale: float = 1.0,
-        in_lines: bool = False,
-    ) -> None:
-        made_for = rows.width, past_caches(in_lines, target), rows.bits
-        result = _target(links, target, dtype, scale)
-        arguments = rows.arrays, matrix(links, dtype), result, rows.packed_RK.shape[1]
-        run_bags(vectors.pool, vectors.pool_on_threads, made_for, arguments, links)
 
     @override
     def square_sums(
@@ -641,14 +616,6 @@ class NumbaBackend(TorchBackend):
         n_K = np.zeros(len(base_K), np.int64)
         vectors.find_pieces(array(row_U), array(base_K), array(piece_U), array(nth_U), n_K)
         return piece_U, nth_U, n_K
-
-    @override
-    def scatter_parts(
-        self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
-    ) -> None:
-        vectors.scatter_parts(
-            array(part_U), array(first_K), array(piece_U), array(nth_U), array(parts)
-        )
 
     @override
     def mean_of_parts(
@@ -700,7 +667,7 @@ class NumbaBackend(TorchBackend):
         rate = rate_argument(lr)
         if links.staged is None:
             arguments = array(gradients), matrix(links, dtype), rows, rate
-            run_bags(vectors.update, vectors.update_on_threads, made_for, arguments, links)
+            vectors.update(made_for, arguments, parts_of_bags(links))
         else:
             staged_for = width, vectors.updating, *made_for
             self._run_staged(staged_for, gradients, links, rows, rate, dtype)
@@ -726,8 +693,8 @@ class NumbaBackend(TorchBackend):
             row_N = rows_behind(row_N, steps_R, span[1])
             rows = len(row_N)
         made_for = (
-            *(rule.step, tuple(rule.constants)),
-            *(len(state), rates_TK.shape[1], weights_RD.shape[1]),
+            *(rule.step, tuple(rule.constants), len(state), rates_TK.shape[1]),
+            *(weights_RD.shape[1], row_N is None),
         )
         arguments = (
             array(steps_R if row_N is None else row_N),
@@ -735,14 +702,7 @@ class NumbaBackend(TorchBackend):
             array(rates_TK.view(-1)),
             span,
         )
-        of_all = row_N is None
-        if threads == 1:
-            kernel = (missed.catch_up_all if of_all else missed.catch_up)(*made_for)
-            kernel(*arguments, 0, rows)
-        else:
-            make = missed.catch_up_all_on_threads if of_all else missed.catch_up_on_threads
-            numba.set_num_threads(threads)
-            make(*made_for)(*arguments, np.arange(threads + 1) * rows // threads)
+        missed.catch_up(made_for, arguments, np.arange(threads + 1) * rows // threads)
 
     def _run_staged(
         self,
@@ -773,16 +733,10 @@ class NumbaBackend(TorchBackend):
         results_I = np.diff(staged.row_I1)
         thread_I = vectors.assign_threads(bags_I + entries_I + results_I, threads)
         strips = array(staged.where_M), staged.bag_I1, staged.row_I1
-        run_strips(
-            vectors.run_staged(*made_for),
-            vectors.run_staged_on_threads(*made_for),
-            (
-                (array(source), *strips, thread_I, copies),
-                matrix(links, dtype),
-                result,
-                number,
-            ),
-            threads,
+        vectors.run_staged(
+            made_for,
+            ((array(source), *strips, thread_I, copies), matrix(links, dtype), result, number),
+            np.arange(threads + 1),
         )
 
 

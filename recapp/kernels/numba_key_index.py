@@ -29,9 +29,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from recapp.kernels.links import STRETCH_BITS
 from recapp.kernels.numba_cache import compiled
+from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.simd import prefetch
 from recapp.sparse.transfer import true_indices
@@ -313,14 +315,11 @@ def slots_in(table: Any, first: Any, step: Any, wanted_I: Any, slot_K: Any) -> A
 MOST_USED = 0.42
 
 
-class HashIndex:
-    """An index of the slots of all rows that exist, with the arguments, attributes and methods of
-    `SortedIndex`.
-    """
+class HashIndex(SortedIndex):
+    """An index of the slots of all rows that exist, whose keys are not sorted."""
 
     def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
-        self.positions = RowMemory(capacity, 1, torch.int64, device)
-        self.strips = RowMemory(capacity, 1, torch.int16, device)
+        super().__init__(stretches, capacity, device)
         self._places = max(1, len(stretches))
         self._secret = np.uint64(secrets.randbits(64) | 1)
         self._place_R = np.zeros(1 << STRETCH_BITS, np.int64)
@@ -331,27 +330,24 @@ class HashIndex:
         self._tags = RowMemory(most * SEGMENT, 1, torch.uint8, device)
         self._slots = RowMemory(most * SEGMENT, 1, torch.int32, device)
         self._segments = 0
-        self._used_G = np.zeros(0, np.int32)
+        self._used = RowMemory(most, 1, torch.int32, device)
         self._split_slots = np.zeros(SEGMENT, np.int32)
         self._keys = 0
         self._add_segments(self._places)
 
+    @override
     def __len__(self) -> int:
-        """Return the number of keys."""
         return self._keys
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Return the bytes of the index, without `positions` and `strips`."""
-        return self._tags.nbytes + self._slots.nbytes + self._used_G.nbytes
+        return self._tags.nbytes + self._slots.nbytes + self._used.nbytes
 
     def _add_segments(self, more: int) -> None:
         self._tags.grow((self._segments + more) * SEGMENT)
         self._slots.grow((self._segments + more) * SEGMENT)
-        if len(self._used_G) < self._segments + more:
-            wider = np.zeros(max(2 * len(self._used_G), self._segments + more), np.int32)
-            wider[: len(self._used_G)] = self._used_G
-            self._used_G = wider
+        self._used.grow(self._segments + more)
         split_segments(self._table(), more if self._segments else 0, self._split_slots)
         self._segments += more
 
@@ -360,7 +356,7 @@ class HashIndex:
         return KeyTable(
             self._tags.rows.view(-1).numpy(),
             self._slots.rows.view(-1).numpy(),
-            self._used_G,
+            self._used.rows.view(-1).numpy(),
             self.positions.rows.view(-1).numpy(),
             self.strips.rows.view(-1).numpy(),
             self._place_R,
@@ -369,16 +365,16 @@ class HashIndex:
             self._secret,
         )
 
+    @override
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
-        """Return the slot of each key, int64; -1 for a key that is absent."""
         slot_N = torch.empty_like(position_N)
         find_slots(self._table(), position_N.numpy(), strip_N.numpy(), slot_N.numpy())
         return slot_N
 
+    @override
     def find_or_insert(
         self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the slot of each key, and add keys that are absent (see `SortedIndex`)."""
         slot_N = self.find(position_N, strip_N)
         absent_M = true_indices(slot_N < 0)
         if not len(absent_M):
@@ -416,21 +412,21 @@ class HashIndex:
         self._keys += used
         return slot_M, torch.from_numpy(first_U[:used])
 
+    @override
     def remove(self, slot_M: Tensor) -> None:
-        """Remove the keys of distinct slots."""
         self._keys -= len(slot_M)
         remove_slots(self._table(), slot_M.numpy())
 
+    @override
     def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
-        """Return the slots whose positions lie in some stretches (see `SortedIndex`)."""
         slots = [torch.zeros(0, dtype=torch.int64)]
         for stretch in true_indices(wanted_IR.any(0)).tolist():
             wanted_I = wanted_IR[:, stretch].numpy()
             slots.append(self._slots_in(int(self._place_R[stretch]), self._places, wanted_I))
         return torch.cat(slots)
 
+    @override
     def slots_of(self, strip: int) -> Tensor:
-        """Return the slots of a strip in the order of their positions."""
         slot_K = self._slots_in(0, 1, np.arange(strip + 1) == strip)
         return slot_K[self.positions.rows[slot_K, 0].argsort()]
 

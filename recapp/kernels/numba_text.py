@@ -27,32 +27,22 @@ MINUS = ord("-")
 
 
 @jit
-def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Return whether bytes first .. last spell an int64 in canonical form: within its range,
-    without a plus, a leading zero or "-0".
+def decimal(data_C: Any, first: Any, last: Any) -> Any:
+    """Return whether bytes first .. last spell an int64 in canonical form (within its range,
+    without a plus, a leading zero or "-0"), and the int64.
     """
     negative = data_C[first] == MINUS
     begin = first + 1 if negative else first
     digits = last - begin
     if digits < 1 or digits > DIGITS or (data_C[begin] == ZERO and (negative or digits > 1)):
-        return False
+        return False, np.int64(0)
     value = np.uint64(0)
     for at in range(begin, last):
         if data_C[at] < ZERO or data_C[at] > NINE:
-            return False
+            return False, np.int64(0)
         value = value * np.uint64(10) + np.uint64(data_C[at] - ZERO)
-    return value <= np.uint64(2**63 - 1) + np.uint64(negative)
-
-
-@jit
-def decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Return the int64 that bytes first .. last spell; `is_decimal` must be true for them."""
-    value = np.int64(0)
-    for at in range(first, last):
-        if data_C[at] != MINUS:
-            # digits are subtracted, because int64 has -2^63 and not 2^63
-            value = value * 10 - np.int64(data_C[at] - ZERO)
-    return value if data_C[first] == MINUS else -value
+    fits = value <= np.uint64(2**63 - 1) + np.uint64(negative)
+    return fits, np.int64(np.uint64(0) - value if negative else value)
 
 
 @jit
@@ -131,9 +121,11 @@ def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> 
         last = bound_N1[n + 1]
         if first == last:
             ids_N[n] = MISSING
-        elif is_decimal(data_C, first, last):
-            ids_N[n] = decimal(data_C, first, last)
-            if ids_N[n] == MISSING:
+            continue
+        spelled, number = decimal(data_C, first, last)
+        if spelled:
+            ids_N[n] = number
+            if number == MISSING:
                 return n
         elif integers_only:
             return n

@@ -37,6 +37,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from numba import prange
 from numba.extending import register_jitable
@@ -66,28 +67,42 @@ jit = compiled()
 Make = Callable[..., Callable[..., None]]
 
 
-def on_one_thread(make: Make) -> Any:
-    """Return a function that makes the kernel for one thread: f(a, b, c, d, first, last)."""
-    return lru_cache(None)(lambda *made_for: jit(make(*made_for)))
+class ThreadedKernel:
+    """A kernel for one thread and one for several, each made when it is first called.
 
-
-def on_threads(make: Make) -> Any:
-    """Return a function that makes the kernel for several threads: f(a, b, c, d, edge_T1). Thread t
-    works on the part edge[t] .. edge[t + 1].
+    Args:
+        make: A function that takes the numbers of a closure, and returns a function to inline,
+            f(a, b, c, d, first, last).
     """
 
-    @lru_cache(None)
-    def kernel_for(*made_for: Any) -> Any:
-        serial = make(*made_for)
+    def __init__(self, make: Make) -> None:
+        self.on_one_thread = lru_cache(None)(lambda *made_for: jit(make(*made_for)))
+        self.on_threads = lru_cache(None)(lambda *made_for: _on_threads(make(*made_for)))
 
-        def kernel(a: Any, b: Any, c: Any, d: Any, edge_T1: Any) -> None:
-            for t in prange(len(edge_T1) - 1):
-                serial(a, b, c, d, edge_T1[t], edge_T1[t + 1])
+    def __call__(self, made_for: tuple[Any, ...], arguments: tuple[Any, ...], edge_T1: Any) -> None:
+        """Run the kernel. Thread t works on the part edge[t] .. edge[t + 1].
 
-        kernel.__name__ = kernel.__qualname__ = f"{serial.__name__}_on_threads"
-        return compiled(parallel=True)(kernel)
+        Args:
+            made_for: The arguments of `make`.
+            arguments: The kernel's arguments a, b, c and d.
+            edge_T1: The parts, as an array if there are several.
+        """
+        if len(edge_T1) == 2:
+            self.on_one_thread(*made_for)(*arguments, *edge_T1)
+            return
+        numba.set_num_threads(len(edge_T1) - 1)
+        self.on_threads(*made_for)(*arguments, edge_T1)
 
-    return kernel_for
+
+def _on_threads(serial: Callable[..., None]) -> Any:
+    """Return the kernel that calls a function on several threads."""
+
+    def kernel(a: Any, b: Any, c: Any, d: Any, edge_T1: Any) -> None:
+        for t in prange(len(edge_T1) - 1):
+            serial(a, b, c, d, edge_T1[t], edge_T1[t + 1])
+
+    kernel.__name__ = kernel.__qualname__ = f"{serial.__name__}_on_threads"
+    return compiled(parallel=True)(kernel)
 
 
 def assign_threads(cost_I: Any, threads: int) -> Any:
@@ -528,12 +543,9 @@ def updating(
     return updating
 
 
-pool = on_one_thread(pooling)
-pool_on_threads = on_threads(pooling)
-update = on_one_thread(updating)
-update_on_threads = on_threads(updating)
-run_staged = on_one_thread(staging)
-run_staged_on_threads = on_threads(staging)
+pool = ThreadedKernel(pooling)
+update = ThreadedKernel(updating)
+run_staged = ThreadedKernel(staging)
 
 
 @lru_cache(None)
@@ -624,13 +636,6 @@ def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> 
         put(piece_U, u, k)
         put(nth_U, u, get(n_K, k))
         put(n_K, k, get(n_K, k) + 1)
-
-
-@jit
-def scatter_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
-    """Write the part of each row at the offset of its piece plus its number within the piece."""
-    for u in range(len(part_U)):
-        put(parts, get(first_K, get(piece_U, u)) + get(nth_U, u), get(part_U, u))
 
 
 @jit

@@ -20,9 +20,8 @@ a row of floats with smallest value `low` and largest value `high`, in fp32:
 So a value changes by at most half a scale, plus the effect of rounding scale and bias. A packed
 row depends on its row of floats alone, not on the parts in which a table is written.
 
-These torch functions define the result that faster kernels (`pool_quantised` of the backends)
-reproduce. Packed rows may lie in files that are mapped read-only: only `QuantisedRows.fill` writes
-to them.
+These torch functions define the result that faster kernels (`pool` of the backends) reproduce.
+Packed rows may lie in files that are mapped read-only: only `QuantisedRows.fill` writes to them.
 """
 
 from dataclasses import dataclass

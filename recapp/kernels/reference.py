@@ -36,7 +36,6 @@ from recapp.kernels.links import (
     Links,
     Routes,
     Scratch,
-    counts_of,
     decay_of,
     group,
     numbered,
@@ -49,6 +48,32 @@ from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.sums import bag_sums, squares
 from recapp.optim.rules import Rate, RowRule
 from recapp.sparse.transfer import to_device, to_host, true_indices
+from recapp.tables.positions import stretches_of
+
+
+def find_sorted(
+    number_R: Tensor, edge_I1: Sequence[int], wanted_N: Tensor, strip_N: Tensor | None
+) -> Tensor:
+    """Return the indices of numbers, int64 [N]; -1 for numbers that are absent.
+
+    Args:
+        number_R: The numbers, int64, of each strip ascending and distinct.
+        edge_I1: Strip i has number_R[edge[i] : edge[i + 1]].
+        wanted_N: The numbers to find, int64.
+        strip_N: The strip of each wanted number; None if there is one strip.
+    """
+    found_N = torch.full_like(wanted_N, -1)
+    for strip in range(len(edge_I1) - 1):
+        first = edge_I1[strip]
+        held_K = number_R[first : edge_I1[strip + 1]]
+        if not len(held_K):
+            continue
+        at_N = torch.searchsorted(held_K, wanted_N).clamp_(max=len(held_K) - 1)
+        here_N = held_K[at_N] == wanted_N
+        if strip_N is not None:
+            here_N &= strip_N == strip
+        found_N = torch.where(here_N, at_N + first, found_N)
+    return found_N
 
 
 class SortedIndex:
@@ -67,25 +92,31 @@ class SortedIndex:
     def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
         self.strips = RowMemory(capacity, 1, torch.int16, device)
-        self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
+        self._hold(torch.zeros(0, dtype=torch.int64, device=device))
 
     def __len__(self) -> int:
         """Return the number of keys."""
-        return sum(len(position_N) for position_N, _ in self._sorted.values())
+        return len(self._slot_K)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the index, without `positions` and `strips`."""
-        return sum(p.nbytes + s.nbytes for p, s in self._sorted.values())
+        return self._slot_K.nbytes + self._position_K.nbytes
+
+    def _hold(self, slot_K: Tensor) -> None:
+        """Hold the keys of these slots, strip by strip in the order of their positions."""
+        slot_K = slot_K[self.positions.rows[slot_K, 0].argsort()]
+        slot_K = slot_K[self.strips.rows[slot_K, 0].argsort(stable=True)]
+        keys_of_strip = self.strips.rows[slot_K, 0].long().bincount()
+        self._slot_K = slot_K
+        self._position_K = self.positions.rows[slot_K, 0]
+        self._edge_I1 = starts(keys_of_strip).tolist()
 
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slot of each key, int64; -1 for a key that is absent."""
-        slot_N = torch.full_like(position_N, -1)
-        for strip, (sorted_K, slot_K) in self._sorted.items():
-            of_strip_N = strip_N == strip
-            at_N = torch.searchsorted(sorted_K, position_N).clamp_(max=len(sorted_K) - 1)
-            found_N = of_strip_N & (sorted_K[at_N] == position_N)
-            slot_N = torch.where(found_N, slot_K[at_N], slot_N)
+        slot_N = find_sorted(self._position_K, self._edge_I1, position_N, strip_N)
+        there_M = true_indices(slot_N >= 0)
+        slot_N[there_M] = self._slot_K[slot_N[there_M]]
         return slot_N
 
     def find_or_insert(
@@ -119,29 +150,12 @@ class SortedIndex:
         slot_N[absent_M] = slot_M[entry_U][keys.number_N.long()]
         self.positions.rows[slot_U, 0] = position_M[first_U]
         self.strips.rows[slot_U, 0] = strip_M[first_U].to(torch.int16)
-        for strip in set(strip_M[first_U].tolist()):
-            of_strip_U = strip_M[first_U] == strip
-            added = position_M[first_U][of_strip_U], slot_U[of_strip_U]
-            entries = self._of_strip(strip)
-            position_K, order_K = torch.cat([entries[0], added[0]]).sort()
-            self._sorted[strip] = position_K, torch.cat([entries[1], added[1]])[order_K]
+        self._hold(torch.cat([self._slot_K, slot_U]))
         return slot_N, absent_M[first_U]
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots."""
-        gone_M = self.positions.rows[slot_M, 0]
-        strip_M = self.strips.rows[slot_M, 0]
-        for strip in set(strip_M.tolist()):
-            position_K, slot_K = self._sorted[strip]
-            keep_K = ~torch.isin(position_K, gone_M[strip_M == strip])
-            self._sorted[strip] = position_K[keep_K], slot_K[keep_K]
-            if not keep_K.any():
-                del self._sorted[strip]
-
-    def _of_strip(self, strip: int) -> tuple[Tensor, Tensor]:
-        """Return the positions of a strip, sorted, and their slots."""
-        none = torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
-        return self._sorted.get(strip, (none, none))
+        self._hold(self._slot_K[~torch.isin(self._slot_K, slot_M)])
 
     def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
         """Return the slots whose positions lie in some stretches.
@@ -149,41 +163,19 @@ class SortedIndex:
         Args:
             wanted_IR: Whether the slots of each strip in each stretch are wanted.
         """
-        slots = [torch.zeros(0, dtype=torch.int64, device=wanted_IR.device)]
-        for wanted_R, strip in zip(wanted_IR, range(len(wanted_IR)), strict=True):
-            position_K, slot_K = self._of_strip(strip)
-            stretch_K = (position_K >> (64 - STRETCH_BITS)) + (1 << STRETCH_BITS - 1)
-            slots.append(slot_K[true_indices(wanted_R[stretch_K])])
-        return torch.cat(slots)
+        slot_K = self._all_slots()
+        stretch_K = stretches_of(self.positions.rows[slot_K, 0])
+        return slot_K[true_indices(wanted_IR[self.strips.rows[slot_K, 0].long(), stretch_K])]
 
     def slots_of(self, strip: int) -> Tensor:
         """Return the slots of a strip in the order of their positions."""
-        return self._of_strip(strip)[1]
+        slot_K = self._all_slots()
+        slot_K = slot_K[true_indices(self.strips.rows[slot_K, 0] == strip)]
+        return slot_K[self.positions.rows[slot_K, 0].argsort()]
 
-
-def find_sorted(
-    number_R: Tensor, edge_I1: Sequence[int], wanted_N: Tensor, strip_N: Tensor | None
-) -> Tensor:
-    """Return the indices of numbers, int64 [N]; -1 for numbers that are absent.
-
-    Args:
-        number_R: The numbers, int64, of each strip ascending and distinct.
-        edge_I1: Strip i has number_R[edge[i] : edge[i + 1]].
-        wanted_N: The numbers to find, int64.
-        strip_N: The strip of each wanted number; None if there is one strip.
-    """
-    found_N = torch.full_like(wanted_N, -1)
-    for strip in range(len(edge_I1) - 1):
-        first = edge_I1[strip]
-        held_K = number_R[first : edge_I1[strip + 1]]
-        if not len(held_K):
-            continue
-        at_N = torch.searchsorted(held_K, wanted_N).clamp_(max=len(held_K) - 1)
-        here_N = held_K[at_N] == wanted_N
-        if strip_N is not None:
-            here_N &= strip_N == strip
-        found_N = torch.where(here_N, at_N + first, found_N)
-    return found_N
+    def _all_slots(self) -> Tensor:
+        """Return the slots of all keys."""
+        return self._slot_K
 
 
 # elements of the vectors that are gathered at a time from a buffer: 64 MB in fp32
@@ -276,13 +268,13 @@ class TorchBackend:
         else:
             grouped = group((row_P + _keys(r)[strip_P]).to(r.key_dtype))
         first_U = grouped.order_N[grouped.start_U1[:-1].long()]
-        # keys and pieces ascend by strip and row, so counting the rows of a piece needs no sort
-        piece_U, row_U = _locate(r, row_P[first_U], strip_P[first_U])
-        n_K = counts_of(piece_U, len(r.rank_K))
-        before_K, n_IW = _by_rank(r, n_K, world)
-        nth_U = torch.arange(len(piece_U), device=piece_U.device) + before_K[piece_U]
-        unique = UniqueRows(row_U, r.rank_K[piece_U], nth_U, grouped)
-        return unique, to_host(n_IW).numpy()
+        strip_U = strip_P[first_U]
+        piece_U, row_U = _locate(r, row_P[first_U], strip_U)
+        rank_U = r.rank_K[piece_U]
+        nth_U, _ = numbered(rank_U, world)
+        n_X = torch.zeros(len(r.rows_I) * world, dtype=torch.int64, device=row_U.device)
+        n_X.index_add_(0, strip_U * world + rank_U, torch.ones_like(rank_U))
+        return UniqueRows(row_U, rank_U, nth_U, grouped), to_host(n_X).numpy().reshape(-1, world)
 
     def write_row_requests(
         self,
@@ -389,16 +381,15 @@ class TorchBackend:
         vector = group((bag_P * world + rank_P).to(offset_dtype(len(b.where_M) * world)))
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
-        length_V = vector.start_U1.diff().long()
+        length_V = vector.start_U1.diff()
         order = vector.order_N
         rank_P = rank_P[order]
-        local_P = local_P[order]
-        pair_P = pair_P[order]
         nth_V, vectors_W = numbered(rank_V, world)
         nth_P, rows_W = numbered(rank_P, world)
         count_W2 = torch.stack([rows_W, vectors_W], 1)
         bag_rows = _BagRows(
-            rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2
+            *(rank_P, local_P[order], pair_P[order], nth_P),
+            *(rank_V, nth_V, bag_V, length_V, count_W2),
         )
         return bag_rows, to_host(count_W2).numpy()
 
@@ -537,7 +528,7 @@ class TorchBackend:
 
     def pool(
         self,
-        source: Tensor,
+        source: Tensor | QuantisedRows,
         stride: int,
         width: int,
         links: Links,
@@ -550,7 +541,8 @@ class TorchBackend:
         weights[k] * source[index[k] * stride : +width] over k in offsets[m] .. offsets[m + 1].
 
         Args:
-            source: The flat buffer of vectors; 16-bit floats are read as fp32.
+            source: The flat buffer of vectors, in which 16-bit floats are read as fp32; or packed
+                rows, whose values are computed in the type of the arithmetic.
             stride: The width where `index` holds rows, 1 where it holds offsets.
             width: The columns of a vector.
             links: The sparse matrix.
@@ -561,6 +553,10 @@ class TorchBackend:
                 cache line, and that results are not read soon.
         """
         links = links.exact()
+        if isinstance(source, QuantisedRows):
+            source = dequantise(source, links.index_N, dtype).view(-1)
+            each_N = torch.arange(len(links.index_N), device=source.device)
+            links = links._replace(index_N=each_N)
         step = max(1, CHUNK_ELEMENTS // width)
         for first in range(0, links.bags, step):
             last = min(first + step, links.bags)
@@ -572,30 +568,6 @@ class TorchBackend:
             else:
                 column_D = torch.arange(width, device=target.device)
                 target[links.at_M[first:last, None].long() + column_D] = rows_MD.to(target.dtype)
-
-    def pool_quantised(
-        self,
-        rows: QuantisedRows,
-        links: Links,
-        target: Tensor,
-        dtype: torch.dtype,
-        scale: float = 1.0,
-        in_lines: bool = False,
-    ) -> None:
-        """Write sums of packed rows along a sparse matrix: `pool` with rows in 8 or 4 bits.
-
-        Args:
-            rows: The packed rows of a store.
-            links: The sparse matrix; its `index_N` holds rows.
-            target: The flat buffer of results, written in its own type.
-            dtype: The type of values and sums, fp32 or fp64.
-            scale: The factor of all sums.
-            in_lines: See `pool`.
-        """
-        values_ND = dequantise(rows, links.index_N, dtype)
-        each = torch.arange(len(values_ND), device=values_ND.device)
-        links = links._replace(index_N=each)
-        self.pool(values_ND.view(-1), rows.width, rows.width, links, target, dtype, scale)
 
     def square_sums(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
@@ -647,20 +619,6 @@ class TorchBackend:
         piece_U = torch.bucketize(row_U, base_K, right=True) - 1
         nth_U, n_K = numbered(piece_U, len(base_K))
         return piece_U, nth_U, to_host(n_K).numpy()
-
-    def scatter_parts(
-        self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
-    ) -> None:
-        """Write the part of each row, its sum of squares on this rank, to the message of parts.
-
-        Args:
-            part_U: The parts.
-            first_K: The offset of each piece's first part in the message.
-            piece_U: The piece of each row, from `find_pieces`.
-            nth_U: The number of each row within its piece, from `find_pieces`.
-            parts: The message, which is written.
-        """
-        parts[first_K[piece_U] + nth_U] = part_U
 
     def mean_of_parts(
         self,
@@ -867,19 +825,3 @@ def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     at_N = (row_N >> bits) - least + _keys(r)[strip_N]
     piece_N = torch.searchsorted(first_K, at_N, right=True) - 1
     return piece_N, row_N - r.start_K[piece_N] + r.base_K[piece_N]
-
-
-def _by_rank(r: Routes, n_K: Tensor, world: int) -> tuple[Tensor, Tensor]:
-    """Return the numbering of the rows of each rank, given the number of distinct rows of each
-    piece.
-
-    Returns:
-        For each piece, the difference between a row's number among its owner's rows and its number
-        among all distinct rows; and the number of rows of each strip that each rank owns, [I, W].
-    """
-    n_IW = n_K.new_zeros(len(r.rows_I), world)
-    n_IW.view(-1).index_add_(0, r.strip_K * world + r.rank_K, n_K)
-    in_turn_K = starts(n_K[r.turn_K])[:-1]
-    of_rank_W = starts(n_IW.sum(0))[:-1]
-    first_K = torch.empty_like(n_K).index_copy_(0, r.turn_K, in_turn_K) - of_rank_W[r.rank_K]
-    return first_K - starts(n_K)[:-1], n_IW

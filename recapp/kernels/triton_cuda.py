@@ -26,7 +26,7 @@ from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.kernels.triton_places import place_entries
 from recapp.kernels.triton_start_values import begin_rows
 from recapp.kernels.triton_update import RuleForm
-from recapp.kernels.triton_vectors import DeviceMatrix, Form, VectorSource
+from recapp.kernels.triton_vectors import DeviceMatrix, Form
 from recapp.optim.rules import Rate, RowRule
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -46,7 +46,7 @@ class TritonBackend(TorchBackend):
     @override
     def pool(
         self,
-        source: Tensor,
+        source: Tensor | QuantisedRows,
         stride: int,
         width: int,
         links: Links,
@@ -55,22 +55,17 @@ class TritonBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        form = self._form(width, dtype, stride)
-        _pool(VectorSource(source, None), form, links, target, dtype, scale, in_lines)
-
-    @override
-    def pool_quantised(
-        self,
-        rows: QuantisedRows,
-        links: Links,
-        target: Tensor,
-        dtype: torch.dtype,
-        scale: float = 1.0,
-        in_lines: bool = False,
-    ) -> None:
-        form = triton_vectors.form(rows.width, TYPES[dtype], rows.packed_RK.shape[1], rows.bits)
-        source = VectorSource(rows.packed_RK, rows.numbers_RN)
-        _pool(source, form, links, target, dtype, scale, in_lines)
+        if not links.bags:
+            return
+        if isinstance(source, QuantisedRows):
+            packed_RK = source.packed_RK
+            form = triton_vectors.form(width, TYPES[dtype], packed_RK.shape[1], source.bits)
+            matrix = _matrix(packed_RK, form, links, dtype, source.numbers_RN)
+        else:
+            form = self._form(width, dtype, stride)
+            matrix = _matrix(source, form, links, dtype)
+        grid = triton_vectors.programs(links.bags, form), triton.cdiv(width, form.COLUMNS)
+        triton_vectors.pool(grid, (*matrix, target, links.at_M, scale), (form, in_lines), WARPS)
 
     @override
     def square_sums(
@@ -79,7 +74,7 @@ class TritonBackend(TorchBackend):
         total_U = torch.empty(links.bags, dtype=torch.float64, device=gradients.device)
         if links.bags:
             form = self._form(width, dtype)
-            matrix = _matrix(VectorSource(gradients, None), form, links, dtype)
+            matrix = _matrix(gradients, form, links, dtype)
             grid = (triton_vectors.programs(links.bags, form),)
             triton_vectors.square_sums(grid, (*matrix, total_U), (form,), WARPS)
         return total_U
@@ -130,7 +125,7 @@ class TritonBackend(TorchBackend):
         form = self._form(weights_RD.shape[1], dtype)
         row0, row1, *_ = [*(kind == "row" for _, kind in rule.state), False, False]
         state0, state1, *_ = [*state, None, None]
-        matrix = _matrix(VectorSource(gradients, None), form, links, dtype)
+        matrix = _matrix(gradients, form, links, dtype)
         rows = triton_update.DeviceRows(weights_RD, row_U, mean_U, state0, state1)
         triton_update.update(
             (triton_vectors.programs(links.bags, form),),
@@ -192,38 +187,25 @@ def _each_once(row_N: Tensor) -> Tensor:
     return row_S
 
 
-def _pool(
-    source: VectorSource,
-    form: Form,
-    links: Links,
-    target: Tensor,
-    dtype: torch.dtype,
-    scale: float,
-    in_lines: bool,
-) -> None:
-    if not links.bags:
-        return
-    matrix = _matrix(source, form, links, dtype)
-    grid = triton_vectors.programs(links.bags, form), triton.cdiv(form.WIDTH, form.COLUMNS)
-    triton_vectors.pool(grid, (*matrix, target, links.at_M, scale), (form, in_lines), WARPS)
-
-
-def _matrix(source: VectorSource, form: Form, links: Links, dtype: torch.dtype) -> tuple[Any, ...]:
+def _matrix(
+    source: Tensor, form: Form, links: Links, dtype: torch.dtype, numbers: Tensor | None = None
+) -> tuple[Any, ...]:
     """Return the source and a sparse matrix as the first arguments of kernels. If some bag can be
     long, the sums of the blocks of long bags are among them (see `triton_vectors.py`).
     """
     entries = len(links.index_N)
     longest = entries if links.longest is None else links.longest
-    matrix = DeviceMatrix(links.index_N, links.offsets_M1, links.weights_N, None, None)
+    arrays = links.index_N, links.offsets_M1, links.weights_N
+    matrix = DeviceMatrix(source, numbers, *arrays, None, None)
     bags = links.bags, links.used
     span = form.BLOCK
     for name in ("sums", "sums2"):
         if links.offsets_M1 is None or longest <= span:
             break
         positions = 2 * triton.cdiv(entries, span)
-        sums = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.memory.device)
+        sums = torch.empty(positions * form.WIDTH, dtype=dtype, device=source.device)
         matrix = matrix._replace(**{name: sums})
         grid = positions, triton.cdiv(form.WIDTH, form.COLUMNS)
-        triton_vectors.sum_blocks(grid, (*source, *matrix, *bags), (form, span), WARPS)
+        triton_vectors.sum_blocks(grid, (*matrix, *bags), (form, span), WARPS)
         span *= form.BLOCK
-    return *source, *matrix, *bags
+    return *matrix, *bags

@@ -11,10 +11,10 @@ into a table of four buckets for each key. Buckets tell the hash, so no position
 
 Training looks up and adds keys in one pass. The host reads once: how many keys are new.
 
-    find_or_claim   slot of each entry; entries of absent keys meet in a *cell* of a second table
-    count_new       the first entries of each block, of which the host reads the sum
-    insert_new      new keys, numbered by their first entries, take the free slots in this order
-    follow          the other entries of a new key take the slot of the first one
+    find         slot of each entry; entries of absent keys meet in a *cell* of a second table
+    count_new    the first entries of each block, of which the host reads the sum
+    insert_new   new keys, numbered by their first entries, take the free slots in this order
+    follow       the other entries of a new key take the slot of the first one
 
 Threads run in any order and still make the same slots:
 
@@ -40,9 +40,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from typing_extensions import override
 
-from recapp.kernels.links import STRETCH_BITS
-from recapp.kernels.row_memory import RowMemory
+from recapp.kernels.reference import SortedIndex
 from recapp.kernels.triton_launch import Launch
 from recapp.sparse.transfer import to_host, true_indices
 
@@ -117,32 +117,8 @@ def _insert(table, word_L, here_L, buckets):
 
 
 @Launch
-@triton.jit(do_not_specialize=["n", "buckets", "secret"])
-def find(
-    table,
-    positions,
-    strips,
-    position,
-    strip,
-    slot,
-    n,
-    buckets,
-    secret: tl.int64,
-    LANES: tl.constexpr,
-):
-    """Write the slot of each key; -1 for a key that is absent."""
-    at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    here_L = at_L < n
-    position_L = tl.load(position + at_L, mask=here_L, other=0)
-    strip_L = tl.load(strip + at_L, mask=here_L, other=0)
-    hash_L = _hash_of(position_L, strip_L, secret)
-    slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
-    tl.store(slot + at_L, slot_L, mask=here_L)
-
-
-@Launch
 @triton.jit(do_not_specialize=["n", "buckets", "cells", "secret"])
-def find_or_claim(
+def find(
     table,
     positions,
     strips,
@@ -157,8 +133,8 @@ def find_or_claim(
     secret: tl.int64,
     LANES: tl.constexpr,
 ):
-    """Write the slot of each key; for a key that is absent -1, and the cell that holds its first
-    entry after the launch.
+    """Write the slot of each key, -1 for a key that is absent; with `claims` also the cell that
+    holds the first entry of an absent key after the launch.
     """
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
     here_L = at_L < n
@@ -167,19 +143,20 @@ def find_or_claim(
     hash_L = _hash_of(position_L, strip_L, secret)
     slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
     tl.store(slot + at_L, slot_L, mask=here_L)
-    absent_L = here_L & (slot_L < 0)
-    cell_L = _home_of(hash_L, cells)
-    seeks_L = absent_L
-    while _any(seeks_L):
-        expected_L = tl.where(seeks_L, -1, _NEVER)
-        other_L = tl.atomic_cas(claims + cell_L, expected_L, at_L, sem="relaxed")
-        meets_L = seeks_L & (other_L >= 0)
-        same_L = meets_L & (tl.load(position + other_L, mask=meets_L, other=0) == position_L)
-        same_L &= tl.load(strip + other_L, mask=meets_L, other=-1) == strip_L
-        tl.atomic_min(claims + cell_L, at_L, mask=same_L, sem="relaxed")
-        seeks_L = meets_L & (same_L == 0)
-        cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
-    tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=here_L)
+    if claims is not None:
+        absent_L = here_L & (slot_L < 0)
+        cell_L = _home_of(hash_L, cells)
+        seeks_L = absent_L
+        while _any(seeks_L):
+            expected_L = tl.where(seeks_L, -1, _NEVER)
+            other_L = tl.atomic_cas(claims + cell_L, expected_L, at_L, sem="relaxed")
+            meets_L = seeks_L & (other_L >= 0)
+            same_L = meets_L & (tl.load(position + other_L, mask=meets_L, other=0) == position_L)
+            same_L &= tl.load(strip + other_L, mask=meets_L, other=-1) == strip_L
+            tl.atomic_min(claims + cell_L, at_L, mask=same_L, sem="relaxed")
+            seeks_L = meets_L & (same_L == 0)
+            cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
+        tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=here_L)
 
 
 @triton.jit
@@ -274,43 +251,38 @@ def remove(table, positions, strips, slot, n, buckets, secret: tl.int64, LANES: 
         bucket_L = _next(bucket_L, buckets)
 
 
-class DeviceKeyIndex:
-    """An index of the slots of all rows that exist, with the arguments, attributes and methods of
-    `SortedIndex`.
-    """
+class DeviceKeyIndex(SortedIndex):
+    """An index of the slots of all rows that exist, whose keys are not sorted."""
 
     def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
-        self.positions = RowMemory(capacity, 1, torch.int64, device)
-        self.strips = RowMemory(capacity, 1, torch.int16, device)
+        super().__init__(stretches, capacity, device)
         self._secret = (secrets.randbits(64) | 1) - 2**63
         self._table = torch.full((LEAST_BUCKETS,), FREE, dtype=torch.int64, device=device)
         self._keys = 0
         self._used = 0  # at least the number of buckets that are not free
 
+    @override
     def __len__(self) -> int:
-        """Return the number of keys."""
         return self._keys
 
     @property
+    @override
     def nbytes(self) -> int:
-        """Return the bytes of the index, without `positions` and `strips`."""
         return self._table.nbytes
 
+    @override
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
-        """Return the slot of each key, int64; -1 for a key that is absent."""
         n = len(position_N)
         slot_N = position_N.new_empty(n)
-        keys = position_N.contiguous(), strip_N.contiguous()
-        _launch(find, n, *self._arrays(), *keys, slot_N, n, *self._numbers())
+        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, None, None
+        buckets, secret = self._numbers()
+        _launch(find, n, *self._arrays(), *keys, n, buckets, 0, secret)
         return slot_N
 
+    @override
     def find_or_insert(
         self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the slot of each key, and add keys that are absent (see `SortedIndex`).
-
-        The host waits once, for the number of new keys.
-        """
         n = len(position_N)
         slot_N = position_N.new_empty(n)
         cell_N = slot_N.new_empty(n, dtype=torch.int32)
@@ -318,9 +290,9 @@ class DeviceKeyIndex:
         counts = slot_N.new_empty(triton.cdiv(n, LANES), dtype=torch.int32)
         keys = position_N.contiguous(), strip_N.contiguous(), slot_N, claims_C, cell_N
         buckets, secret = self._numbers()
-        _launch(find_or_claim, n, *self._arrays(), *keys, n, buckets, len(claims_C), secret)
+        _launch(find, n, *self._arrays(), *keys, n, buckets, len(claims_C), secret)
         _launch(count_new, n, claims_C, cell_N, counts, n)
-        new = sum(to_host(counts).tolist())
+        new = sum(to_host(counts).tolist())  # the only wait of the host
         first_U = slot_N.new_empty(new)
         if new:
             fresh_U = free(new)
@@ -332,26 +304,13 @@ class DeviceKeyIndex:
             self._used += new
         return slot_N, first_U
 
+    @override
     def remove(self, slot_M: Tensor) -> None:
-        """Remove the keys of distinct slots."""
         n = len(slot_M)
         _launch(remove, n, *self._arrays(), slot_M.contiguous(), n, *self._numbers())
         self._keys -= n
 
-    def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
-        """Return the slots whose positions lie in some stretches (see `SortedIndex`)."""
-        slot_K = self._all_slots()
-        stretch_K = (self.positions.rows[slot_K, 0] >> (64 - STRETCH_BITS)) + (
-            1 << STRETCH_BITS - 1
-        )
-        return slot_K[true_indices(wanted_IR[self.strips.rows[slot_K, 0].long(), stretch_K])]
-
-    def slots_of(self, strip: int) -> Tensor:
-        """Return the slots of a strip in the order of their positions."""
-        slot_K = self._all_slots()
-        slot_K = slot_K[true_indices(self.strips.rows[slot_K, 0] == strip)]
-        return slot_K[self.positions.rows[slot_K, 0].argsort()]
-
+    @override
     def _all_slots(self) -> Tensor:
         return self._table[true_indices(self._table >= 0)] & ((1 << 32) - 1)
 

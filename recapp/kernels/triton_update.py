@@ -20,7 +20,6 @@ import triton.language as tl
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_vectors import (
     DeviceMatrix,
-    VectorSource,
     number_of,
     row_squares,
     sums_of,
@@ -148,7 +147,6 @@ def _rate(rates, at, R: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def _update_tile(
-    source,
     matrix,
     t,
     rates,
@@ -166,14 +164,14 @@ def _update_tile(
     if t.mean is not None:
         mean_B = tl.load(t.mean + bag_B, mask=there_B, other=0.0)
     elif R.NEEDS_ROW:
-        total_B, grad_BC = row_squares(source, matrix, bag_B, there_B, F)
+        total_B, grad_BC = row_squares(matrix, bag_B, there_B, F)
         mean_B = (total_B / F.WIDTH).to(F.DTYPE)
     WIDTH: tl.constexpr = F.WIDTH
     COLUMNS: tl.constexpr = F.COLUMNS
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column_C = first + tl.arange(0, COLUMNS)
         if F.WIDTH > F.COLUMNS or t.mean is not None or not R.NEEDS_ROW:
-            grad_BC = sums_of(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
+            grad_BC = sums_of(matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
         old_BC = read_rows(t.weights, row_B, there_B, column_C, F, False)
         if R.DECAYS:
             decay = tl.load(rates + DECAY).to(F.DTYPE)
@@ -227,24 +225,14 @@ def update(
     weights lose the part rates[DECAY] before the rule is applied. Where `stopped` is not zero,
     nothing is updated.
     """
-    source = VectorSource(memory, numbers)
-    matrix = DeviceMatrix(index, offsets, uses, sums, sums2)
+    matrix = DeviceMatrix(memory, numbers, index, offsets, uses, sums, sums2)
     t = DeviceRows(weights, row, mean, state0, state1)
     bags = number_of(bags, count)
     if stopped is not None:
         bags = tl.where(tl.load(stopped) == 0, bags, 0)
     for tile in range(tl.program_id(0), tl.cdiv(bags, F.BAGS), tl.num_programs(0)):
         bag_B = tile * F.BAGS + tl.arange(0, F.BAGS)
-        _update_tile(source, matrix, t, rates, bag_B, bag_B < bags, STEP, SQRT, R, F)
-
-
-@triton.jit
-def _rows(t, bag_B, rows):
-    """Return the rows of a tile: those that are given, or all in order."""
-    if t.row is None:
-        return bag_B.to(tl.int64)
-    else:
-        return tl.load(t.row + bag_B, mask=bag_B < rows, other=-1).to(tl.int64)
+        _update_tile(matrix, t, rates, bag_B, bag_B < bags, STEP, SQRT, R, F)
 
 
 @Launch
@@ -271,9 +259,11 @@ def catch_up(
     step keeps its values. Weights and state stay in registers until the last step. The rates of
     step first + i are rates[i * RATES : +RATES].
     """
-    t = DeviceRows(weights, row, None, state0, state1)
     bag_B = tl.program_id(0) * F.BAGS + tl.arange(0, F.BAGS)
-    row_B = _rows(t, bag_B, rows)
+    if row is None:
+        row_B = bag_B.to(tl.int64)
+    else:
+        row_B = tl.load(row + bag_B, mask=bag_B < rows, other=-1).to(tl.int64)
     there_B = (bag_B < rows) & (row_B >= 0)
     begin_B = tl.load(steps + row_B, mask=there_B, other=now).to(tl.int32)
     there_B = there_B & (begin_B < now)
@@ -282,21 +272,21 @@ def catch_up(
     COLUMNS: tl.constexpr = F.COLUMNS
     for column in tl.static_range(0, WIDTH, COLUMNS):
         column_C = column + tl.arange(0, COLUMNS)
-        w_BC = read_rows(t.weights, row_B, there_B, column_C, F, False)
+        w_BC = read_rows(weights, row_B, there_B, column_C, F, False)
         zero_BC = tl.zeros_like(w_BC)
         zero_B1 = tl.zeros_like(begin_B).to(F.DTYPE)[:, None]
         first_BC = zero_BC
         second_BC = zero_BC
-        if t.state0 is not None:
-            first_BC = read_rows(t.state0, row_B, there_B, column_C, F, False)
-        if t.state1 is not None:
-            second_BC = read_rows(t.state1, row_B, there_B, column_C, F, False)
+        if state0 is not None:
+            first_BC = read_rows(state0, row_B, there_B, column_C, F, False)
+        if state1 is not None:
+            second_BC = read_rows(state1, row_B, there_B, column_C, F, False)
         for step in range(begin, now):
             rate = _rate(rates, (step - first) * R.RATES, R, F)
             takes_B1 = (begin_B <= step)[:, None]
-            if t.state0 is None:
+            if state0 is None:
                 new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT)
-            elif t.state1 is None:
+            elif state1 is None:
                 new = STEP(w_BC, zero_BC, zero_B1, rate, SQRT, first_BC)
                 first_BC = tl.where(takes_B1, new[1], first_BC)
             else:
@@ -304,10 +294,10 @@ def catch_up(
                 first_BC = tl.where(takes_B1, new[1], first_BC)
                 second_BC = tl.where(takes_B1, new[2], second_BC)
             w_BC = tl.where(takes_B1, new[0], w_BC)
-        write_rows(t.weights, w_BC, row_B, there_B, column_C, F, False)
-        if t.state0 is not None:
-            write_rows(t.state0, first_BC, row_B, there_B, column_C, F, False)
-        if t.state1 is not None:
-            write_rows(t.state1, second_BC, row_B, there_B, column_C, F, False)
+        write_rows(weights, w_BC, row_B, there_B, column_C, F, False)
+        if state0 is not None:
+            write_rows(state0, first_BC, row_B, there_B, column_C, F, False)
+        if state1 is not None:
+            write_rows(state1, second_BC, row_B, there_B, column_C, F, False)
     tl.debug_barrier()  # all threads must have read the steps that one of them overwrites now
     tl.store(steps + row_B, tl.zeros_like(begin_B) + now, mask=there_B)

@@ -43,22 +43,12 @@ PROGRAMS = 4096
 TILES = 4
 
 
-class VectorSource(NamedTuple):
-    """Vectors as kernels read them.
-
-    Args:
-        memory: The flat buffer, or the bytes of records.
-        numbers: The same memory in the type of the scales and biases; None for floats.
-    """
-
-    memory: Any
-    numbers: Any
-
-
 class DeviceMatrix(NamedTuple):
-    """A sparse matrix (`recapp/kernels/links.py`: `Links`).
+    """A sparse matrix (`recapp/kernels/links.py`: `Links`) and the vectors that it sums.
 
     Args:
+        memory: The flat buffer of vectors, or the bytes of records.
+        numbers: The same memory in the type of the scales and biases; None for floats.
         index: The index of each entry's vector in the source.
         offsets: Where the entries of each bag begin and end; None: one entry per bag.
         weights: The weight of each entry; None: ones.
@@ -66,6 +56,8 @@ class DeviceMatrix(NamedTuple):
         sums2: The sums of blocks of these; None where no bag can have so many.
     """
 
+    memory: Any
+    numbers: Any
     index: Any
     offsets: Any
     weights: Any
@@ -128,33 +120,32 @@ def number_of(bags, count):
 
 
 @triton.jit
-def _vectors(source, at_B, here_B, column_C, inside_C, F: tl.constexpr):
+def _vectors(matrix, at_B, here_B, column_C, inside_C, F: tl.constexpr):
     """Return the vectors at the indices `at` of the source, [BAGS, COLUMNS]: floats, or the values
     of records of `STRIDE` bytes whose last two numbers are scale and bias.
     """
     here_BC = here_B[:, None] & inside_C[None, :]
     first_B = at_B * F.STRIDE
-    if source.numbers is None:
+    if matrix.numbers is None:
         return tl.load(
-            source.memory + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
+            matrix.memory + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
         ).to(F.DTYPE)
     else:
         byte_BC = tl.load(
-            source.memory + first_B[:, None] + (column_C * F.BITS // 8)[None, :],
+            matrix.memory + first_B[:, None] + (column_C * F.BITS // 8)[None, :],
             mask=here_BC,
             other=0,
         ).to(tl.int32)
         q_BC = (byte_BC >> (column_C * F.BITS % 8)[None, :]) & ((1 << F.BITS) - 1)
         # a scale or bias has half as many bytes as a value has bits
         next_B = (at_B + 1) * (F.STRIDE // (F.BITS // 2))
-        scale_B = tl.load(source.numbers + (next_B - 2), mask=here_B, other=0.0).to(F.DTYPE)
-        bias_B = tl.load(source.numbers + (next_B - 1), mask=here_B, other=0.0).to(F.DTYPE)
+        scale_B = tl.load(matrix.numbers + (next_B - 2), mask=here_B, other=0.0).to(F.DTYPE)
+        bias_B = tl.load(matrix.numbers + (next_B - 1), mask=here_B, other=0.0).to(F.DTYPE)
         return q_BC.to(F.DTYPE) * scale_B[:, None] + bias_B[:, None]
 
 
 @triton.jit
 def _entries(
-    source,
     matrix,
     begin_B,
     length_B,
@@ -176,7 +167,7 @@ def _entries(
             k_B = begin_B + first + ahead
             at_B = tl.load(matrix.index + k_B, mask=here_B, other=0).to(tl.int64)
             at_B = tl.multiple_of(at_B, LINE)  # Triton forgets what it is told of arguments
-            vector_BC = _vectors(source, at_B, here_B, column_C, inside_C, F)
+            vector_BC = _vectors(matrix, at_B, here_B, column_C, inside_C, F)
             if matrix.weights is not None:
                 use_B = tl.load(matrix.weights + k_B, mask=here_B, other=0.0).to(F.DTYPE)
                 vector_BC = vector_BC * use_B[:, None]
@@ -216,20 +207,16 @@ def _blocks(
 
 
 @triton.jit
-def sums_of(source, matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
+def sums_of(matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
     """Return a tile of sums: sums of entries for short bags, sums of blocks for long ones."""
     if matrix.offsets is None:
-        return _entries(
-            source, matrix, bag_B, there_B.to(tl.int32), column_C, inside_C, F, F.BAGS, 1
-        )
+        return _entries(matrix, bag_B, there_B.to(tl.int32), column_C, inside_C, F, F.BAGS, 1)
     else:
         WIDE: tl.constexpr = F.BLOCK * F.BLOCK
         begin_B = tl.load(matrix.offsets + bag_B, mask=there_B, other=0)
         length_B = tl.load(matrix.offsets + bag_B + 1, mask=there_B, other=0) - begin_B
         short_B = tl.where(length_B > F.BLOCK, 0, length_B)
-        total_BC = _entries(
-            source, matrix, begin_B, short_B, column_C, inside_C, F, F.BAGS, F.AT_ONCE
-        )
+        total_BC = _entries(matrix, begin_B, short_B, column_C, inside_C, F, F.BAGS, F.AT_ONCE)
         none_B = tl.zeros_like(begin_B)
         if matrix.sums is not None:
             long_B = (length_B > F.BLOCK) & (length_B <= WIDE)
@@ -301,8 +288,7 @@ def sum_blocks(
     Program 2 w + 1 sums the block in window w that begins a long bag, program 2 w the block that
     continues one.
     """
-    source = VectorSource(memory, numbers)
-    matrix = DeviceMatrix(index, offsets, weights, sums, sums2)
+    matrix = DeviceMatrix(memory, numbers, index, offsets, weights, sums, sums2)
     bags = number_of(bags, count)
     position = tl.program_id(0)
     window = (position // 2) * SPAN
@@ -320,7 +306,6 @@ def sum_blocks(
         length = tl.minimum(end - first, SPAN)
         if SPAN == F.BLOCK:
             total_BC = _entries(
-                source,
                 matrix,
                 first + alone,
                 length + alone,
@@ -377,15 +362,14 @@ def pool(
 
     Where `at` is None, bags stand side by side.
     """
-    source = VectorSource(memory, numbers)
-    matrix = DeviceMatrix(index, offsets, weights, sums, sums2)
+    matrix = DeviceMatrix(memory, numbers, index, offsets, weights, sums, sums2)
     bags = number_of(bags, count)
     column_C = tl.program_id(1) * F.COLUMNS + tl.arange(0, F.COLUMNS)
     inside_C = column_C < F.WIDTH
     for tile in range(tl.program_id(0), tl.cdiv(bags, F.BAGS), tl.num_programs(0)):
         bag_B = tile * F.BAGS + tl.arange(0, F.BAGS)
         there_B = bag_B < bags
-        total_BC = sums_of(source, matrix, bag_B, there_B, column_C, inside_C, F)
+        total_BC = sums_of(matrix, bag_B, there_B, column_C, inside_C, F)
         if at is None:
             offset_B = bag_B.to(tl.int64) * F.WIDTH
         else:
@@ -402,7 +386,7 @@ def pool(
 
 
 @triton.jit
-def row_squares(source, matrix, bag_B, there_B, F: tl.constexpr):
+def row_squares(matrix, bag_B, there_B, F: tl.constexpr):
     """Return the fp64 sum of squares of the summed gradient of each touched row, and the last
     columns of the gradient.
 
@@ -418,7 +402,7 @@ def row_squares(source, matrix, bag_B, there_B, F: tl.constexpr):
     total_B = tl.zeros([BAGS], tl.float64)
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column_C = first + tl.arange(0, COLUMNS)
-        grad_BC = sums_of(source, matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
+        grad_BC = sums_of(matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
         square_BC = grad_BC.to(tl.float64)
         square_BC = square_BC * square_BC
         for fold in tl.static_range(FOLDS):
@@ -440,11 +424,10 @@ def square_sums(
 
     The strips of one row exchange these sums.
     """
-    source = VectorSource(memory, numbers)
-    matrix = DeviceMatrix(index, offsets, weights, sums, sums2)
+    matrix = DeviceMatrix(memory, numbers, index, offsets, weights, sums, sums2)
     bags = number_of(bags, count)
     for tile in range(tl.program_id(0), tl.cdiv(bags, F.BAGS), tl.num_programs(0)):
         bag_B = tile * F.BAGS + tl.arange(0, F.BAGS)
         there_B = bag_B < bags
-        total_B, _ = row_squares(source, matrix, bag_B, there_B, F)
+        total_B, _ = row_squares(matrix, bag_B, there_B, F)
         tl.store(total + bag_B, total_B, mask=there_B)

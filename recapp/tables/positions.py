@@ -280,13 +280,13 @@ class RowOrder:
 
     def positions_of(self, row_N: "Tensor") -> "Tensor":
         """Return the positions of rows, int64."""
-        return affine(row_N, self.multiplier, self.shift, self.rows, self.rows)
+        return affine(row_N, self.multiplier, self.shift, self.rows)
 
     def rows_at(self, position_N: "Tensor") -> "Tensor":
         """Return the rows at positions: the inverse of `positions_of`."""
         inverse = pow(self.multiplier, -1, self.rows)
         back = -inverse * self.shift % self.rows
-        return affine(position_N, inverse, back, self.rows, self.rows)
+        return affine(position_N, inverse, back, self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the order as plain values, the form in a manifest."""
@@ -334,29 +334,22 @@ def _quotients(a: int, b: int) -> int:
     return total
 
 
-def affine(
-    row_N: "Tensor",
-    factor: "int | Tensor",
-    shift: "int | Tensor",
-    rows: "int | Tensor",
-    most: int,
-) -> "Tensor":
+def affine(row_N: "Tensor", factor: int, shift: int, rows: int) -> "Tensor":
     """Return the exact (row * factor + shift) mod rows. If products do not fit into 63 bits, rows
     are multiplied a few bits at a time.
 
     Args:
         row_N: Rows, of any integer type.
-        factor: One number for all rows, or one for each.
-        shift: One number for all rows, or one for each.
-        rows: The number of rows of the table: one number for all rows, or one for each.
-        most: The largest of `rows`.
+        factor: The multiplier.
+        shift: The shift.
+        rows: The number of rows of the table.
     """
     row_N = row_N.long()
-    bits = 62 - most.bit_length()
-    if bits >= most.bit_length():
+    bits = 62 - rows.bit_length()
+    if bits >= rows.bit_length():
         return (row_N * factor).add_(shift).remainder_(rows)
     made_N = row_N.new_zeros(row_N.shape)
-    for first in reversed(range(0, most.bit_length(), bits)):
+    for first in reversed(range(0, rows.bit_length(), bits)):
         digit_N = (row_N >> first) & ((1 << bits) - 1)
         made_N = ((made_N << bits) % rows + digit_N * factor) % rows
     return (made_N + shift) % rows

@@ -170,7 +170,7 @@ def test_the_text_whose_hash_would_stand_for_missing_ids_gets_the_next_number(mo
     monkeypatch.setattr(numba_text, "xxh64", lambda *_: np.uint64(2**63))
     ids = np.zeros(1, dtype=np.int64)
     bounds = np.array([0, 1], dtype=np.int32)
-    monkeypatch.setattr(numba_text, "is_decimal", numba_text.is_decimal.py_func)
+    monkeypatch.setattr(numba_text, "decimal", numba_text.decimal.py_func)
     assert ids_of_texts.py_func(np.frombuffer(b"a", dtype=np.uint8), bounds, False, ids) == -1
     assert ids.tolist() == [MISSING + 1]
 

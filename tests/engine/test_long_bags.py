@@ -31,7 +31,7 @@ def trained(comm, backend, rule, kind, threads=1):
 
 def asked_for():
     """How often kernels that read copies were asked for."""
-    info = numba_vectors.run_staged.cache_info()
+    info = numba_vectors.run_staged.on_one_thread.cache_info()
     return info.hits + info.misses
 
 

@@ -85,12 +85,12 @@ def test_rows_that_are_converted_piece_by_piece_are_averaged_alike():
     memory = RowMemory(rows, 2, torch.bfloat16, CPU)
     memory.grow(rows)
     memory.rows.normal_(generator=torch.Generator().manual_seed(1))
-    average = RowAverage(memory, torch.float32, CPU)
-    average.update(memory, 1.0)
+    average = RowAverage(memory, torch.float32)
+    average.update(1.0)
     before = average.rows.clone()
     assert torch.equal(before, memory.rows.float())
     memory.rows.mul_(3)
-    average.update(memory, 0.25)
+    average.update(0.25)
     assert torch.equal(average.rows, before.lerp(memory.rows.float(), 0.25))
 
 

@@ -40,10 +40,10 @@ class Scattered(FloatStore):
     def piece_keys(self, row_U):
         return self.numbers[row_U.long()]
 
-    def pool(self, links, target, scale=1.0, in_lines=False):
+    def pool(self, links, target, in_lines=False):
         rows = self.kept[0].view(-1)
         dtype = self.group.dtype
-        self.backend.pool(rows, self.width, self.width, links, target, dtype, scale, in_lines)
+        self.backend.pool(rows, self.width, self.width, links, target, dtype, in_lines=in_lines)
 
     def update(self, gradients, links, row_U, mean_U, lr):
         weights_RD, *state = self.kept

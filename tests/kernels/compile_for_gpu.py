@@ -102,8 +102,10 @@ def call_everything(width, dtype, stored, names):
         in_lines=True,
     )
     for bits in (4, 8):
-        kernels.pool_quantised(
+        kernels.pool(
             quantise(rows_RD, bits),
+            width,
+            width,
             links,
             torch.zeros(BAGS * width, dtype=dtype),
             dtype,

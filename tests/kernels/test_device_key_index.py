@@ -104,7 +104,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
         "_begin_rows",
         "count_new",
         "find",
-        "find_or_claim swap least",
+        "find swap least",
         "follow",
         "insert_new swap",
         "rebuild swap",

@@ -31,9 +31,9 @@ def kernels():
     updates = adam().step, adam().constants, False, kinds, 0, False, 3
     squares = lamb().squares, lamb().constants, kinds, lamb().means, 3
     made = {
-        "pool": numba_vectors.pool(3, False, 0),
-        "pool packed": numba_vectors.pool_on_threads(3, False, 8),
-        "update": numba_vectors.update(*updates),
+        "pool": numba_vectors.pool.on_one_thread(3, False, 0),
+        "pool packed": numba_vectors.pool.on_threads(3, False, 8),
+        "update": numba_vectors.update.on_one_thread(*updates),
         "row squares": numba_vectors.row_squares(*squares),
         "link": numba_unique.link_strips,
         "group": group_rows,
@@ -152,7 +152,7 @@ def test_a_rule_from_outside_of_the_package_counts_with_its_file(tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "rules_of_my_own.py").write_text(RULE)
     step = importlib.import_module("rules_of_my_own").step
-    mine = {"update": numba_vectors.update(step, (), False, (), 0, False, 3).py_func}
+    mine = {"update": numba_vectors.update.on_one_thread(step, (), False, (), 0, False, 3).py_func}
     assert changed_by(monkeypatch, Path(step.__code__.co_filename), mine) == {"update"}
     assert changed_by(monkeypatch, PACKAGE / "kernels" / "simd.py", mine) == {"update"}
     assert not changed_by(monkeypatch, PACKAGE / "optim" / "rules.py", mine)

@@ -201,10 +201,10 @@ def test_packed_rows_are_pooled_as_in_the_definition(kernels, bits):
     rows = quantise(torch.randn(R, 33), bits)
     links = bags()
     found = torch.zeros(300 * 33)
-    TorchBackend().pool_quantised(rows, links, found, torch.float32)
+    TorchBackend().pool(rows, 33, 33, links, found, torch.float32)
     packed = QuantisedRows(rows.packed_RK.to(GPU), rows.width, rows.bits)
     target = torch.zeros(300 * 33, device=GPU)
-    kernels.pool_quantised(packed, there(links), target, torch.float32)
+    kernels.pool(packed, 33, 33, there(links), target, torch.float32)
     torch.testing.assert_close(target.cpu(), found, rtol=1e-4, atol=1e-4)
 
 

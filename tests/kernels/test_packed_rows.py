@@ -252,9 +252,9 @@ def test_rows_of_a_file_that_is_mapped_read_only_are_pooled(file_of_rows, bits, 
     )
     found, expected = torch.empty(2, 27).unbind()
     kernels = backend(kernels, torch.device("cpu"))
-    kernels.pool_quantised(mapped, links, found, torch.float32)
-    backend("torch", torch.device("cpu")).pool_quantised(
-        quantise(rows_RD, bits), links, expected, torch.float32
+    kernels.pool(mapped, 9, 9, links, found, torch.float32)
+    backend("torch", torch.device("cpu")).pool(
+        quantise(rows_RD, bits), 9, 9, links, expected, torch.float32
     )
     assert torch.equal(found, expected)
     assert mapped.strip_of(range(5, 9), range(9)).packed_RK.data_ptr() == (

@@ -36,7 +36,7 @@ def test_packed_rows_are_pooled_as_their_values(kernels, bits, weighted):
     target = torch.full((20,), torch.nan)
     edge = links.offsets_M1.tolist()
     kernels = backend(kernels, torch.device("cpu"))
-    kernels.pool_quantised(rows, links, target, torch.float32, 0.5)
+    kernels.pool(rows, rows.width, rows.width, links, target, torch.float32, 0.5)
     values_ND = dequantise(rows, links.index_N)
     if weighted:
         values_ND = values_ND * links.weights_N[:, None]
@@ -56,8 +56,8 @@ def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     monkeypatch.setattr("recapp.kernels.triton_vectors.BLOCK", block)
     rows, links = packed_bags(bits, width, weighted=False)
     found = [torch.full((4 * width,), torch.nan) for _ in range(2)]
-    interpreted.pool_quantised(rows, links, found[0], torch.float32, 0.5)
-    TorchBackend().pool_quantised(rows, links, found[1], torch.float32, 0.5)
+    interpreted.pool(rows, rows.width, rows.width, links, found[0], torch.float32, 0.5)
+    TorchBackend().pool(rows, rows.width, rows.width, links, found[1], torch.float32, 0.5)
     exact = {"rtol": 0, "atol": 0} if block == 128 else {}
     torch.testing.assert_close(*found, equal_nan=True, **exact)
 
@@ -90,7 +90,7 @@ def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(bits, c
                 for written in (compute, torch.bfloat16):
                     found = [torch.empty(links.bags * width, dtype=written) for _ in range(2)]
                     for k, target in zip((kernels, TorchBackend()), found, strict=True):
-                        k.pool_quantised(rows, links, target, compute, 0.5)
+                        k.pool(rows, rows.width, rows.width, links, target, compute, 0.5)
                     assert torch.equal(*found)
     finally:
         torch.set_num_threads(before)
@@ -105,5 +105,5 @@ def test_packed_rows_are_written_past_the_caches_to_the_same_bits(bits):
     target = torch.empty(bags * width)
     links = Links(index_N, None, None, width * torch.arange(bags).int(), bags)
     kernels = backend("numba", torch.device("cpu"))
-    kernels.pool_quantised(rows, links, target, torch.float32, in_lines=True)
+    kernels.pool(rows, rows.width, rows.width, links, target, torch.float32, in_lines=True)
     assert torch.equal(target.view(bags, width), dequantise(rows, index_N))

@@ -61,11 +61,16 @@ FIRST = {name: case for case in reversed(CASES) for name in [case[0]]}
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("kernels", "case"),
     [
-        case if case in FIRST.values() else pytest.param(case, marks=pytest.mark.full)
+        pytest.param(kernels, case, marks=[] if case in of_default else pytest.mark.full)
+        for kernels, of_default in (
+            ("numba", list(FIRST.values())[::2]),
+            ("triton", list(FIRST.values())[1::2]),
+        )
         for case in CASES
     ],
+    indirect=["kernels"],
     ids=str,
 )
 def test_a_rule_changes_rows_as_the_reference_does(kernels, case):

@@ -1,5 +1,5 @@
-"""Sorts of the integer kernels in torch, those that a GPU runs: one for the distinct rows of a
-group, of 32-bit keys where they fit.
+"""Sorts of the integer kernels in torch: one for the distinct rows of a group, of 32-bit keys where
+they fit, and one that numbers the rows of each owner.
 """
 
 from dataclasses import replace
@@ -31,8 +31,6 @@ class Sorts(TorchDispatchMode):
 
 
 def sorts_of(route, r):
-    """Of a batch after the first one, which also sorts what stays."""
-    route(r, batch(), WORLD, Scratch())
     with Sorts() as sorts:
         found, _ = route(r, batch(seed=1), WORLD, Scratch())
     return sorts.types, found
@@ -42,11 +40,11 @@ def sorts_of(route, r):
     ("rows", "wanted"),
     [(100, torch.int32), (2**31 - 8, torch.int32), (2**31 - 7, torch.int64), (2**40, torch.int64)],
 )
-def test_the_distinct_rows_of_a_group_take_one_sort_of_the_smallest_type(rows, wanted):
+def test_the_distinct_rows_of_a_group_are_sorted_in_the_smallest_type(rows, wanted):
     """The second table has 7 rows; no memory is taken for the rows of the first."""
     r = replace(routes(), rows_I=torch.tensor([rows, 7]))
     types, _ = sorts_of(TorchBackend().route_rows, r)
-    assert types == [wanted]
+    assert types == [wanted, torch.int64]
 
 
 def test_rows_beyond_32_bits_are_found_as_those_below_are():
@@ -70,12 +68,12 @@ def test_rows_beyond_32_bits_are_found_as_those_below_are():
     assert torch.equal(a.grouped.order_N, c.grouped.order_N)
 
 
-def test_bags_take_a_sort_of_pairs_and_one_of_vectors():
+def test_bags_take_a_sort_of_pairs_and_those_that_number_vectors_and_pairs_of_owners():
     types, _ = sorts_of(TorchBackend().route_bags, routes("pooled"))
-    assert types == [torch.int32] * 2
+    assert types == [torch.int32, torch.int64, torch.int64]
 
 
 def test_equal_keys_of_dynamic_tables_are_found_by_all_64_bits_and_strips_by_32():
     r = replace(routes(), dynamic=True)
     types, _ = sorts_of(TorchBackend().route_rows, r)
-    assert types == [torch.int64, torch.int32]
+    assert types == [torch.int64, torch.int32, torch.int64]

@@ -26,7 +26,7 @@ from recapp import load_model
 
 pytestmark = pytest.mark.full
 
-SECONDS = float(os.environ.get("RECAPP_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("RECAPP_SOAK_SECONDS", "3"))
 CLIENTS = 6
 ROUNDING = 1e-6  # of float32, by what else is in a batch
 GROWTH = 48e6  # bytes that memory may grow by while parts repeat

@@ -132,7 +132,7 @@ def lookups_of(
         return look_up
 
     found: dict[str, Callable[[int], object]] = {
-        "recapp": by_kernel(partial(kernels.pool_quantised, packed)),
+        "recapp": by_kernel(partial(kernels.pool, packed, dim, dim)),
         "torch_quantised": lambda number: torch_lookup(
             packed.packed_RK, b.rows(number), offsets_M1, False, 0, False, None, None, True
         ),

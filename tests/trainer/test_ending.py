@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import command, small, validation
+from jobs import command, metrics_of, small, validation
 from lightning.pytorch import Callback
 from lightning.pytorch.loops.progress import _BatchProgress, _ProcessedTracker
 from trainer.runs import compose, fit
@@ -324,27 +324,27 @@ def test_where_no_row_validates_nothing_is_left_after_the_last_step(jobs, tmp_pa
         (20, 20, 0),
     ],
 )
-def test_a_validation_that_a_signal_has_cut_off_comes_first(jobs, tmp_path, at, stop, batch):
+def test_a_validation_that_a_signal_has_cut_off_comes_first(
+    jobs, stored, tmp_path, at, stop, batch
+):
     wanted = (
-        *small(tmp_path / "data"),
         "trainer.val_check_interval=4",
         "trainer.max_steps=26",
         "optimizer/schedule=reduce_on_plateau",  # rates follow from every validation
         "optimizer.schedule.factor=0.5",
     )
-    unbroken = jobs.train(tmp_path / "unbroken", *wanted)
-    stopped_at(tmp_path / "run", stop, *wanted, batch=batch)
+    whole = stored.small_run(*wanted)
+    unbroken = metrics_of(whole)
+    stopped_at(tmp_path / "run", stop, *small(whole / "logs"), *wanted, batch=batch)
     last = tmp_path / "run" / LAST
     assert read_manifest(last).step == at and not read_manifest(last).metrics
     on = jobs.train(tmp_path / "run", "trust=[signal_at_step]", f"ckpt_path={last}")
     assert validation(on) == validation(unbroken)
     assert on["checkpoint_step"] == unbroken["checkpoint_step"]
     for name in ("metrics", "position"):
-        stored = [
-            getattr(read_manifest(tmp_path / run / LAST), name) for run in ("run", "unbroken")
-        ]
-        assert stored[0] == stored[1], name
-    states = [read_meta(tmp_path / run / LAST) for run in ("run", "unbroken")]
+        found = [getattr(read_manifest(path), name) for path in (last, whole / LAST)]
+        assert found[0] == found[1], name
+    states = [read_meta(path) for path in (last, whole / LAST)]
     for name in ("lr_schedulers", "loops"):
         assert states[0][name] == states[1][name]
 

@@ -291,15 +291,15 @@ def test_training_says_that_the_average_of_a_checkpoint_is_of_another_kind(stage
 def test_the_rounded_copy_that_lookups_read_is_counted():
     trained = RowMemory(4, 3, torch.bfloat16, torch.device("cpu"))
     trained.grow(4)
-    average = RowAverage(trained, torch.float32, torch.device("cpu"))
+    average = RowAverage(trained, torch.float32)
     hidden = average.nbytes
-    average.show()
+    average.show(True)
     assert average.nbytes == hidden + trained.nbytes == 4 * 3 * (4 + 2)
     table = EmbeddingConfig(
         name="t", num_embeddings=4, embedding_dim=3, feature_names=["f"], data_type="bf16"
     )
     assert 4 * average_bytes(table, 3, 4) == average.nbytes
-    average.hide()
+    average.show(False)
     assert average.nbytes == hidden
 
 

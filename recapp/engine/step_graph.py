@@ -355,19 +355,22 @@ def _room(numbers_TF: list[list[int]]) -> list[int]:
     number of ids if it is always the same, otherwise a number above it, rounded up to an eighth of
     a power of two.
     """
-    most_F, least_F = np.max(numbers_TF, 0), np.min(numbers_TF, 0)
+    most_F = np.max(numbers_TF, 0)
+    changes_F = np.ptp(numbers_TF, 0) > 0
     above_F = np.maximum((1 + SLACK) * most_F, 8)
     eighth_F = 2 ** np.ceil(np.log2(above_F)) / 8
     room_F = np.ceil(above_F / eighth_F) * eighth_F
-    return [int(n) for n in np.where(least_F == most_F, most_F, room_F)]
+    return [int(n) for n in np.where(changes_F, room_F, most_F)]
 
 
 def _copy(static: Batch, batch: Batch) -> None:
     """Copy a batch to the tensors of a recorded one: ids feature by feature, if that has room."""
-    per_F, room_F = batch.sparse.length_per_key(), static.sparse.length_per_key()
+    per_F = batch.sparse.length_per_key()
+    room_F = static.sparse.length_per_key()
     sizes = [size for n, room in zip(per_F, room_F, strict=True) for size in (n, room - n)]
     of_ids = static.sparse.values(), static.sparse.weights_or_none()
-    to, of = list[Tensor](), list[Tensor]()
+    to = list[Tensor]()
+    of = list[Tensor]()
     for there, here in zip(static.tensors(), batch.tensors(), strict=True):
         values = here[: sum(per_F)] if any(there is x for x in of_ids) else here
         if len(there) == len(values):

@@ -6,8 +6,8 @@ results in rank order; an exception in any rank fails the test with that rank's 
 be importable.
 
 In the default tier `backend="auto"` means the reference kernels, here and in pytest's own process:
-compiling numba's for every width and rule that tests think of takes minutes. Parity, the kernels' own suite and all jobs run
-compiled kernels in both tiers; the full tier runs nothing else.
+compiling numba's for every width and rule that tests think of takes minutes. Parity, the kernels'
+own suite and all jobs run compiled kernels in both tiers; the full tier runs nothing else.
 """
 
 import os

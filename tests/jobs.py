@@ -159,6 +159,25 @@ def started(module, arguments, cwd, variables, out, err, fresh):
         )
 
 
+def script(path, *arguments, cwd, world=None):
+    """What a program prints: alone, or on the ranks that torchrun would start. It is forked as
+    commands are.
+    """
+    port = free_port()
+    given = [environment_of_rank(rank, world, port) for rank in range(world or 0)] or [{}]
+    found = os.pathsep.join((str(path.parent), str(REPOSITORY)))
+    with TemporaryDirectory() as folder:
+        outputs = [Path(folder, f"out{rank}.txt") for rank in range(len(given))]
+        errors = [Path(folder, f"err{rank}.txt") for rank in range(len(given))]
+        runs = [
+            started(path.stem, arguments, cwd, {**each, "PYTHONPATH": found}, out, err, fresh=False)
+            for each, out, err in zip(given, outputs, errors, strict=True)
+        ]
+        for run, err in zip(runs, errors, strict=True):
+            assert run.wait(COMMAND_TIMEOUT_S) == 0, err.read_text()
+        return "".join(out.read_text() for out in outputs)
+
+
 def metrics_of(directory):
     """`metrics.json` of a run."""
     found: dict[str, Any] = json.loads((Path(directory) / "metrics.json").read_text())

@@ -31,15 +31,7 @@ from documents import (
     table,
 )
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from jobs import (
-    command,
-    environment,
-    environment_of_rank,
-    free_port,
-    resolved,
-    small,
-    started,
-)
+from jobs import command, environment, resolved, script, small
 from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
 from serving.processes import ServerProcess
@@ -356,17 +348,7 @@ def run_script(block, base, world=None):
         names = re.findall(r"torchrun --nproc-per-node 2 (\w+\.py)", PAGES[block.page])
         assert (path.name if block.file else "clicks.py") in names
         world = 2
-    port = free_port()
-    given = [environment_of_rank(rank, world, port) for rank in range(world or 0)] or [{}]
-    found = os.pathsep.join((str(path.parent), str(REPOSITORY)))
-    outputs = [(base / f"out{rank}.txt", base / f"err{rank}.txt") for rank in range(len(given))]
-    runs = [
-        started(path.stem, (), base, {**variables, "PYTHONPATH": found}, *files, fresh=False)
-        for variables, files in zip(given, outputs, strict=True)
-    ]
-    for run, (_, err) in zip(runs, outputs, strict=True):
-        assert run.wait(300) == 0, err.read_text()
-    return "".join(out.read_text() for out, _ in outputs)
+    return script(path, cwd=base, world=world)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@
 
 import re
 import signal
+from collections import Counter
+from contextlib import ExitStack
 
 import lightning
 import pytest
@@ -29,6 +31,14 @@ from recapp.trainer.module import TaskModule, in_place
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 EPOCH = WARM_UP + 2  # batches: one is recorded, one is repeated
+
+
+SETTINGS = {
+    "accelerator": "cpu",
+    "max_epochs": 2,
+    "gradient_clip_val": 0.5,
+    "log_every_n_steps": 2,
+}
 
 
 class Branches(Model):
@@ -70,7 +80,6 @@ class Run:
         self.trainer = lightning.Trainer(
             strategy=self.strategy,
             devices=1,
-            log_every_n_steps=2,
             logger=self.log,
             callbacks=[
                 self.end,
@@ -80,7 +89,7 @@ class Run:
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
-            **{"accelerator": "cpu", "max_epochs": 2, "gradient_clip_val": 0.5, **settings},
+            **{**SETTINGS, **settings},
         )
         self.module = TaskModule(
             ClickTask(["auc"]),
@@ -181,6 +190,33 @@ def test_a_signal_ends_a_run_after_a_recorded_step(interpreted, tmp_path):
     with pytest.raises(Stopped):
         run.fit()
     assert (run.captures, run.trainer.global_step) == (1, EPOCH)
+
+
+class Count(Callback):
+    """Counts what Lightning gives the device from the end of a batch to the end of the next."""
+
+    def __init__(self):
+        self.recorder = Recorder()
+        self.window = ExitStack()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == WARM_UP:
+            self.window.enter_context(self.recorder.recording())
+        if batch_idx == WARM_UP + 1:
+            self.window.close()
+
+
+@pytest.mark.full
+def test_a_repeated_step_is_one_launch_among_few_small_operations(interpreted, tmp_path):
+    count = Count()
+    run = Run(tmp_path, callbacks=[count], max_steps=EPOCH, log_every_n_steps=EPOCH + 1)
+    run.batches.append(batch(EPOCH))  # is read ahead
+    run.fit()
+    names = [entry.name for entry in count.recorder.entries if entry.kind == "operation"]
+    assert count.recorder.counts()["launches"] == 1
+    # the batch and its rates, its loss, which Lightning divides and clones, and two values to log
+    made = {"_foreach_copy_": 1, "copy_": 1, "clone": 4, "div": 1}
+    assert Counter(names) == made
 
 
 class Within(Callback):

@@ -1,13 +1,11 @@
 """Any LightningDataModule trains under the Strategy."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs import TIMEOUT_S, environment, environment_of_rank, free_port
+from jobs import script
 from torch import nn
 
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -20,19 +18,7 @@ SCRIPT = Path(__file__).with_name("plain_data_script.py")
 
 @pytest.mark.full
 def test_a_data_module_of_ones_own_without_statistics_or_position_trains_on_two_ranks(tmp_path):
-    port = free_port()
-    ranks = []
-    for rank in range(2):
-        variables = environment() | environment_of_rank(rank, 2, port)
-        variables["PYTHONPATH"] += f":{TESTS}"
-        command = [sys.executable, str(SCRIPT), str(tmp_path)]
-        ranks.append(
-            subprocess.Popen(
-                command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    said = [rank.communicate(timeout=TIMEOUT_S)[0].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    script(SCRIPT, tmp_path, cwd=TESTS, world=2)
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     trained = {"steps": 5, "modes": ["unique"], "updates": [5]}
     assert found == [trained | {"problem": True}, trained | {"problem": False}]

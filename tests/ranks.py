@@ -5,9 +5,9 @@ a test costs milliseconds.
 results in rank order; an exception in any rank fails the test with that rank's traceback. `fn` must
 be importable.
 
-In the default tier `backend="auto"` means the reference kernels here: compiling numba's for every
-width and rule that tests think of takes minutes. Parity, the kernels' own suite and all jobs run
-compiled kernels in both tiers; the full tier runs nothing else.
+In the default tier `backend="auto"` means the reference kernels, here and in pytest's own process:
+compiling numba's for every width and rule that tests think of takes minutes. Parity, the kernels'
+own suite and all jobs run compiled kernels in both tiers; the full tier runs nothing else.
 """
 
 import os

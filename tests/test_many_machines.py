@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts import (
+    PATIENCE_SECONDS,
     TORCHRUN,
     Hosts,
     Slurm,
@@ -21,7 +22,7 @@ from hosts import (
     why_no_hosts,
     why_no_slurm,
 )
-from jobs import command, metrics_of, small, validation
+from jobs import command, metrics_of, small, start, validation
 
 pytestmark = pytest.mark.full
 
@@ -125,12 +126,12 @@ def test_two_agents_of_torchrun_on_one_host_go_on_as_one_run_and_one_host(
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
     ]
-    start = [
+    agents = [
         Started([*agent, "-m", *on], tmp_path, name, OMP_NUM_THREADS="1")
         for name in ("first", "second")
     ]
-    with at_once(*start):
-        ran = [started.wait() for started in start]
+    with at_once(*agents):
+        ran = [started.wait() for started in agents]
     assert [r.code for r in ran] == [0, 0], ran
     assert one_summary(*(r.out for r in ran))
     alone = command("train", *on[1:], "hydra.run.dir=alone", cwd=tmp_path, OMP_NUM_THREADS="1")
@@ -397,11 +398,16 @@ def by_hand(rank, port):
 
 def test_two_shells_with_variables_set_by_hand_are_a_run(tmp_path, data, started_by_recapp):
     port = free_port()
-    arguments = [sys.executable, "-m", *TRAIN, *data, "hydra.run.dir=run"]
-    shells = [Started(arguments, tmp_path, f"shell{i}", **by_hand(i, port)) for i in range(2)]
-    with at_once(*shells):
-        ran = [shell.wait() for shell in shells]
-    assert [r.code for r in ran] == [0, 0], ran
+    folders = [tmp_path / f"shell{i}" for i in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    settings = [*TRAIN[1:], *data, f"hydra.run.dir={tmp_path}/run"]
+    shells = [
+        start("train", *settings, cwd=folder, **by_hand(i, port))
+        for i, folder in enumerate(folders)
+    ]
+    ended = [shell.wait(PATIENCE_SECONDS) for shell in shells]
+    assert ended == [0, 0], [(folder / "err.txt").read_text() for folder in folders]
     assert_same_run(tmp_path / "run", started_by_recapp)
 
 

@@ -166,7 +166,7 @@ sys.addaudithook(hook)
 
 
 ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "stopped by SIGTERM"}
-MOMENTS = 7
+MOMENTS = 6
 
 
 @pytest.mark.full
@@ -391,7 +391,7 @@ def test_a_disk_that_fills_while_training_is_one_line(base):
     (base / "disk").mkdir()
     said = in_small_folder(
         base / "disk",
-        "48k",
+        "36k",
         *ENDLESS,
         *small(base / "logs"),
         f"hydra.run.dir={base / 'disk/run'}",

@@ -433,10 +433,10 @@ def test_a_sweep_over_ranks_and_seeds_compares_them(base, train):
         "train",
         "-m",
         "+plan=row_wise",
-        "trainer.devices=1,2,4",
+        "trainer.devices=1,4",
         "seed=1,2",
         *small(base / "logs"),
-        "trainer.max_steps=10",
+        "trainer.max_steps=5",
         f"hydra.sweep.dir={base}/sweep",
         cwd=base,
     )
@@ -444,14 +444,12 @@ def test_a_sweep_over_ranks_and_seeds_compares_them(base, train):
     with open(base / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
     assert [(row["ranks"], row["seed"]) for row in rows] == [
-        (r, s) for r, s in itertools.product("124", "12")
+        (r, s) for r, s in itertools.product("14", "12")
     ]
     for seed in "12":
-        one, *more = [row for row in rows if row["seed"] == seed]
-        assert all(
-            float(row["val_auc"]) == pytest.approx(float(one["val_auc"]), rel=0.01) for row in more
-        )
-        assert float(more[-1]["bytes_per_rank"]) < 0.3 * float(one["bytes_per_rank"])
+        one, four = [row for row in rows if row["seed"] == seed]
+        assert float(four["val_auc"]) == pytest.approx(float(one["val_auc"]), rel=0.01)
+        assert float(four["bytes_per_rank"]) < 0.3 * float(one["bytes_per_rank"])
     assert rows[0]["val_auc"] != rows[1]["val_auc"]
 
 

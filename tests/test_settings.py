@@ -619,7 +619,7 @@ def _refused_at_random(tmp_path, examples):
 
 @pytest.mark.full
 def test_random_mistakes_are_refused_in_one_line(tmp_path):
-    assert len(_refused_at_random(tmp_path, 60)) >= 60
+    assert len(_refused_at_random(tmp_path, 40)) >= 40
 
 
 # ---- one value

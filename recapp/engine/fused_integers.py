@@ -268,6 +268,8 @@ class FusedBatch:
             offset_dtype(output.numel),
         )
         of_slots = (self.fused.slots, self.places, self.groups)
+        if state.counts_ids:
+            state.backend.place_entries(edge_N1, output.bags, *of_slots)
         self.entries: Entries = kernels.entries_of_ids(
             *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
             *(state.stopped, state.dtype if scales else None, self.sizes, self.take),

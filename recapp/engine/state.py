@@ -350,6 +350,7 @@ class EngineState:
         # error, and the integers whose reports nobody has read.
         self.stopped: Tensor | None = None
         self.unread: list[Any] = []
+        self.counts_ids = False  # whether features have room for more ids: the device counts them
         self.header = Header()
         # the host reads the counts with every transport
         self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])

@@ -7,12 +7,19 @@ tables and the dense optimiser's step start with one launch, and the host waits 
     step.finish()
 
     a form of batches comes for the fourth time    the step is recorded; the batch is trained
-    a batch of a recorded form                     its tensors are copied to those of the recorded
+    a batch that fits a recorded step              its tensors are copied to those of the recorded
                                                    one, the rates to theirs; the graph runs
     another batch                                  the same kernels, launched one by one: same bits
 
-Batches of one form have tensors of the same shapes, and each feature has as many ids: one id a bag,
-or another fixed number. At most `MOST_GRAPHS` forms are recorded.
+Batches of one form have as many samples, and features of bags may have any number of ids. Where
+the batches before had as many (one id a bag, or another fixed number), the recorded one fits those
+that have as many. Otherwise it has room behind the ids of each feature, and the device counts those
+that are there: it reads no others. After three batches that do not fit, the fourth is recorded with
+more room. At most `MOST_GRAPHS` steps are recorded; they share their memory.
+
+Where a batch has room, the flat values of all features are no use: a model that reads ids itself
+takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
+weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
 Nobody waits for the verdict on a batch, so it stops the step itself: an id that is an error, or a
 loss that is not finite, sets a number on the device. Where it is set, tables and dense optimiser
@@ -22,11 +29,13 @@ later, and raises the error of that step.
 No GPU has run this file yet: the tests record steps without one, and repeat them on other batches.
 """
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -45,7 +54,8 @@ from recapp.tables.ids import OutsideTable
 from recapp.transport.communicator import SideStream
 
 WARM_UP = 3  # steps before a form is recorded: kernels are compiled, memory has its size
-MOST_GRAPHS = 3  # each keeps the memory of a step
+MOST_GRAPHS = 3
+SLACK = 0.1  # of the largest number of ids, free for batches with more
 MOST_UNREAD = 2  # steps whose verdict the host has not read
 
 # Records the work that a function gives the device, without doing it, and returns the function's
@@ -69,15 +79,26 @@ class Samples(Protocol):
 
 
 class _Recorded(NamedTuple):
-    """A recorded step: the batch that it reads, its result, the function that runs it, the integers
-    whose reports it writes, and the memory that it needs.
+    """A recorded step: the form of its batches, whether they may have fewer ids than the batch that
+    it reads, this batch, its result, the function that runs it, the integers whose reports it
+    writes, and the memory that it needs.
     """
 
+    form: Hashable
+    has_room: bool
     batch: Samples
     result: Any
     replay: Callable[[], None]
     integers: list[FusedBatch]
     leases: list[list[Scratch]]
+
+    def takes(self, form: Hashable, per_F: list[int]) -> bool:
+        """Return whether a batch with some ids of each feature fits."""
+        room_F = self.batch.sparse.length_per_key()
+        return self.form == form and (
+            per_F == room_F
+            or (self.has_room and all(n <= room for n, room in zip(per_F, room_F, strict=True)))
+        )
 
 
 class _Unread(NamedTuple):
@@ -129,14 +150,16 @@ class StepGraph:
         self._stops = not self.why_not
         if self.why_not:
             self._note()
-        self._capture = capture or _cuda_graph
-        self._graphs: dict[Hashable, _Recorded] = {}
-        self._seen: Counter[Hashable] = Counter()
+        self._graphs: list[_Recorded] = []
+        self._unfit = defaultdict[Hashable, list[list[int]]](list)  # numbers of ids, by form
+        lookups = [x for t in self.tables for x in t.state.layout.lookups]
+        self._pooled = {x.feature for x in lookups} - {x.feature for x in lookups if not x.columns}
         self._unread: deque[_Unread] = deque()
         self._stopped = torch.zeros(1, dtype=torch.int32, device=device)
         self._found_inf = torch.zeros((), device=device)
         if not self._stops:
             return
+        self._capture = capture or partial(_cuda_graph, torch.cuda.graph_pool_handle())
         self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
         sizes = [4 * len(t.update.rules) for t in self.tables]
         sizes.append(len(self._dense.param_groups))
@@ -158,19 +181,25 @@ class StepGraph:
         self.steps += 1
         if not self._stops:
             return self._step(batch)
-        form = _form(self.model, batch)
-        recorded = self._graphs.get(form)
+        form = self._form(batch)
+        per_F = batch.sparse.length_per_key()
+        weighted = batch.sparse.weights_or_none() is not None
+        recorded = next((one for one in self._graphs if one.takes(form, per_F)), None)
         self._write_rates()
-        if recorded is None and not self.why_not and len(self._graphs) < MOST_GRAPHS:
-            self._seen[form] += 1
-            if self._seen[form] > WARM_UP:
+        learns = any(x.requires_grad for x in batch.tensors())
+        can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
+        if recorded is None and can_record:
+            self._unfit[form].append(per_F)
+            if len(self._unfit[form]) % (WARM_UP + 1) == 0:
                 return self._recorded(form, batch)
         if recorded is None:
             with self._unwatched() as integers:
                 result = self._step(batch)
             self._copy_verdict(batch, integers)
+            if any(one.rows.weights_L is not None for one in integers) and not weighted:
+                self._pooled.clear()  # the model weighs the flat ids itself
             return result
-        torch._foreach_copy_(recorded.batch.tensors(), batch.tensors(), non_blocking=True)
+        _copy(recorded.batch, batch)
         recorded.replay()
         for shared in self.tables:
             shared.update.count()
@@ -180,6 +209,18 @@ class StepGraph:
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
         self._settle(0)
+
+    def _form(self, batch: Samples) -> Hashable:
+        """Return what batches of one form have in common."""
+        ids = batch.sparse
+        of_ids = ids.values(), ids.weights_or_none()
+        shapes = tuple(
+            (x.dtype, x.requires_grad, any(x is y for y in of_ids) or x.shape)
+            for x in batch.tensors()
+        )
+        of_keys = zip(ids.keys(), ids.stride_per_key(), ids.length_per_key(), strict=True)
+        keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
+        return self.model.training, keys, shapes
 
     def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
@@ -209,14 +250,22 @@ class StepGraph:
 
     def _recorded(self, form: Hashable, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
+        room_F = _room(self._unfit[form])
+        has_room = room_F != batch.sparse.length_per_key()
         static = batch.each(torch.clone)
+        static.sparse.make_room(room_F)
+        _copy(static, batch)
         leases = [[Scratch(t.comm.device) for _ in t.state.routes] for t in self.tables]
-        result = self._step_with(leases, static)
+        with self._unwatched(has_room) as integers:
+            result = self._step_with(leases, static)
+        self._copy_verdict(batch, integers)
         updates = [t.update.updates for t in self.tables]
         try:
-            with self._unwatched() as integers:
-                captured, replay = self._capture(lambda: self._step_with(leases, static, False))
-            self._graphs[form] = _Recorded(static, captured, replay, integers, leases)
+            with self._unwatched(has_room) as integers:
+                captured, replay = self._capture(lambda: self._step_with(leases, static))
+            self._graphs.append(
+                _Recorded(form, has_room, static, captured, replay, integers, leases)
+            )
         except RuntimeError as error:  # of torch, such as too little memory
             self.why_not = " ".join(str(error).split())
             self._note()
@@ -227,29 +276,25 @@ class StepGraph:
     def _note(self) -> None:
         note_once(f"StepGraph: steps are launched one by one, without a CUDA graph: {self.why_not}")
 
-    def _step_with(self, leases: list[list[Scratch]], batch: Samples, watched: bool = True) -> Any:
-        """Train on a batch with memory of its own; if `watched`, copy its verdict to the host."""
+    def _step_with(self, leases: list[list[Scratch]], static: Samples) -> Any:
+        """Train on a batch with memory of its own."""
         for shared, lease in zip(self.tables, leases, strict=True):
             shared.state.give_back(lease, trains=True)
-        if watched:
-            with self._unwatched() as integers:
-                result = self._step(batch)
-            self._copy_verdict(batch.each(torch.clone), integers)
-        else:
-            result = self._step(batch)
+        result = self._step(static.each(lambda tensor: tensor))  # which may keep what it computes
         for shared in self.tables:
             shared.state.lease(trains=True)  # the one that was given back last
         return result
 
     @contextmanager
-    def _unwatched(self) -> Iterator[list[FusedBatch]]:
-        """Let the device judge the ids of the steps in this context. Yield the integers whose
-        reports it writes.
+    def _unwatched(self, has_room: bool = False) -> Iterator[list[FusedBatch]]:
+        """Let the device judge the ids of the steps in this context, and count them if features
+        have free room. Yield the integers whose reports it writes.
         """
         integers: list[FusedBatch] = []
         for shared, numbers in zip(self.tables, self._numbers, strict=True):
             shared.state.stopped = self._stopped
             shared.state.unread = integers
+            shared.state.counts_ids = has_room
             shared.update.device_rates = [
                 DeviceRate(numbers_4, rates, self._stopped)
                 for numbers_4, rates in zip(
@@ -261,6 +306,7 @@ class StepGraph:
         finally:
             for shared in self.tables:
                 shared.state.stopped = None
+                shared.state.counts_ids = False
                 shared.update.device_rates = None
 
     def _write_rates(self) -> None:
@@ -322,16 +368,43 @@ def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
     )
 
 
-def _form(model: nn.Module, batch: Samples) -> Hashable:
-    """Return what batches of one graph have in common."""
-    shapes = tuple((x.shape, x.dtype) for x in batch.tensors())
-    ids = batch.sparse
-    return model.training, tuple(ids.keys()), tuple(ids.length_per_key()), shapes
+def _room(numbers_TF: list[list[int]]) -> list[int]:
+    """Return the room for ids of each feature in a step that is recorded for batches like some: the
+    number of ids if it is always the same, otherwise a number above it, rounded up to an eighth of
+    a power of two.
+    """
+    most_F = np.max(numbers_TF, 0)
+    changes_F = np.ptp(numbers_TF, 0) > 0
+    above_F = np.maximum((1 + SLACK) * most_F, 8)
+    eighth_F = 2 ** np.ceil(np.log2(above_F)) / 8
+    room_F = np.ceil(above_F / eighth_F) * eighth_F
+    return [int(n) for n in np.where(changes_F, room_F, most_F)]
 
 
-def _cuda_graph(step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """Record a step as a CUDA graph."""
+def _copy(static: Samples, batch: Samples) -> None:
+    """Copy a batch to the tensors of a recorded one: ids feature by feature, if that has room."""
+    per_F = batch.sparse.length_per_key()
+    room_F = static.sparse.length_per_key()
+    sizes = [size for n, room in zip(per_F, room_F, strict=True) for size in (n, room - n)]
+    of_ids = static.sparse.values(), static.sparse.weights_or_none()
+    to = list[Tensor]()
+    of = list[Tensor]()
+    for there, here in zip(static.tensors(), batch.tensors(), strict=True):
+        values = here[: sum(per_F)] if any(there is x for x in of_ids) else here
+        if len(there) == len(values):
+            to.append(there)
+            of.append(values)
+        else:
+            parts_F = torch.split(there, sizes)[::2]
+            torch._foreach_copy_(parts_F, torch.split(values, per_F), non_blocking=True)
+    torch._foreach_copy_(to, of, non_blocking=True)
+
+
+def _cuda_graph(pool: Any, step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """Record a step as a CUDA graph. Graphs may share the memory of a pool, because one runs after
+    the other, and nobody reads what it leaves there but its result.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
         result = step()
     return result, graph.replay

@@ -242,6 +242,7 @@ class TorchBackend:
     write_start_values: Any = None  # start values have their own torch operations
     begin_rows: Any = None  # the start values of all strips at once
     fused_integers: Any = None  # no functions for all groups at once
+    place_entries: Any = None  # the host knows the places
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 

@@ -23,6 +23,7 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_places import place_entries
 from recapp.kernels.triton_start_values import begin_rows
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form
@@ -40,6 +41,7 @@ class TritonBackend(TorchBackend):
     fused_integers = triton_integers
     key_index = DeviceKeyIndex
     begin_rows = staticmethod(begin_rows)
+    place_entries = staticmethod(place_entries)
 
     @override
     def pool(

@@ -462,14 +462,14 @@ def rows(
     tl.store(key + p_P, key_P.to(key.dtype.element_ty))
     tl.store(index + p_P, store_P.to(index.dtype.element_ty), mask=here_P)
     bags = edges + tl.load(slot_P + LOOKUP, mask=here_P, other=0) * samples
+    at_P = tl.load(bags, mask=here_P, other=0) + nth_P  # `id_at_P`, unless features have free room
     zero_P = p_P * 0
-    bag_P = _first_above(bags, 1, zero_P, zero_P + tl.where(here_P, samples, 0), id_at_P) - 1
+    bag_P = _first_above(bags, 1, zero_P, zero_P + tl.where(here_P, samples, 0), at_P) - 1
     sequence_P = tl.load(slot_P + SEQUENCE, mask=here_P, other=0) > 0
-    step_P = tl.load(place_P + STEP, mask=here_P, other=0)
-    where_P = tl.load(place_P + VECTOR, mask=here_P, other=0)
-    where_P += tl.where(sequence_P, nth_P, bag_P) * step_P
+    where_P = tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
+    where_P += tl.load(place_P + VECTOR, mask=here_P, other=0)
     begin_P = tl.load(bags + bag_P, mask=here_P, other=0)
-    where_P += (id_at_P - begin_P) * tl.load(slot_P + APART, mask=here_P, other=0)
+    where_P += (at_P - begin_P) * tl.load(slot_P + APART, mask=here_P, other=0)
     tl.store(where + p_P, where_P.to(where.dtype.element_ty), mask=here_P)
     if SCALE is not None:
         length_P = tl.load(bags + bag_P + 1, mask=here_P, other=1) - begin_P

@@ -391,6 +391,22 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             check_total(sum(self.length_per_key()), self._values, kjt._weights)
         return kjt
 
+    def make_room(self, length_per_key: Sequence[int]) -> None:
+        """Replace the values of this tensor, and their weights, by zeros and room for more of them,
+        as a target of copies.
+
+        The first values of a key belong to its bags, and no bag has the others. Only sharded tables
+        in a recorded step read such a tensor as a whole; `[key]` is right for all.
+
+        Args:
+            length_per_key: The number of values for which each key has room.
+        """
+        self._length_per_key = list(length_per_key)
+        n = sum(length_per_key)
+        self._values = self._values.new_zeros(n, *self._values.shape[1:])
+        if self._weights is not None:
+            self._weights = self._weights.new_zeros(n, *self._weights.shape[1:])
+
     def length_per_key(self) -> list[int]:
         """Return the number of values of each key, on the host.
 

@@ -266,7 +266,7 @@ def check_tables(comm, collection, plain):
 PLANS = ["table_wise", "row_wise", "column_wise", "data_parallel", "grid_shard", "mixed", "random"]
 
 
-def happens(comm, folder, seed, kind, backend, steps=14):
+def happens(comm, folder, seed, kind, backend, steps=10):
     """Do random things to a collection and to the model; return how much of each came up."""
     rng = random.Random(seed)
     stretches = rng.choice([None, [0, 63], [31, 32, 40]])

@@ -1,11 +1,11 @@
 """Compiles the GPU backend's kernels for a Hopper GPU without having one: the backend's own calls
 compile and launch nothing.
 
-    python -m kernels.compile_for_gpu WIDTH COMPUTED STORED RULE ...
+    python -m kernels.compile_for_gpu "WIDTH COMPUTED STORED RULE ..." ...
 
-prints a line for each kernel: its name, and what its code holds (fused multiplications and
-additions, approximate roots, barriers, loads of 16 bytes, values on the stack for want of
-registers).
+prints a line for each kernel of each case: the case, the name of the kernel, and what its code
+holds (fused multiplications and additions, approximate roots, barriers, loads of 16 bytes, values
+on the stack for want of registers).
 """
 
 import re
@@ -64,11 +64,12 @@ def stack_bytes(binary):
     return int(re.search(r"STACK:(\d+)", usage)[1])
 
 
-def compile_only(run):
+def compile_only(run, case):
     def compiled(self, *args, grid, warmup, **options):
         code = run(self, *args, grid=grid, warmup=True, **options).asm
         found = [name for name, sign in SIGNS.items() if re.search(sign, code["ptx"])]
-        print(self.fn.__name__, *found, *["spills"] * (stack_bytes(code["cubin"]) > 0))
+        found += ["spills"] * (stack_bytes(code["cubin"]) > 0)
+        print(f"{case}:", self.fn.__name__, *found)
 
     return compiled
 
@@ -140,8 +141,10 @@ def call_everything(width, dtype, stored, names):
 
 if __name__ == "__main__":
     driver.set_active(NoDevice())
-    JITFunction.run = compile_only(JITFunction.run)
-    width, computed, stored, *names = sys.argv[1:]
+    run = JITFunction.run
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
-        call_everything(int(width), TYPES[computed], TYPES[stored], names)
+        for case in sys.argv[1:]:
+            JITFunction.run = compile_only(run, case)
+            width, computed, stored, *names = case.split()
+            call_everything(int(width), TYPES[computed], TYPES[stored], names)

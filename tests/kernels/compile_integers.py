@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from recapp.kernels import triton_integers as kernels
 from recapp.kernels.batch_arrays import Sizes
+from recapp.kernels.triton_places import place_entries
 
 SIGNS = {"least": ".min.", "local_memory": ".local", "approximate_division": "div.full"}
 WORLD = 2
@@ -40,6 +41,7 @@ def call_everything(key, offset, scale, weighted):
     weights = torch.zeros(10, dtype=scale) if weighted else None
     batch = numbers[:10], numbers[:9], weights, 2
     of_slots = numbers, numbers, numbers
+    place_entries(numbers[:9], 2, *of_slots)
     stopped = torch.zeros(1, dtype=torch.int32) if weighted else None
     entries = kernels.entries_of_ids(*batch, *of_slots, numbers, stopped, scale, sizes, take)
     kernels.bags_of(numbers[:9], 2, *of_slots, sizes, take)

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tiers import one_of
+from tiers import cover, one_of
 
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
@@ -717,26 +717,27 @@ def with_missed_steps(rule, width, rows=24, dtype=torch.float32):
     return steps_R, held[: 1 + len(rule.state)], rates_TK, rates
 
 
+FORMS = [(1, torch.float64), (16, torch.float32), (200, torch.float32)]
+
+
 @pytest.mark.parametrize(
-    ("rule", "width", "dtype", "some"),
+    ("rule", "form", "some"),
     [
-        (ALL_ROWS[1], 3, torch.float32, True),
-        (ALL_ROWS[0], 3, torch.float64, False),
+        (ALL_ROWS[1], (3, torch.float32), True),
+        (ALL_ROWS[0], (3, torch.float64), False),
         *(
             pytest.param(*case, marks=pytest.mark.full)
             for case in (
-                (ALL_ROWS[1], 3, torch.float32, False),
-                (ALL_ROWS[0], 3, torch.float64, True),
-                *product(MORE_RULES, [1], [torch.float64], [True, False]),
-                *product(MORE_RULES, [16, 200], [torch.float32], [True, False]),
+                (ALL_ROWS[1], (3, torch.float32), False),
+                (ALL_ROWS[0], (3, torch.float64), True),
+                *cover(2, [MORE_RULES, FORMS, [True, False]]),
             )
         ),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_missed_steps_are_updates_with_gradients_of_zero_to_the_bit(
-    kernels, rule, width, dtype, some
-):
+def test_missed_steps_are_updates_with_gradients_of_zero_to_the_bit(kernels, rule, form, some):
+    width, dtype = form
     steps_R, held, rates_TK, rates = with_missed_steps(rule, width, dtype=dtype)
     row_N = torch.tensor([3, 19, 3, 0, 23, 19], dtype=torch.int32) if some else None
     expected = [each.clone() for each in held]

@@ -17,6 +17,7 @@ MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "engine")))
 TRAIN = """
 import sys
 from recapp.kernels import numba_cache
+assert numba_cache.kept_on_disk()    # asked first: it looks for a directory for `digest`
 numba_cache.digest = lambda function: sys.argv[2]
 import test_long_bags, test_threads, torch
 from engine.engine_cases import make_tables

@@ -62,15 +62,17 @@ def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     torch.testing.assert_close(*found, equal_nan=True, **exact)
 
 
-PACKED = cover(2, [[8, 4], [torch.float32, torch.float64], [1, 5, 16, 33, 100, 128, 257]])
+WIDTHS = [1, 5, 16, 33, 100, 128, 257]
+COMPUTED = [torch.float32, torch.float64]
+# each case compiles one kernel
+PACKED = cover(3, [WIDTHS, [8, 4], COMPUTED, [False, True], [1, 2], ["bags", "rows"]])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("bits", "compute", "width"),
-    PACKED,
-)
-def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(bits, compute, width):
+@pytest.mark.parametrize(("width", "bits", "compute", "narrow", "threads", "pooled"), PACKED)
+def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(
+    width, bits, compute, narrow, threads, pooled
+):
     """One thread and two pool rows and bags of rows into targets of every type."""
     generator = torch.Generator().manual_seed(width)
     rows = quantise(torch.randn(300, width, generator=generator), bits)
@@ -78,22 +80,20 @@ def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(bits, c
     index_N = torch.randint(0, 300, (3 * bags,), generator=generator).int()
     inner = torch.randint(0, 3 * bags + 1, (bags - 1,), generator=generator).sort().values
     offsets = torch.cat([torch.tensor([0]), inner, torch.tensor([3 * bags])]).int()
-    kernels = backend("numba", torch.device("cpu"))
+    links = Links(index_N, None, None, None, 3 * bags)
+    if pooled == "bags":
+        links = Links(index_N, offsets, None, None, bags)
+    written = torch.bfloat16 if narrow else compute
+    found = [torch.empty(links.bags * width, dtype=written) for _ in range(2)]
     before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            for links in (
-                Links(index_N, offsets, None, None, bags),
-                Links(index_N, None, None, None, 3 * bags),
-            ):
-                for written in (compute, torch.bfloat16):
-                    found = [torch.empty(links.bags * width, dtype=written) for _ in range(2)]
-                    for k, target in zip((kernels, TorchBackend()), found, strict=True):
-                        k.pool(rows, rows.width, rows.width, links, target, compute, 0.5)
-                    assert torch.equal(*found)
+        for name, target in zip(("numba", "torch"), found, strict=True):
+            kernels = backend(name, torch.device("cpu"))
+            kernels.pool(rows, rows.width, rows.width, links, target, compute, 0.5)
     finally:
         torch.set_num_threads(before)
+    assert torch.equal(*found)
 
 
 @BITS

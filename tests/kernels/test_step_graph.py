@@ -16,8 +16,8 @@ from recapp.optim.rules import adam, rowwise_adagrad
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-from recapp.tables.collections import EmbeddingBagCollection
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.transport.communicator import Comm
 
 ROWS = {"a": 40, "b": 9, "c": 5}
@@ -25,18 +25,45 @@ B = 6
 
 
 class Model(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, pooling="sum", is_weighted=False, features="abc"):
         super().__init__()
         torch.manual_seed(1)
         tables = [
-            EmbeddingBagConfig(rows, 4 + 4 * (f == "c"), f, feature_names=[f])
+            EmbeddingBagConfig(rows, 4 + 4 * (f == "c"), f, feature_names=[f], pooling=pooling)
             for f, rows in ROWS.items()
+            if f in features
         ]
-        self.bags = EmbeddingBagCollection(tables, seed=2)
-        self.top = torch.nn.Linear(16 + 3, 1)
+        self.bags = EmbeddingBagCollection(tables, seed=2, is_weighted=is_weighted)
+        self.top = torch.nn.Linear(sum(t.embedding_dim for t in tables) + 3, 1)
 
     def forward(self, batch):
         return self.top(torch.cat([batch.dense_BI, self.bags(batch.sparse).values()], 1)).squeeze(1)
+
+
+class WithSequence(Model):
+    """A model that reads the vectors of the ids of c one by one."""
+
+    def __init__(self):
+        super().__init__(features="ab")
+        table = EmbeddingConfig(ROWS["c"], 4, "s", feature_names=["c"])
+        self.sequence = EmbeddingCollection([table], seed=3)
+
+    def forward(self, batch):
+        vectors_LD = self.sequence(batch.sparse)["c"].values()
+        return super().forward(batch) + vectors_LD.view(B, -1).sum(1)
+
+
+class Weighs(Model):
+    """A model that weighs ids by their place among those of all features."""
+
+    def __init__(self):
+        super().__init__(is_weighted=True)
+
+    def forward(self, batch):
+        ids = batch.sparse
+        weighed = ids.with_weights(torch.arange(len(ids.values())) / 8)
+        vectors = self.bags(weighed).values()
+        return self.top(torch.cat([batch.dense_BI, vectors], 1)).squeeze(1)
 
 
 def loss(model, batch):
@@ -53,13 +80,30 @@ def batch(seed, hot=1):
     )
 
 
-class Trained:
-    """A model and its steps. `captures` counts the recorded steps."""
+def ragged(seed, per_F, weighted=False):
+    """A batch that has some ids of each feature, in bags of any size."""
+    drawn = torch.Generator().manual_seed(seed)
+    one = batch(seed)
+    bags = [torch.randint(B, (n,), generator=drawn).bincount(minlength=B) for n in per_F]
+    of_keys = zip(ROWS.values(), per_F, strict=True)
+    ids = torch.cat([torch.randint(rows, (n,), generator=drawn) for rows, n in of_keys])
+    weights = torch.rand(len(ids), generator=drawn) if weighted else None
+    one.sparse = KeyedJaggedTensor(list(ROWS), ids, weights, lengths=torch.cat(bags))
+    return one
 
-    def __init__(self, rule=None, graphs=True, **optimizer):
-        self.model = Model()
+
+class Trained:
+    """A model and its steps. `captures` has the recorded steps, and `replays` counts those that ran
+    again.
+    """
+
+    def __init__(self, rule=None, graphs=True, model=None, **optimizer):
+        self.model = model or Model()
+        self.replays = 0
         places = CandidateRanks([0], [[0]])
-        plan = {t.name: tile(t, "table_wise", places) for t in self.model.bags.tables()}
+        collections = [m for m in self.model.children() if hasattr(m, "tables")]
+        tables = [t for one in collections for t in one.tables()]
+        plan = {t.name: tile(t, "table_wise", places) for t in tables}
         plan = ShardingPlan(plan, 1)
         shard_model(self.model, plan, Comm(), rule or rowwise_adagrad(), "triton")
         self.tables = sharded_tables(self.model)
@@ -81,7 +125,22 @@ class Trained:
         for x, old in zip(tensors, before, strict=True):
             x.copy_(old)
         self.captures.append(recorder)
-        return value, recorder.replay
+
+        def replay():
+            self.replays += 1
+            recorder.replay()
+
+        return value, replay
+
+    def poison(self):
+        """Spoil what recorded steps must not read before they write it: ids that no bag has are
+        outside of all tables, and integers and gradients of the step before are wrong.
+        """
+        for recorded in self.step._graphs:
+            scratch = [one for lease in recorded.leases for one in lease]
+            for x in (*recorded.batch.tensors(), *(x for one in scratch for x in one.tensors())):
+                x.fill_(torch.nan if x.is_floating_point() else 3)
+            recorded.batch.sparse.values().fill_(10**6)
 
     def tensors(self):
         rows = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
@@ -91,6 +150,7 @@ class Trained:
     def train(self, batches):
         values = []
         for one in batches:
+            self.poison()
             values.append(self.step(one))
             self.schedule.step()
         self.step.finish()
@@ -112,6 +172,54 @@ def test_recorded_steps_have_the_bits_of_steps_that_are_launched_one_by_one(inte
     counts = recorded.captures[0].counts()
     assert counts["waits"] == counts["pins"] == counts["messages"] == 0
     assert [t.update.updates for t in recorded.tables] == [len(batches)]
+
+
+@pytest.mark.parametrize("pooling", ["sum", pytest.param("mean", marks=pytest.mark.full)])
+def test_a_batch_with_fewer_ids_runs_as_the_recorded_step(interpreted, pooling):
+    weighted = pooling == "mean"
+    before = [[9, 6, 4], [0, 6, 7], [12, 6, 5], [10, 6, 1]]  # b always has as many ids
+    room = [14, 6, 8]
+    later = [[3, 5, 8], [0, 0, 0], room, [14, 6, 9], [14, 7, 8], [1, 6, 2]]
+    batches = [ragged(seed, per_F, weighted) for seed, per_F in enumerate([*before, *later])]
+    recorded, launched = (
+        Trained(rowwise_adagrad(0.1), graphs, Model(pooling, weighted)) for graphs in (True, False)
+    )
+    mine, known = recorded.train(batches), launched.train(batches)
+    assert all(map(same_bits, mine, known))
+    (step,) = recorded.step._graphs
+    assert step.batch.sparse.length_per_key() == room
+    assert recorded.replays == len(later) - 2  # two have more ids
+
+
+@pytest.mark.full
+def test_features_of_sequences_have_as_many_ids_as_the_recorded_batch(interpreted):
+    numbers = [[n, 5, B] for n in (9, 4, 12, 10, 3)] + [[8, 5, 2 * B], [14, 5, B]]
+    batches = [ragged(seed, per_F) for seed, per_F in enumerate(numbers)]
+    recorded, launched = (Trained(graphs=graphs, model=WithSequence()) for graphs in (True, False))
+    assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
+    assert len(recorded.captures) == 1 and recorded.replays == 2
+
+
+@pytest.mark.full
+def test_the_flat_ids_that_a_model_weighs_itself_are_those_of_the_batch(interpreted):
+    batches = [ragged(seed, [5 + seed % 3, 4, 4]) for seed in range(8)]
+    recorded, launched = (Trained(graphs=graphs, model=Weighs()) for graphs in (True, False))
+    assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
+    assert not recorded.captures
+
+
+@pytest.mark.full
+def test_batches_that_do_not_fit_are_recorded_with_more_room(interpreted):
+    one, two = [6, 6, 6], [40, 6, 6]
+    numbers = [one] * (WARM_UP + 1) + [two] * (WARM_UP + 1) + [one, [41, 3, 6], [30, 0, 6]]
+    batches = [ragged(seed, per_F) for seed, per_F in enumerate(numbers)]
+    recorded, launched = Trained(), Trained(graphs=False)
+    assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
+    assert [step.batch.sparse.length_per_key() for step in recorded.step._graphs] == [
+        one,
+        [48, 6, 6],
+    ]
+    assert recorded.replays == 3
 
 
 @pytest.mark.parametrize("after", [1, WARM_UP + 2], ids=["launched", "recorded"])

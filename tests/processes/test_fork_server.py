@@ -372,9 +372,7 @@ def test_forked_ranks_and_fresh_interpreters_are_the_same_run_to_the_last_bit(tm
     found = []
     for method in ("forkserver", "spawn"):
         overrides = [*small(tmp_path / "logs"), f"launch.start_method={method}"]
-        ran = command(
-            "train", "+plan=mixed", *overrides, f"hydra.run.dir={method}", cwd=tmp_path, fresh=True
-        )
+        ran = command("train", "+plan=mixed", *overrides, f"hydra.run.dir={method}", cwd=tmp_path)
         assert ran.code == 0, ran.err
         found.append(validation(metrics_of(tmp_path / method)))
     assert found[0] == found[1] and found[0]["val_auc"] > 0.5

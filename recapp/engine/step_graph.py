@@ -33,12 +33,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from recapp.console import note_once
 from recapp.engine.fused_integers import FusedBatch
@@ -47,7 +48,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import TrainingError
 from recapp.kernels.links import DeviceRate, Scratch
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import start_to_host
 from recapp.tables.ids import OutsideTable
 from recapp.transport.communicator import SideStream
@@ -59,19 +60,34 @@ MOST_UNREAD = 2  # steps whose verdict the host has not read
 
 # Records the work that a function gives the device, without doing it, and returns the function's
 # result and a function that does the work.
-Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], None]]]
+Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """What a graph knows of a batch: `Batch` of recapp and that of TorchRec's examples."""
+
+    @property
+    def sparse(self) -> KeyedJaggedTensor:
+        """The ids of the tables."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, always in the same order."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return the batch with `change` applied to each tensor."""
 
 
 class _Recorded(NamedTuple):
     """A recorded step: the form of its batches, whether they may have fewer ids than the batch that
-    it reads, this batch, its loss, the function that runs it, the integers whose reports it writes,
-    and the memory that it needs.
+    it reads, this batch, its result, the function that runs it, the integers whose reports it
+    writes, and the memory that it needs.
     """
 
     form: Hashable
     has_room: bool
-    batch: Batch
-    loss: Tensor
+    batch: Samples
+    result: Any
     replay: Callable[[], None]
     integers: list[FusedBatch]
     leases: list[list[Scratch]]
@@ -91,7 +107,7 @@ class _Unread(NamedTuple):
     """
 
     step: int
-    batch: Batch
+    batch: Samples
     stopped: Tensor
     reports: list[tuple[FusedBatch, Tensor]]
     arrived: Any
@@ -102,7 +118,8 @@ class StepGraph:
 
     Args:
         model: The model, sharded on one rank.
-        loss: Returns the loss of a batch from the model and the batch, a scalar.
+        loss: Returns the loss of a batch from the model and the batch, a scalar; or a tuple of the
+            loss and an output, whose tensors may be in tuples, lists and dicts.
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
             one. Its param groups stay as they are; each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
@@ -117,7 +134,7 @@ class StepGraph:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[nn.Module, Batch], Tensor],
+        loss: Callable[[nn.Module, Any], Any],
         optimizer: Optimizer,
         capture: Capture | None = None,
     ) -> None:
@@ -151,8 +168,8 @@ class StepGraph:
         for shared in self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on a batch that is on the device, and return its loss.
+    def __call__(self, batch: Samples) -> Any:
+        """Train on a batch that is on the device, and return what `loss` has returned.
 
         Raises:
             IdError: An id of one of the last batches is outside of its table. Nothing was trained
@@ -163,7 +180,7 @@ class StepGraph:
         self._settle(MOST_UNREAD - 1)
         self.steps += 1
         if not self._stops:
-            return self._step(batch).detach()
+            return self._step(batch)
         form = self._form(batch)
         per_F = batch.sparse.length_per_key()
         weighted = batch.sparse.weights_or_none() is not None
@@ -177,23 +194,23 @@ class StepGraph:
                 return self._recorded(form, batch)
         if recorded is None:
             with self._unwatched() as integers:
-                loss = self._step(batch).detach()
+                result = self._step(batch)
             self._copy_verdict(batch, integers)
             if any(one.rows.weights_L is not None for one in integers) and not weighted:
                 self._pooled.clear()  # the model weighs the flat ids itself
-            return loss
+            return result
         _copy(recorded.batch, batch)
         recorded.replay()
         for shared in self.tables:
             shared.update.count()
         self._copy_verdict(batch, recorded.integers)
-        return recorded.loss.clone()
+        return tree_map_only(Tensor, Tensor.clone, recorded.result)
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
         self._settle(0)
 
-    def _form(self, batch: Batch) -> Hashable:
+    def _form(self, batch: Samples) -> Hashable:
         """Return what batches of one form have in common."""
         ids = batch.sparse
         of_ids = ids.values(), ids.weights_or_none()
@@ -205,16 +222,17 @@ class StepGraph:
         keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
         return self.model.training, keys, shapes
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.loss(self.model, batch)
+        result = self.loss(self.model, batch)
+        loss = result if isinstance(result, Tensor) else result[0]
         if self._stops:
             self._stopped.logical_or_(~loss.detach().isfinite())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         with self._rates_on_device() if self._stops else nullcontext():
             self.optimizer.step()
-        return loss
+        return tree_map_only(Tensor, Tensor.detach, result)
 
     @contextmanager
     def _rates_on_device(self) -> Iterator[None]:
@@ -230,7 +248,7 @@ class StepGraph:
         finally:
             self._dense.param_groups = groups
 
-    def _recorded(self, form: Hashable, batch: Batch) -> Tensor:
+    def _recorded(self, form: Hashable, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
         room_F = _room(self._unfit[form])
         has_room = room_F != batch.sparse.length_per_key()
@@ -239,33 +257,33 @@ class StepGraph:
         _copy(static, batch)
         leases = [[Scratch(t.comm.device) for _ in t.state.routes] for t in self.tables]
         with self._unwatched(has_room) as integers:
-            loss = self._step_with(leases, static).detach()
+            result = self._step_with(leases, static)
         self._copy_verdict(batch, integers)
         updates = [t.update.updates for t in self.tables]
         try:
             with self._unwatched(has_room) as integers:
                 captured, replay = self._capture(lambda: self._step_with(leases, static))
             self._graphs.append(
-                _Recorded(form, has_room, static, captured.detach(), replay, integers, leases)
+                _Recorded(form, has_room, static, captured, replay, integers, leases)
             )
         except RuntimeError as error:  # of torch, such as too little memory
             self.why_not = " ".join(str(error).split())
             self._note()
         for shared, before in zip(self.tables, updates, strict=True):
             shared.update.updates = before
-        return loss
+        return result
 
     def _note(self) -> None:
         note_once(f"StepGraph: steps are launched one by one, without a CUDA graph: {self.why_not}")
 
-    def _step_with(self, leases: list[list[Scratch]], static: Batch) -> Tensor:
+    def _step_with(self, leases: list[list[Scratch]], static: Samples) -> Any:
         """Train on a batch with memory of its own."""
         for shared, lease in zip(self.tables, leases, strict=True):
             shared.state.give_back(lease, trains=True)
-        loss = self._step(static.each(lambda tensor: tensor))  # which may keep what it computes
+        result = self._step(static.each(lambda tensor: tensor))  # which may keep what it computes
         for shared in self.tables:
             shared.state.lease(trains=True)  # the one that was given back last
-        return loss
+        return result
 
     @contextmanager
     def _unwatched(self, has_room: bool = False) -> Iterator[list[FusedBatch]]:
@@ -298,7 +316,7 @@ class StepGraph:
         values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
         self._header.copy_(values, non_blocking=True)
 
-    def _copy_verdict(self, batch: Batch, integers: list[FusedBatch]) -> None:
+    def _copy_verdict(self, batch: Samples, integers: list[FusedBatch]) -> None:
         """Start to copy the verdict on a step to the host."""
         on_device = [self._stopped, *(one.report for one in integers)]
         (stopped, *reports), arrived = start_to_host(on_device)
@@ -363,7 +381,7 @@ def _room(numbers_TF: list[list[int]]) -> list[int]:
     return [int(n) for n in np.where(changes_F, room_F, most_F)]
 
 
-def _copy(static: Batch, batch: Batch) -> None:
+def _copy(static: Samples, batch: Samples) -> None:
     """Copy a batch to the tensors of a recorded one: ids feature by feature, if that has room."""
     per_F = batch.sparse.length_per_key()
     room_F = static.sparse.length_per_key()
@@ -382,11 +400,11 @@ def _copy(static: Batch, batch: Batch) -> None:
     torch._foreach_copy_(to, of, non_blocking=True)
 
 
-def _cuda_graph(pool: Any, step: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+def _cuda_graph(pool: Any, step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     """Record a step as a CUDA graph. Graphs may share the memory of a pool, because one runs after
-    the other, and nobody reads what it leaves there but its loss.
+    the other, and nobody reads what it leaves there but its result.
     """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
-        loss = step()
-    return loss, graph.replay
+        result = step()
+    return result, graph.replay

@@ -66,7 +66,7 @@ class RecordedSteps:
         """
         self.module.begin_batch(batch_idx)
         self._graph.steps = self.trainer.global_step
-        loss = self._graph(batch)
+        loss: Tensor = self._graph(batch)
         for metric in self.module.train_metrics.values():
             metric._update_count += 1  # unseen; torchmetrics warns where it is 0
         self.module.log_batch(batch)

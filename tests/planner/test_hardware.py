@@ -2,12 +2,16 @@
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
+from engine.test_step_budget import BARS
 
 from recapp.errors import ConfigError
+from recapp.optim.rules import rowwise_adagrad
+from recapp.planner.cost import _calls
 from recapp.planner.hardware import (
     DEFAULTS,
     KERNELS,
@@ -20,6 +24,7 @@ from recapp.planner.hardware import (
     shipped_machines,
     write_hardware,
 )
+from recapp.planner.problem import PlanningProblem, Topology
 from recapp.settings.records import to_plain
 
 MACHINES = ["cpu_2core", "dgx1_v100", "dgx_a100", "dgx_h100", "dgx_h100_x2"]
@@ -100,6 +105,19 @@ def test_newer_machines_are_faster():
         for link_kind in ("host", "network"):
             times = [getattr(h, link)[link_kind].seconds(8, 10**9) for h in (old, middle, new)]
             assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("name", MACHINES[1:])
+def test_the_calls_of_a_gpu_cost_45_us_for_each_thing_that_is_counted(name):
+    problem = PlanningProblem([], Topology(1, hardware=read_hardware(name)), 1, rowwise_adagrad())
+    seen = set()
+    for (part, mode, ranks, groups), (launches, _, _, copies, operations, *_) in BARS.items():
+        if (part, mode) == ("tables", "eager"):
+            here = replace(problem, topology=Topology(ranks, hardware=problem.hardware))
+            seconds = sum(seconds for _, seconds in _calls(here, groups))
+            assert seconds == pytest.approx(45e-6 * (launches + copies + operations))
+            seen.add((ranks, groups))
+    assert len(seen) == 6
 
 
 @pytest.mark.parametrize("device", DEFAULTS)

@@ -10,6 +10,9 @@ While one batch computes, a pipeline copies the next batch to the device and exc
         except StopIteration:
             break
 
+With `graph=True` one rank on a GPU trains a batch as one CUDA graph (`StepGraph`), which waits for
+no exchange and so needs no look-ahead. No GPU has run that yet.
+
 TorchRec's pipelines require `Pipelineable` batches. recapp's accept any batch with a method `to`;
 the two base classes are here for programs that derive their batches from them. Under Lightning
 `engine.look_ahead` does the same as a pipeline. recapp does not trace the model: it exchanges the
@@ -30,7 +33,9 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 from typing_extensions import override
 
+from recapp.console import note_once
 from recapp.engine.sharded_collection import sharded_tables
+from recapp.engine.step_graph import Samples, StepGraph
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -75,6 +80,20 @@ class Batch(Pipelineable):
     sparse_features: KeyedJaggedTensor
     labels: Tensor
 
+    @property
+    def sparse(self) -> KeyedJaggedTensor:
+        """The ids, by the name that recapp's batches have for them."""
+        return self.sparse_features
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return the samples with `change` applied to each tensor."""
+        sparse = self.sparse_features._each(change)
+        return Batch(change(self.dense_features), sparse, change(self.labels))
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the samples."""
+        return [self.dense_features, *self.sparse_features._tensors(), self.labels]
+
     @override
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         return Batch(
@@ -85,17 +104,12 @@ class Batch(Pipelineable):
 
     def pin_memory(self) -> "Batch":
         """Return the samples in page-locked memory."""
-        return Batch(
-            self.dense_features.pin_memory(),
-            self.sparse_features.pin_memory(),
-            self.labels.pin_memory(),
-        )
+        return self.each(lambda tensor: tensor.pin_memory())
 
     @override
     def record_stream(self, stream: torch.Stream) -> None:
-        self.dense_features.record_stream(stream)
-        self.sparse_features.record_stream(stream)
-        self.labels.record_stream(stream)
+        for tensor in self.tensors():
+            tensor.record_stream(stream)
 
 
 class RandomRecDataset(IterableDataset[Batch]):
@@ -291,6 +305,8 @@ class TrainPipelineBase(Generic[In, Out]):
         optimizer: The optimiser of the dense parameters; backward updates the tables.
         device: The device of the batches.
         custom_model_fwd: A function of a batch that the pipeline calls instead of the model.
+        graph: Whether to train as `StepGraph` does, which records the model's Python once for each
+            form of batches. Where that cannot be, a note says why, and nothing changes.
     """
 
     depth = 0
@@ -303,6 +319,7 @@ class TrainPipelineBase(Generic[In, Out]):
         device: torch.device,
         *,
         custom_model_fwd: Callable[[In], tuple[Tensor, Out]] | None = None,
+        graph: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -310,6 +327,8 @@ class TrainPipelineBase(Generic[In, Out]):
         self._forward = custom_model_fwd or model
         self._source: Iterator[In] | None = None
         self._batches: Iterator[In] = iter(())
+        step = StepGraph(model, self._loss, optimizer) if graph else None
+        self._graph = step if step and not step.why_not else None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
         """Train on the next batch and return the model's output; in eval mode only run the forward.
@@ -320,23 +339,40 @@ class TrainPipelineBase(Generic[In, Out]):
 
         Raises:
             StopIteration: The iterator has no further batch.
+            IdError: With a graph also an id of one of the last batches, as in `StepGraph`.
+            TrainingError: With a graph, the loss of one of the last batches was not finite.
         """
         if self._source is not dataloader_iter:
             self._source = dataloader_iter
             self._batches = self._read(dataloader_iter)
-        batch = next(self._batches)
-        if not self.model.training:
-            eval_output: Out = self._forward(batch)[1]
-            return eval_output
-        self.optimizer.zero_grad()
         output: Out
-        losses, output = self._forward(batch)
-        torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call]
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if self._graph is not None:
+                self._graph.finish()
+            raise
+        if not self.model.training:
+            _, output = self._forward(batch)
+            return output
+        if self._graph is not None and isinstance(batch, Samples):
+            _, output = self._graph(batch)
+            return output
+        if self._graph is not None:
+            kind = type(batch).__name__
+            note_once(f"graph=True: steps of a {kind} without sparse, each, tensors are launched")
+        self.optimizer.zero_grad()
+        loss, output = self._loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return output
 
+    def _loss(self, model: nn.Module, batch: In) -> tuple[Tensor, Out]:
+        losses, output = self._forward(batch)
+        return torch.sum(losses, dim=0), output
+
     def _read(self, batches: Iterator[In]) -> Iterator[In]:
-        if not self.depth:
+        if not self.depth or self._graph is not None:
             return map(self._moved, batches)
         tables = sharded_tables(self.model)
         side = tables[0].comm.side if tables else None

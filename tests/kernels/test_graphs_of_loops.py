@@ -1,0 +1,87 @@
+"""Loops of TorchRec's shape whose steps are recorded. As in `test_step_graph.py`, a recorder stands
+for a CUDA graph and Triton's interpreter for a GPU.
+"""
+
+import pytest
+import torch
+from engine.engine_cases import same_bits
+from kernels.test_step_graph import B, Trained, batch, loss
+
+from recapp.compat.torchrec import batches as pipelines
+from recapp.compat.torchrec.batches import Batch, TrainPipelineBase, TrainPipelineSparseDist
+from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.errors import IdError
+
+CPU = torch.device("cpu")
+
+
+def torchrecs(seed):
+    """A batch in TorchRec's class."""
+    ours = batch(seed)
+    return Batch(ours.dense_BI, ours.sparse, ours.labels_B)
+
+
+def piped(monkeypatch, kind, graph):
+    """A model, and a pipeline that trains it."""
+    trained = Trained(lr=2.0**-10)  # the device reads rates in fp32
+    monkeypatch.setattr(pipelines, "StepGraph", lambda *given: StepGraph(*given, trained.capture))
+
+    def forward(samples):
+        logits_B = trained.model.top(
+            torch.cat([samples.dense_features, trained.model.bags(samples.sparse).values()], 1)
+        ).squeeze(1)
+        value = torch.nn.functional.binary_cross_entropy_with_logits(logits_B, samples.labels)
+        return value, (value.detach(), logits_B.detach())
+
+    pipeline = kind(
+        trained.model, trained.step.optimizer, CPU, custom_model_fwd=forward, graph=graph
+    )
+    trained.step = pipeline._graph or trained.step
+    return trained, pipeline
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(TrainPipelineBase, marks=pytest.mark.full), TrainPipelineSparseDist],
+)
+def test_a_pipeline_with_a_graph_trains_as_one_without(interpreted, monkeypatch, kind):
+    found = []
+    for graph in (True, False):
+        trained, pipeline = piped(monkeypatch, kind, graph)
+        results = []
+        for first, last in ((0, 3), (3, WARM_UP + 3)):  # two epochs
+            samples = iter([torchrecs(seed) for seed in range(first, last)])
+            with pytest.raises(StopIteration):
+                while True:
+                    results.append(pipeline.progress(samples))
+            trained.model.eval()
+            results.append(pipeline.progress(iter([torchrecs(90)])))
+            trained.model.train()
+        assert len(trained.captures) == graph
+        found.append([*(x for pair in results for x in pair), *trained.tensors()])
+    assert all(map(same_bits, *found))
+
+
+def test_the_end_of_the_batches_raises_the_last_error(interpreted, monkeypatch):
+    _, pipeline = piped(monkeypatch, TrainPipelineBase, True)
+    bad = torchrecs(0)
+    bad.sparse.values()[B + 2] = 9
+    samples = iter([bad])
+    pipeline.progress(samples)
+    with pytest.raises(IdError, match=r"feature b has the id 9 \(step 1\)"):
+        pipeline.progress(samples)
+
+
+@pytest.mark.full
+def test_a_batch_whose_tensors_are_not_known_is_launched(interpreted, monkeypatch, capsys):
+    class Other:
+        def __init__(self, samples):
+            self.__dict__ = {**vars(samples), "sparse": samples.sparse}
+
+        def to(self, device, non_blocking):
+            return self
+
+    trained, pipeline = piped(monkeypatch, TrainPipelineBase, True)
+    known = loss(trained.model, batch(1)).detach()
+    assert same_bits(pipeline.progress(iter([Other(torchrecs(1))]))[0], known)
+    assert "steps of a Other without sparse, each, tensors are launched" in capsys.readouterr().err

@@ -237,7 +237,7 @@ def test_fewer_rows_than_ranks_are_scored(jobs, base, tmp_path):
 # ---- a run that was ended
 
 
-def many_rows(base, folder, times=8):
+def many_rows(base, folder, times=12):
     """The input many times over: what takes a while to score."""
     folder.mkdir()
     rows = pq.read_table(base / "input/day_2.parquet")

@@ -520,7 +520,7 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
             indices: Indices in `keys()`; they may omit and repeat keys. Consecutive indices cost no
                 copy.
             indices_tensor: The same indices on the device of the lengths, if the caller has them
-                there; None copies them to the device.
+                there; None takes the lengths key by key.
 
         Raises:
             DataError: An index is out of range.
@@ -541,17 +541,18 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         if order == list(range(first, first + len(order))):
             return self._segment(first, len(order), self.offset_per_key())
         per_key = self.length_per_key()
-        if indices_tensor is None:
-            indices_tensor = to_device(order, self._lengths.device)
         values, weights = (
             None if t is None else in_segments(first_ones(sum(per_key), t), per_key, order)
             for t in (self._values, self._weights)
         )
         assert values is not None
+        # Without the caller's indices nothing is copied to the device: a step may be recorded.
         lengths = (
-            self._lengths.reshape(count, self._stride).index_select(0, indices_tensor).flatten()
-            if self._strides is None
-            else in_segments(self._lengths, self.stride_per_key(), order)
+            in_segments(self._lengths, self.stride_per_key(), order)
+            if indices_tensor is None or self._strides is not None
+            else self._lengths.reshape(count, self._stride)
+            .index_select(0, indices_tensor)
+            .flatten()
         )
         return KeyedJaggedTensor.unchecked(
             [self._keys[i] for i in order],

@@ -225,7 +225,8 @@ class ShardedTables(nn.Module):
             for t in tables
             if t.name not in self.parameters_of
         }
-        self.update.before_update = self._begin_update
+        # None otherwise: by a method of theirs, tables would live until the garbage is collected.
+        self.update.before_update = self._begin_update if self.parameters_of else None
         self.header = state.header
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)

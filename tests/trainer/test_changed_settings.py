@@ -198,6 +198,7 @@ OF_SETTINGS = {
     "engine.look_ahead": 0,
     "engine.clip_tables": True,
     "engine.compile": True,
+    "engine.graph": "off",
     "engine.keep_freed_memory": False,
     "launch.start_method": "spawn",
     "launch.grace": 7.0,

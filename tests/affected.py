@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from reach import Checkout
 
-EVERYWHERE = ("pyproject.toml", "tests/conftest.py")
+EVERYWHERE = ("pyproject.toml", "tests/conftest.py", "tests/kernels_of_tier.py")
 HELP = "run what a change can reach: the one since REV, by default since the upstream"
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from jobs import Jobs
-from ranks import Ranks, auto_means
+from ranks import Ranks, auto_means, kernels_of
 from stored import Stored
 
 from recapp.transport.communicator import leave_process_group
 
 TESTS = Path(__file__).parent
 
-pytest_plugins = ["affected"]  # the option `--affected`
+pytest_plugins = ["affected", "kernels_of_tier"]  # the option `--affected`; what `auto` means
 
 settings.register_profile(
     "busy machine",
@@ -95,11 +95,6 @@ def no_process_group():
     gc.collect()  # modules and DDP hold it, and its sockets with it
 
 
-def kernels_of(config):
-    """The kernels that `auto` means in a tier."""
-    return "auto" if config.option.markexpr == "full" else "torch"
-
-
 @pytest.fixture(scope="session")
 def ranks(request):
     """`ranks.run(fn, world, *args)`: see tests/ranks.py."""
@@ -148,13 +143,6 @@ def foreign_programs():
             "dlrm_train.txt, generate_plans.txt and sharding_strategies.txt"
         )
     return Path(path)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kernels_of_the_tier(pytestconfig):
-    """What `auto` means in this process, and in its pool of ranks: see tests/ranks.py."""
-    with auto_means(kernels_of(pytestconfig)):
-        yield
 
 
 @pytest.fixture

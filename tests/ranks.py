@@ -65,6 +65,11 @@ def context():
     return _Context()
 
 
+def kernels_of(config):
+    """The kernels that `auto` means in a tier."""
+    return "auto" if config.option.markexpr == "full" else "torch"
+
+
 @contextmanager
 def auto_means(kernels):
     """Inside the `with`, this process takes those kernels where `auto` is asked for."""

@@ -21,7 +21,7 @@ tables are numbered over all ranks (`recapp/engine/dynamic_keys.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatRows, FloatStore, RowStore, StoredGroup, check_frozen
 from recapp.engine.state import EngineState, Member
 from recapp.engine.table_weights import (
+    TableParameter,
     UpdatedTable,
     UpdatedWeight,
     table_parameters,
@@ -225,8 +226,7 @@ class ShardedTables(nn.Module):
             for t in tables
             if t.name not in self.parameters_of
         }
-        # None otherwise: by a method of theirs, tables would live until the garbage is collected.
-        self.update.before_update = self._begin_update if self.parameters_of else None
+        self.update.before_update = partial(_begin_update, self.parameters_of)
         self.header = state.header
         self.waits = state.waits
         self.anchor = torch.zeros(0, device=comm.device, requires_grad=True)
@@ -252,11 +252,6 @@ class ShardedTables(nn.Module):
         if self.parameters_of or self.update.deferred or exact:
             return "the host takes part in the update of the tables"
         return "" if self.update.rules else "the tables are read-only"
-
-    def _begin_update(self) -> None:
-        """Prepare the gradients of tables that are parameters."""
-        for parameter in self.parameters_of.values():
-            parameter.begin_update()
 
     def _warm_up(self, trains: bool, missing: str) -> None:
         """Compile kernels before the first step. One rank of each machine compiles a kernel, and
@@ -700,3 +695,11 @@ def _shares(
     parts: Mapping[int, list[Tensor]], rows: LookupRows, called_by: set[int]
 ) -> dict[int, _Share]:
     return {member: _Share(vectors, rows, called_by) for member, vectors in parts.items()}
+
+
+def _begin_update(parameters: Mapping[str, TableParameter]) -> None:
+    """Prepare the gradients of tables that are parameters. (A method of the tables would keep them
+    until the garbage is collected.)
+    """
+    for parameter in parameters.values():
+        parameter.begin_update()

@@ -237,7 +237,10 @@ def test_fewer_rows_than_ranks_are_scored(jobs, base, tmp_path):
 # ---- a run that was ended
 
 
-def many_rows(base, folder, times=12):
+TIMES = 12
+
+
+def many_rows(base, folder, times=TIMES):
     """The input many times over: what takes a while to score."""
     folder.mkdir()
     rows = pq.read_table(base / "input/day_2.parquet")
@@ -337,7 +340,7 @@ def test_a_disk_that_fills_is_one_line_and_more_room_is_enough(base, whole, tmp_
     assert ran.returncode == 0, ran.stderr
     (error,) = [line for line in ran.stderr.splitlines() if line.startswith("error")]
     assert "No space left on device" in error and "make room" in error
-    assert pq.read_metadata(tmp_path / "scores.parquet").num_rows == 8 * 2500
+    assert pq.read_metadata(tmp_path / "scores.parquet").num_rows == TIMES * 2500
 
 
 TWICE = """

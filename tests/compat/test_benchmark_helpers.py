@@ -8,6 +8,7 @@ import torch
 from recapp.utils.benchmark import TorchRecBenchmark
 from recapp.utils.debugging import TorchRecDebugger
 from recapp.utils.visualization import TorchRecVisualizer
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recapp import (
     DistributedModelParallel,
@@ -129,6 +130,14 @@ def test_memory_is_that_of_all_tensors_each_counted_once():
     circle.append(circle)
     del kept, part, circle
     assert debugger.memory_status()["allocated"] == before["allocated"]
+
+
+def test_tensors_that_a_compiler_left_behind_have_no_memory():
+    before = TorchRecDebugger().memory_status()["allocated"]
+    with FakeTensorMode():
+        left = torch.zeros(1_000_003)
+    assert left.device.type == "cpu"
+    assert TorchRecDebugger().memory_status()["allocated"] == before
 
 
 def test_the_memory_of_a_sharded_table_is_that_of_its_weights_and_state():

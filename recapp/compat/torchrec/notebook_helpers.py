@@ -161,10 +161,11 @@ def _tensor_bytes() -> int:
     gc.collect()  # a deleted model may still be kept by a cycle of references
     memories = {}
     for each in gc.get_objects():
-        if issubclass(type(each), torch.Tensor) and each.device.type == "cpu":
+        if issubclass(type(each), torch.Tensor):
             with suppress(RuntimeError):  # a tensor without memory of its own
                 memory = each.untyped_storage()
-                memories[memory.data_ptr()] = memory.nbytes()
+                if memory.device.type == "cpu":  # that of a compiler's tensors is not
+                    memories[memory.data_ptr()] = memory.nbytes()
     return sum(memories.values())
 
 

@@ -296,6 +296,19 @@ def _replaced(pairs):
         _give({id(new): old for old, new in pairs})  # also modules that were imported meanwhile
 
 
+def captured(step, memory):
+    """Record a step, and take back what recording it has done to some tensors, as a CUDA graph does
+    nothing while it is recorded. Return what the step returns, and the record.
+    """
+    before = [x.clone() for x in memory]
+    recorder = Recorder()
+    with recorder.recording():
+        value = step()
+    for x, old in zip(memory, before, strict=True):
+        x.copy_(old)
+    return value, recorder
+
+
 def _give(functions):
     for module in [m for name, m in sys.modules.items() if name.startswith("recapp.")]:
         for name, value in [*vars(module).items()]:

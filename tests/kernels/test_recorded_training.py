@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import lightning
 import pytest
 import torch
-from gpu_first.recorder import Recorder
+from gpu_first.recorder import Recorder, captured
 from kernels.test_step_graph import B, Model, batch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -106,14 +106,7 @@ class Run:
         return self
 
     def capture(self, step):
-        """Record a step, and take back what recording it has done."""
-        memory = [*self.tensors(), *self.logged()]
-        before = [x.clone() for x in memory]
-        recorder = Recorder()
-        with recorder.recording():
-            value = step()
-        for x, old in zip(memory, before, strict=True):
-            x.copy_(old)
+        value, recorder = captured(step, [*self.tensors(), *self.logged()])
         self.captures += 1
         assert not recorder.counts()["waits"] and not recorder.counts()["pins"]
         return value, recorder.replay

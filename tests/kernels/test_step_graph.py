@@ -6,7 +6,7 @@ interpreter.
 import pytest
 import torch
 from engine.engine_cases import same_bits
-from gpu_first.recorder import Recorder
+from gpu_first.recorder import captured
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.engine.step_graph import WARM_UP, StepGraph
@@ -116,14 +116,7 @@ class Trained:
             self.step.why_not = "a test launches all steps one by one"
 
     def capture(self, step):
-        """Record a step, and take back what recording it has done."""
-        tensors = self.tensors()
-        before = [x.clone() for x in tensors]
-        recorder = Recorder()
-        with recorder.recording():
-            value = step()
-        for x, old in zip(tensors, before, strict=True):
-            x.copy_(old)
+        value, recorder = captured(step, self.tensors())
         self.captures.append(recorder)
 
         def replay():

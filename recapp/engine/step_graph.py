@@ -21,21 +21,18 @@ Where a batch has room, the flat values of all features are no use: a model that
 takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
 weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
-Nobody waits for the verdict on a batch, so it stops the step itself: an id that is an error, or a
-loss that is not finite, sets a number on the device. Where it is set, tables and dense optimiser
-stay as they are, in this step and all later ones. The host reads it up to `MOST_UNREAD` steps
+Nobody waits for the verdict on a batch, so it stops the step itself, dense optimiser included, and
+all later ones (`recapp/engine/recorded_batch.py`). The host reads it up to `MOST_UNREAD` steps
 later, and raises the error of that step.
 
 No GPU has run this file yet: the tests record steps without one, and repeat them on other batches.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -43,74 +40,31 @@ from torch.utils._pytree import tree_map_only
 
 from recapp.console import note_once
 from recapp.engine.fused_integers import FusedBatch
+from recapp.engine.recorded_batch import (
+    MOST_UNREAD,
+    BatchForms,
+    Capture,
+    DeviceVerdict,
+    Samples,
+    StaticBatch,
+    cuda_graph,
+)
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import TrainingError
-from recapp.kernels.links import DeviceRate, Scratch
 from recapp.optim.optimizer import HybridOptimizer
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.transfer import start_to_host
-from recapp.tables.ids import OutsideTable
-from recapp.transport.communicator import SideStream
 
-WARM_UP = 3  # steps before a form is recorded: kernels are compiled, memory has its size
 MOST_GRAPHS = 3
-SLACK = 0.1  # of the largest number of ids, free for batches with more
-MOST_UNREAD = 2  # steps whose verdict the host has not read
-
-# Records the work that a function gives the device, without doing it, and returns the function's
-# result and a function that does the work.
-Capture = Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]]
-
-
-@runtime_checkable
-class Samples(Protocol):
-    """What a graph knows of a batch: `Batch` of recapp and that of TorchRec's examples."""
-
-    @property
-    def sparse(self) -> KeyedJaggedTensor:
-        """The ids of the tables."""
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tensors, always in the same order."""
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the batch with `change` applied to each tensor."""
 
 
 class _Recorded(NamedTuple):
-    """A recorded step: the form of its batches, whether they may have fewer ids than the batch that
-    it reads, this batch, its result, the function that runs it, the integers whose reports it
-    writes, and the memory that it needs.
+    """A recorded step: the batch that it reads, its result, the function that runs it, and the
+    integers whose reports it writes.
     """
 
-    form: Hashable
-    has_room: bool
-    batch: Samples
+    static: StaticBatch
     result: Any
     replay: Callable[[], None]
     integers: list[FusedBatch]
-    leases: list[list[Scratch]]
-
-    def takes(self, form: Hashable, per_F: list[int]) -> bool:
-        """Return whether a batch with some ids of each feature fits."""
-        room_F = self.batch.sparse.length_per_key()
-        return self.form == form and (
-            per_F == room_F
-            or (self.has_room and all(n <= room for n, room in zip(per_F, room_F, strict=True)))
-        )
-
-
-class _Unread(NamedTuple):
-    """A step whose verdict is under way: its number and batch, the verdict and the reports on the
-    host, and the event at the end of the copies.
-    """
-
-    step: int
-    batch: Samples
-    stopped: Tensor
-    reports: list[tuple[FusedBatch, Tensor]]
-    arrived: Any
 
 
 class StepGraph:
@@ -123,6 +77,7 @@ class StepGraph:
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
             one. Its param groups stay as they are; each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
+        setting: The setting that notes name.
 
     Attributes:
         why_not: The reason why steps are launched one by one, which is noted once; empty while they
@@ -137,36 +92,29 @@ class StepGraph:
         loss: Callable[[nn.Module, Any], Any],
         optimizer: Optimizer,
         capture: Capture | None = None,
+        setting: str = "StepGraph",
     ) -> None:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
         self.tables = sharded_tables(model)
         self.steps = 0
+        self._setting = setting
         device = next(model.parameters()).device
         self._dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
         self.why_not = self.why_not or obstacle(self.tables, self._dense)
         self._stops = not self.why_not
         if self.why_not:
-            self._note()
-        self._graphs: list[_Recorded] = []
-        self._unfit = defaultdict[Hashable, list[list[int]]](list)  # numbers of ids, by form
-        lookups = [x for t in self.tables for x in t.state.layout.lookups]
-        self._pooled = {x.feature for x in lookups} - {x.feature for x in lookups if not x.columns}
-        self._unread: deque[_Unread] = deque()
-        self._stopped = torch.zeros(1, dtype=torch.int32, device=device)
-        self._found_inf = torch.zeros((), device=device)
-        if not self._stops:
+            note_launched(setting, self.why_not)
             return
-        self._capture = capture or partial(_cuda_graph, torch.cuda.graph_pool_handle())
+        self._capture = capture or partial(cuda_graph, torch.cuda.graph_pool_handle())
+        self._graphs: list[_Recorded] = []
+        self._forms = BatchForms(model, self.tables)
+        fault = "the loss is not finite; the weights are those before that step"
+        self._verdict = DeviceVerdict(self.tables, device, [self._dense], fault)
+        self._found_inf = torch.zeros((), device=device)
         self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
-        sizes = [4 * len(t.update.rules) for t in self.tables]
-        sizes.append(len(self._dense.param_groups))
-        self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        *self._numbers, self._rates = torch.split(self._header, sizes)
-        for shared in self.tables:
-            shared.comm.side = SideStream()  # a graph has one stream
 
     def __call__(self, batch: Samples) -> Any:
         """Train on a batch that is on the device, and return what `loss` has returned.
@@ -177,50 +125,35 @@ class StepGraph:
             TrainingError: The loss of one of the last batches was not finite. Nothing was trained
                 since.
         """
-        self._settle(MOST_UNREAD - 1)
         self.steps += 1
         if not self._stops:
             return self._step(batch)
-        form = self._form(batch)
+        self._verdict.settle(MOST_UNREAD - 1)
+        form = self._forms.of(batch)
         per_F = batch.sparse.length_per_key()
-        weighted = batch.sparse.weights_or_none() is not None
-        recorded = next((one for one in self._graphs if one.takes(form, per_F)), None)
-        self._write_rates()
+        recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
+        self._verdict.write_rates()
         learns = any(x.requires_grad for x in batch.tensors())
         can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
-        if recorded is None and can_record:
-            self._unfit[form].append(per_F)
-            if len(self._unfit[form]) % (WARM_UP + 1) == 0:
-                return self._recorded(form, batch)
+        if recorded is None and can_record and (static := self._forms.new(form, batch)):
+            return self._recorded(static, batch)
         if recorded is None:
-            with self._unwatched() as integers:
+            with self._verdict.watch() as integers:
                 result = self._step(batch)
-            self._copy_verdict(batch, integers)
-            if any(one.rows.weights_L is not None for one in integers) and not weighted:
-                self._pooled.clear()  # the model weighs the flat ids itself
+            self._verdict.copy(self.steps, batch, integers)
+            self._forms.read_ids(batch, [one.rows.weights_L for one in integers])
             return result
-        _copy(recorded.batch, batch)
+        recorded.static.fill(batch)
         recorded.replay()
         for shared in self.tables:
             shared.update.count()
-        self._copy_verdict(batch, recorded.integers)
+        self._verdict.copy(self.steps, batch, recorded.integers)
         return tree_map_only(Tensor, Tensor.clone, recorded.result)
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
-        self._settle(0)
-
-    def _form(self, batch: Samples) -> Hashable:
-        """Return what batches of one form have in common."""
-        ids = batch.sparse
-        of_ids = ids.values(), ids.weights_or_none()
-        shapes = tuple(
-            (x.dtype, x.requires_grad, any(x is y for y in of_ids) or x.shape)
-            for x in batch.tensors()
-        )
-        of_keys = zip(ids.keys(), ids.stride_per_key(), ids.length_per_key(), strict=True)
-        keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
-        return self.model.training, keys, shapes
+        if self._stops:
+            self._verdict.settle(0)
 
     def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
@@ -228,7 +161,7 @@ class StepGraph:
         result = self.loss(self.model, batch)
         loss = result if isinstance(result, Tensor) else result[0]
         if self._stops:
-            self._stopped.logical_or_(~loss.detach().isfinite())
+            self._verdict.stopped.logical_or_(~loss.detach().isfinite())
         loss.backward()
         with self._rates_on_device() if self._stops else nullcontext():
             self.optimizer.step()
@@ -237,116 +170,50 @@ class StepGraph:
     @contextmanager
     def _rates_on_device(self) -> Iterator[None]:
         """Let the dense optimiser read its rates, and whether it has stopped, on the device."""
-        self._found_inf.copy_(self._stopped[0])
+        self._found_inf.copy_(self._verdict.stopped[0])
         groups = self._dense.param_groups
         self._dense.param_groups = [
             group | {"lr": rate, "capturable": rate.is_cuda}
-            for group, rate in zip(groups, self._rates.float().unbind(), strict=True)
+            for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True)
         ]
         try:
             yield
         finally:
             self._dense.param_groups = groups
 
-    def _recorded(self, form: Hashable, batch: Samples) -> Any:
+    def _recorded(self, static: StaticBatch, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
-        room_F = _room(self._unfit[form])
-        has_room = room_F != batch.sparse.length_per_key()
-        static = batch.each(torch.clone)
-        static.sparse.make_room(room_F)
-        _copy(static, batch)
-        leases = [[Scratch(t.comm.device) for _ in t.state.routes] for t in self.tables]
-        with self._unwatched(has_room) as integers:
-            result = self._step_with(leases, static)
-        self._copy_verdict(batch, integers)
+        with self._verdict.watch(static.has_room) as integers:
+            result = self._step_with(static)
+        self._verdict.copy(self.steps, batch, integers)
         updates = [t.update.updates for t in self.tables]
         try:
-            with self._unwatched(has_room) as integers:
-                captured, replay = self._capture(lambda: self._step_with(leases, static))
-            self._graphs.append(
-                _Recorded(form, has_room, static, captured, replay, integers, leases)
-            )
+            with self._verdict.watch(static.has_room) as integers:
+                captured, replay = self._capture(lambda: self._step_with(static))
+            self._graphs.append(_Recorded(static, captured, replay, integers))
         except RuntimeError as error:  # of torch, such as too little memory
             self.why_not = " ".join(str(error).split())
-            self._note()
+            note_launched(self._setting, self.why_not)
         for shared, before in zip(self.tables, updates, strict=True):
             shared.update.updates = before
         return result
 
-    def _note(self) -> None:
-        note_once(f"StepGraph: steps are launched one by one, without a CUDA graph: {self.why_not}")
-
-    def _step_with(self, leases: list[list[Scratch]], static: Samples) -> Any:
-        """Train on a batch with memory of its own."""
-        for shared, lease in zip(self.tables, leases, strict=True):
-            shared.state.give_back(lease, trains=True)
-        result = self._step(static.each(lambda tensor: tensor))  # which may keep what it computes
-        for shared in self.tables:
-            shared.state.lease(trains=True)  # the one that was given back last
+    def _step_with(self, static: StaticBatch) -> Any:
+        """Train on a recorded batch, with memory of its own."""
+        static.lend()
+        result = self._step(static.samples.each(lambda x: x))  # which may keep what it computes
+        static.take_back()
         return result
 
-    @contextmanager
-    def _unwatched(self, has_room: bool = False) -> Iterator[list[FusedBatch]]:
-        """Let the device judge the ids of the steps in this context, and count them if features
-        have free room. Yield the integers whose reports it writes.
-        """
-        integers: list[FusedBatch] = []
-        for shared, numbers in zip(self.tables, self._numbers, strict=True):
-            shared.state.stopped = self._stopped
-            shared.state.unread = integers
-            shared.state.counts_ids = has_room
-            shared.update.device_rates = [
-                DeviceRate(numbers_4, rates, self._stopped)
-                for numbers_4, rates in zip(
-                    numbers.view(-1, 4), shared.update.rate_counts, strict=True
-                )
-            ]
-        try:
-            yield integers
-        finally:
-            for shared in self.tables:
-                shared.state.stopped = None
-                shared.state.counts_ids = False
-                shared.update.device_rates = None
 
-    def _write_rates(self) -> None:
-        """Bring the rates of the next update to the device."""
-        numbers = [x for t in self.tables for rule in t.update.next_numbers() for x in rule]
-        rates = [group["lr"] for group in self._dense.param_groups]
-        values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
-        self._header.copy_(values, non_blocking=True)
+def note_launched(setting: str, why: str) -> None:
+    """Note once why steps are launched one by one.
 
-    def _copy_verdict(self, batch: Samples, integers: list[FusedBatch]) -> None:
-        """Start to copy the verdict on a step to the host."""
-        on_device = [self._stopped, *(one.report for one in integers)]
-        (stopped, *reports), arrived = start_to_host(on_device)
-        pairs = list(zip(integers, reports, strict=True))
-        self._unread.append(_Unread(self.steps, batch, stopped, pairs, arrived))
-
-    def _settle(self, most: int) -> None:
-        """Read verdicts until at most some are unread."""
-        while len(self._unread) > most:
-            unread = self._unread.popleft()
-            if unread.arrived is not None:
-                unread.arrived.synchronize()
-            if int(unread.stopped):
-                self._unread.clear()
-                self._raise(unread)
-            for integers, report in unread.reports:
-                integers.check(report.tolist())
-
-    def _raise(self, unread: _Unread) -> None:
-        """Raise the error of the step that has stopped."""
-        for shared in self.tables:
-            try:
-                _, check = shared.state.rows_of(unread.batch.sparse, [True] * len(shared.members))
-                check()
-            except OutsideTable as error:
-                raise error.at(f" (step {unread.step})") from None
-        raise TrainingError(
-            f"step {unread.step}: the loss is not finite; the weights are those before that step: "
-            "lower the learning rate, or look for extreme values in the batch"
-        )
+    Args:
+        setting: The setting that asks for graphs.
+        why: The reason.
+    """
+    note_once(f"{setting}: steps are launched one by one, without a CUDA graph: {why}")
 
 
 def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
@@ -366,45 +233,3 @@ def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
         f"{type(dense).__name__}(fused={unfused[0].get('fused')}) cannot be stopped by the device: "
         "make a torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
     )
-
-
-def _room(numbers_TF: list[list[int]]) -> list[int]:
-    """Return the room for ids of each feature in a step that is recorded for batches like some: the
-    number of ids if it is always the same, otherwise a number above it, rounded up to an eighth of
-    a power of two.
-    """
-    most_F = np.max(numbers_TF, 0)
-    changes_F = np.ptp(numbers_TF, 0) > 0
-    above_F = np.maximum((1 + SLACK) * most_F, 8)
-    eighth_F = 2 ** np.ceil(np.log2(above_F)) / 8
-    room_F = np.ceil(above_F / eighth_F) * eighth_F
-    return [int(n) for n in np.where(changes_F, room_F, most_F)]
-
-
-def _copy(static: Samples, batch: Samples) -> None:
-    """Copy a batch to the tensors of a recorded one: ids feature by feature, if that has room."""
-    per_F = batch.sparse.length_per_key()
-    room_F = static.sparse.length_per_key()
-    sizes = [size for n, room in zip(per_F, room_F, strict=True) for size in (n, room - n)]
-    of_ids = static.sparse.values(), static.sparse.weights_or_none()
-    to = list[Tensor]()
-    of = list[Tensor]()
-    for there, here in zip(static.tensors(), batch.tensors(), strict=True):
-        values = here[: sum(per_F)] if any(there is x for x in of_ids) else here
-        if len(there) == len(values):
-            to.append(there)
-            of.append(values)
-        else:
-            parts_F = torch.split(there, sizes)[::2]
-            torch._foreach_copy_(parts_F, torch.split(values, per_F), non_blocking=True)
-    torch._foreach_copy_(to, of, non_blocking=True)
-
-
-def _cuda_graph(pool: Any, step: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """Record a step as a CUDA graph. Graphs may share the memory of a pool, because one runs after
-    the other, and nobody reads what it leaves there but its result.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
-        result = step()
-    return result, graph.replay

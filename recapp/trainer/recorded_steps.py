@@ -22,15 +22,16 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recapp.console import note_once
+from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import Capture, StepGraph, obstacle
+from recapp.engine.step_graph import StepGraph, note_launched, obstacle
 from recapp.optim.optimizer import HybridOptimizer, each_norm, total_norm
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.trainer.lightnings_parts import BATCH_HOOKS, is_idle
 from recapp.trainer.module import TaskModule
 
+SETTING = "engine.graph=auto"
 WITHIN_STEP = [hook for hook in BATCH_HOOKS if hook.startswith(("on_before_", "on_after_"))]
 
 
@@ -54,7 +55,7 @@ class RecordedSteps:
         self.trainer = trainer
         self.module = module
         self._norm_G: Tensor | None = None  # of the gradients of the last step
-        self._graph = StepGraph(module, self._loss, optimizer, capture)
+        self._graph = StepGraph(module, self._loss, optimizer, capture, SETTING)
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def __call__(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -118,7 +119,7 @@ def recorded_steps(
     why = _why_not(trainer, module) or obstacle(tables, optimizer.dense)
     if not why:
         return RecordedSteps(trainer, module, optimizer, capture)
-    note_once(f"engine.graph=auto: steps are launched one by one, without a CUDA graph: {why}")
+    note_launched(SETTING, why)
     return None
 
 

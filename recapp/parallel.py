@@ -42,6 +42,7 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
+from recapp.module_graph import ModuleGraph
 from recapp.optim.named_rules import Rules, is_rules
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule, with_frozen_of
@@ -295,6 +296,12 @@ class DistributedModelParallel(nn.Module):
             `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
         transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
+        graph: Whether to record forward and backward of training calls as two CUDA graphs, on one
+            rank with a GPU (`recapp/module_graph.py`). The Python of the model then runs in the
+            first calls only. Where that cannot be, a note says why, and nothing changes.
+
+    Attributes:
+        graph: The recorded calls (`ModuleGraph`); None without `graph=True`.
 
     Raises:
         ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser
@@ -328,6 +335,7 @@ class DistributedModelParallel(nn.Module):
         init_parameters: bool = True,
         *,
         transport: str = "auto",
+        graph: bool = False,
     ) -> None:
         super().__init__()
         self._ranks = process_group_of(env)
@@ -345,6 +353,7 @@ class DistributedModelParallel(nn.Module):
         self._rate_is_known = user_rule is not None
         for shared in sharded_tables(module):
             shared.update.before_first_update = self._note_rate
+        self.graph = ModuleGraph(self.module, self.device) if graph else None
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     def init_data_parallel(self) -> None:
@@ -368,7 +377,7 @@ class DistributedModelParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        return self._wrapped(*args, **kwargs)
+        return (self.graph or self._wrapped)(*args, **kwargs)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze or train all parameters, those of the tables too. Every rank calls it.
@@ -390,7 +399,13 @@ class DistributedModelParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the module, under the names of the module without wrappers. Every
         rank calls it.
+
+        Raises:
+            IdError: With a graph, an id of one of the last calls is outside of its table.
+            TrainingError: With a graph, a gradient of one of the last calls was not finite.
         """
+        if self.graph is not None:
+            self.graph.finish()
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(

@@ -23,6 +23,7 @@ run
 serving
 trainer | inference
 parallel | reporting
+module_graph
 stored | engine | planner
 transport
 processes

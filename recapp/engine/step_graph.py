@@ -51,7 +51,7 @@ from recapp.engine.recorded_batch import (
 )
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.optim.optimizer import HybridOptimizer
+from recapp.optim.optimizer import parts_of
 
 MOST_GRAPHS = 3
 
@@ -74,8 +74,8 @@ class StepGraph:
         model: The model, sharded on one rank.
         loss: Returns the loss of a batch from the model and the batch, a scalar; or a tuple of the
             loss and an output, whose tensors may be in tuples, lists and dicts.
-        optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
-            one. Its param groups stay as they are; each step brings their rates to the device.
+        optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` or one of
+            TorchRec's wrappers whose step is that of such ones. Its param groups stay as they are; each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
         setting: The setting that notes name.
 
@@ -101,9 +101,9 @@ class StepGraph:
         self.steps = 0
         self._setting = setting
         device = next(model.parameters()).device
-        self._dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
+        self._dense = parts_of(optimizer)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or obstacle(self.tables, self._dense)
+        self.why_not = self.why_not or obstacle(self.tables, optimizer)
         self._stops = not self.why_not
         if self.why_not:
             note_launched(setting, self.why_not)
@@ -112,9 +112,10 @@ class StepGraph:
         self._graphs: list[_Recorded] = []
         self._forms = BatchForms(model, self.tables)
         fault = "the loss is not finite; the weights are those before that step"
-        self._verdict = DeviceVerdict(self.tables, device, [self._dense], fault)
+        self._verdict = DeviceVerdict(self.tables, device, self._dense, fault)
         self._found_inf = torch.zeros((), device=device)
-        self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
+        for one in self._dense:
+            one.found_inf = self._found_inf  # type: ignore[attr-defined]
 
     def __call__(self, batch: Samples) -> Any:
         """Train on a batch that is on the device, and return what `loss` has returned.
@@ -133,6 +134,7 @@ class StepGraph:
         per_F = batch.sparse.length_per_key()
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
         self._verdict.write_rates()
+        updates = self._verdict.updates()
         learns = any(x.requires_grad for x in batch.tensors())
         can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
         if recorded is None and can_record and (static := self._forms.new(form, batch)):
@@ -140,14 +142,14 @@ class StepGraph:
         if recorded is None:
             with self._verdict.watch() as integers:
                 result = self._step(batch)
-            self._verdict.copy(self.steps, batch, integers)
+            self._verdict.copy(self.steps, batch, updates, integers)
             self._forms.read_ids(batch, [one.rows.weights_L for one in integers])
             return result
         recorded.static.fill(batch)
         recorded.replay()
         for shared in self.tables:
             shared.update.count()
-        self._verdict.copy(self.steps, batch, recorded.integers)
+        self._verdict.copy(self.steps, batch, updates, recorded.integers)
         return tree_map_only(Tensor, Tensor.clone, recorded.result)
 
     def finish(self) -> None:
@@ -171,22 +173,26 @@ class StepGraph:
     def _rates_on_device(self) -> Iterator[None]:
         """Let the dense optimiser read its rates, and whether it has stopped, on the device."""
         self._found_inf.copy_(self._verdict.stopped[0])
-        groups = self._dense.param_groups
-        self._dense.param_groups = [
-            group | {"lr": rate, "capturable": rate.is_cuda}
-            for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True)
-        ]
+        groups = [one.param_groups for one in self._dense]
+        rates = iter(self._verdict.rates_G.float().unbind())
+        for one in self._dense:
+            one.param_groups = [
+                group | {"lr": rate, "capturable": rate.is_cuda}
+                for group, rate in zip(one.param_groups, rates, strict=False)
+            ]
         try:
             yield
         finally:
-            self._dense.param_groups = groups
+            for one, before in zip(self._dense, groups, strict=True):
+                one.param_groups = before
 
     def _recorded(self, static: StaticBatch, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
+        before = self._verdict.updates()
         with self._verdict.watch(static.has_room) as integers:
             result = self._step_with(static)
-        self._verdict.copy(self.steps, batch, integers)
-        updates = [t.update.updates for t in self.tables]
+        self._verdict.copy(self.steps, batch, before, integers)
+        updates = self._verdict.updates()
         try:
             with self._verdict.watch(static.has_room) as integers:
                 captured, replay = self._capture(lambda: self._step_with(static))
@@ -194,8 +200,7 @@ class StepGraph:
         except RuntimeError as error:  # of torch, such as too little memory
             self.why_not = " ".join(str(error).split())
             note_launched(self._setting, self.why_not)
-        for shared, before in zip(self.tables, updates, strict=True):
-            shared.update.updates = before
+        self._verdict.restore(updates)
         return result
 
     def _step_with(self, static: StaticBatch) -> Any:
@@ -216,20 +221,22 @@ def note_launched(setting: str, why: str) -> None:
     note_once(f"{setting}: steps are launched one by one, without a CUDA graph: {why}")
 
 
-def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
+def obstacle(tables: list[ShardedTables], optimizer: Optimizer) -> str:
     """Return the reason why the device cannot stop a step; empty if it can.
 
     Args:
         tables: The tables of the model.
-        dense: The optimiser of the dense part.
+        optimizer: The optimiser of the dense part, or of all.
     """
     for shared in tables:
         if why := shared.why_no_graph():
             return why
-    unfused = [group for group in dense.param_groups if not group.get("fused")]
-    if not unfused:
-        return ""
-    return (
-        f"{type(dense).__name__}(fused={unfused[0].get('fused')}) cannot be stopped by the device: "
-        "make a torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
-    )
+    for one in parts_of(optimizer):
+        unfused = [group for group in one.param_groups if not group.get("fused")]
+        if unfused or not hasattr(one, "_step_supports_amp_scaling"):  # so reads found_inf
+            given = f"(fused={unfused[0].get('fused')})" if unfused else ""
+            return (
+                f"{type(one).__name__}{given} cannot be stopped by the device: make a "
+                "torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
+            )
+    return ""

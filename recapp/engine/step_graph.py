@@ -30,7 +30,7 @@ No GPU has run this file yet: the tests record steps without one, and repeat the
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -42,6 +42,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from recapp.console import note_once
+from recapp.engine.cut_lookup import CutLookup
 from recapp.engine.fused_integers import FusedBatch
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
@@ -51,12 +52,13 @@ from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import start_to_host
 from recapp.tables.ids import OutsideTable
-from recapp.transport.communicator import SideStream
+from recapp.transport.communicator import SideStream, average_over_ranks
 
 WARM_UP = 3  # steps before a form is recorded: kernels are compiled, memory has its size
 MOST_GRAPHS = 3
 SLACK = 0.1  # of the largest number of ids, free for batches with more
 MOST_UNREAD = 2  # steps whose verdict the host has not read
+FORMS_KEPT = 64  # forms of batches whose steps are counted
 
 # Records the work that a function gives the device, without doing it, and returns the function's
 # result and a function that does the work.
@@ -78,16 +80,26 @@ class Samples(Protocol):
         """Return the batch with `change` applied to each tensor."""
 
 
+class _Left(NamedTuple):
+    """What a recorded step leaves in its memory: its result; and, where the lookups are cut, the
+    vectors that it reads, with their gradients, and the gradients of the dense part.
+    """
+
+    result: Any
+    cuts: Sequence[CutLookup] = ()
+    dense: Mapping[nn.Parameter, Tensor] = {}
+
+
 class _Recorded(NamedTuple):
     """A recorded step: the form of its batches, whether they may have fewer ids than the batch that
-    it reads, this batch, its result, the function that runs it, the integers whose reports it
+    it reads, this batch, what it leaves, the function that runs it, the integers whose reports it
     writes, and the memory that it needs.
     """
 
     form: Hashable
     has_room: bool
     batch: Samples
-    result: Any
+    left: _Left
     replay: Callable[[], None]
     integers: list[FusedBatch]
     leases: list[list[Scratch]]
@@ -123,6 +135,8 @@ class StepGraph:
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
             one. Its param groups stay as they are; each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
+        share: Returns the factor of this rank's loss in the last lookup's batch, by which several
+            ranks train like one; None where a single rank trains.
 
     Attributes:
         why_not: The reason why steps are launched one by one, which is noted once; empty while they
@@ -137,7 +151,9 @@ class StepGraph:
         loss: Callable[[nn.Module, Any], Any],
         optimizer: Optimizer,
         capture: Capture | None = None,
+        share: Callable[[], float] | None = None,
     ) -> None:
+        self.share = share
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -146,7 +162,7 @@ class StepGraph:
         device = next(model.parameters()).device
         self._dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or obstacle(self.tables, self._dense)
+        self.why_not = self.why_not or obstacle(self.tables, self._dense, share is not None)
         self._stops = not self.why_not
         if self.why_not:
             self._note()
@@ -162,10 +178,14 @@ class StepGraph:
         self._capture = capture or partial(_cuda_graph, torch.cuda.graph_pool_handle())
         self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
         sizes = [4 * len(t.update.rules) for t in self.tables]
-        sizes.append(len(self._dense.param_groups))
+        sizes += [len(self._dense.param_groups), 1]
         self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        *self._numbers, self._rates = torch.split(self._header, sizes)
-        for shared in self.tables:
+        *self._numbers, self._rates, self._share = torch.split(self._header, sizes)
+        self.cuts = any(shared.needs_host for shared in self.tables)
+        if self.cuts and len(self._pooled) < len({x.feature for x in lookups}):
+            self.why_not = "the host takes part in lookups whose vectors are not sums of bags"
+            self._note()
+        for shared in () if self.cuts else self.tables:
             shared.comm.side = SideStream()  # a graph has one stream
 
     def __call__(self, batch: Samples) -> Any:
@@ -181,14 +201,23 @@ class StepGraph:
         self.steps += 1
         if not self._stops:
             return self._step(batch)
+        with self._cut(batch):
+            self._write_rates()
+            return self._train(batch)
+
+    def _train(self, batch: Samples) -> Any:
+        """Train on a batch by the recorded step that it fits; by one that is recorded now, or
+        launch by launch, if there is none.
+        """
         form = self._form(batch)
         per_F = batch.sparse.length_per_key()
         weighted = batch.sparse.weights_or_none() is not None
         recorded = next((one for one in self._graphs if one.takes(form, per_F)), None)
-        self._write_rates()
         learns = any(x.requires_grad for x in batch.tensors())
         can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
         if recorded is None and can_record:
+            if len(self._unfit) == FORMS_KEPT:
+                self._unfit.clear()
             self._unfit[form].append(per_F)
             if len(self._unfit[form]) % (WARM_UP + 1) == 0:
                 return self._recorded(form, batch)
@@ -199,12 +228,34 @@ class StepGraph:
             if any(one.rows.weights_L is not None for one in integers) and not weighted:
                 self._pooled.clear()  # the model weighs the flat ids itself
             return result
+        left = recorded.left
         _copy(recorded.batch, batch)
+        for there, here in zip(left.cuts, self._all_cut(), strict=True):
+            there.fill(here)
         recorded.replay()
-        for shared in self.tables:
-            shared.update.count()
+        if self.cuts:
+            with self._unwatched():
+                self._update([cut.gradients for cut in left.cuts], left.dense)
+        else:
+            for shared in self.tables:
+                shared.update.count()
         self._copy_verdict(batch, recorded.integers)
-        return tree_map_only(Tensor, Tensor.clone, recorded.result)
+        return tree_map_only(Tensor, Tensor.clone, left.result)
+
+    @contextmanager
+    def _cut(self, batch: Samples) -> Iterator[None]:
+        """Do the lookups of a batch before its model runs, if they need the host."""
+        for shared in self.tables if self.cuts else ():
+            shared.cut = shared.cut_lookup(batch.sparse)
+        try:
+            yield
+        finally:
+            for shared in self.tables:
+                shared.cut = None
+
+    def _all_cut(self) -> list[CutLookup]:
+        """Return the lookups of the batch that were done before its model runs."""
+        return [shared.cut for shared in self.tables if shared.cut is not None]
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
@@ -220,19 +271,52 @@ class StepGraph:
         )
         of_keys = zip(ids.keys(), ids.stride_per_key(), ids.length_per_key(), strict=True)
         keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
-        return self.model.training, keys, shapes
+        vectors = tuple(value.shape for cut in self._all_cut() for value in cut.values)
+        return self.model.training, keys, shapes, vectors
 
     def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
+        result = self._computed(batch)
+        cuts = self._all_cut()
+        if not all(cut.is_read for cut in cuts):
+            self.why_not = "the model looks up other ids than those of the batch"
+            self.cuts = False
+            self._note()
+        self._update([cut.gradients for cut in cuts], _gradients(self._dense))
+        return result
+
+    def _computed(self, batch: Samples) -> Any:
+        """Compute the gradients of a batch, and whether its loss is finite."""
         self.optimizer.zero_grad(set_to_none=True)
         result = self.loss(self.model, batch)
         loss = result if isinstance(result, Tensor) else result[0]
         if self._stops:
             self._stopped.logical_or_(~loss.detach().isfinite())
+        if self.share is not None:
+            loss = loss * self._share[0].to(loss.dtype)
         loss.backward()
+        return tree_map_only(Tensor, Tensor.detach, result)
+
+    def _update(
+        self, gradients: Sequence[Sequence[Tensor | None]], dense: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        """Update the tables whose lookups were cut, and the dense part. Several ranks average its
+        gradients, and stop together.
+
+        Args:
+            gradients: The gradients of the vectors of each cut lookup.
+            dense: The gradients of the dense part.
+        """
+        if self.share is not None:
+            stopped = self._stopped.float()
+            average_over_ranks([*dense.values(), stopped])
+            self._stopped.logical_or_(stopped > 0)
+        for cut, of_cut in zip(self._all_cut(), gradients, strict=True):
+            cut.update(of_cut)
+        for parameter, gradient in dense.items():
+            parameter.grad = gradient
         with self._rates_on_device() if self._stops else nullcontext():
             self.optimizer.step()
-        return tree_map_only(Tensor, Tensor.detach, result)
 
     @contextmanager
     def _rates_on_device(self) -> Iterator[None]:
@@ -257,15 +341,16 @@ class StepGraph:
         _copy(static, batch)
         leases = [[Scratch(t.comm.device) for _ in t.state.routes] for t in self.tables]
         with self._unwatched(has_room) as integers:
-            result = self._step_with(leases, static)
+            result = self._step(batch) if self.cuts else self._step_with(leases, static).result
         self._copy_verdict(batch, integers)
         updates = [t.update.updates for t in self.tables]
+        record = partial(self._step_with, leases)
+        if self.cuts:
+            record = partial(self._computed_from, [cut.copy() for cut in self._all_cut()])
         try:
             with self._unwatched(has_room) as integers:
-                captured, replay = self._capture(lambda: self._step_with(leases, static))
-            self._graphs.append(
-                _Recorded(form, has_room, static, captured, replay, integers, leases)
-            )
+                left, replay = self._capture(partial(record, static))
+            self._graphs.append(_Recorded(form, has_room, static, left, replay, integers, leases))
         except RuntimeError as error:  # of torch, such as too little memory
             self.why_not = " ".join(str(error).split())
             self._note()
@@ -276,14 +361,22 @@ class StepGraph:
     def _note(self) -> None:
         note_once(f"StepGraph: steps are launched one by one, without a CUDA graph: {self.why_not}")
 
-    def _step_with(self, leases: list[list[Scratch]], static: Samples) -> Any:
+    def _step_with(self, leases: list[list[Scratch]], static: Samples) -> _Left:
         """Train on a batch with memory of its own."""
         for shared, lease in zip(self.tables, leases, strict=True):
             shared.state.give_back(lease, trains=True)
         result = self._step(static.each(lambda tensor: tensor))  # which may keep what it computes
         for shared in self.tables:
             shared.state.lease(trains=True)  # the one that was given back last
-        return result
+        return _Left(result)
+
+    def _computed_from(self, cuts: list[CutLookup], static: Samples) -> _Left:
+        """Compute the gradients of a batch from vectors with memory of their own."""
+        batch = static.each(lambda tensor: tensor)
+        for shared, cut in zip(self.tables, cuts, strict=True):
+            cut.features = batch.sparse
+            shared.cut = cut
+        return _Left(self._computed(batch), cuts, _gradients(self._dense))
 
     @contextmanager
     def _unwatched(self, has_room: bool = False) -> Iterator[list[FusedBatch]]:
@@ -292,7 +385,7 @@ class StepGraph:
         """
         integers: list[FusedBatch] = []
         for shared, numbers in zip(self.tables, self._numbers, strict=True):
-            shared.state.stopped = self._stopped
+            shared.state.stopped = None if self.cuts else self._stopped
             shared.state.unread = integers
             shared.state.counts_ids = has_room
             shared.update.device_rates = [
@@ -313,7 +406,8 @@ class StepGraph:
         """Bring the rates of the next update to the device."""
         numbers = [x for t in self.tables for rule in t.update.next_numbers() for x in rule]
         rates = [group["lr"] for group in self._dense.param_groups]
-        values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
+        share = 1.0 if self.share is None else self.share()
+        values = torch.tensor([*numbers, *rates, share], dtype=torch.float64, device="cpu")
         self._header.copy_(values, non_blocking=True)
 
     def _copy_verdict(self, batch: Samples, integers: list[FusedBatch]) -> None:
@@ -349,16 +443,22 @@ class StepGraph:
         )
 
 
-def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
+def obstacle(tables: list[ShardedTables], dense: Optimizer, averages: bool = False) -> str:
     """Return the reason why the device cannot stop a step; empty if it can.
 
     Args:
         tables: The tables of the model.
         dense: The optimiser of the dense part.
+        averages: Whether the step averages dense gradients over the ranks.
     """
     for shared in tables:
-        if why := shared.why_no_graph():
+        if shared.comm.world > 1 and not averages:
+            return "several ranks average their dense gradients as their own loop says"
+        if why := shared.why_unstoppable():
             return why
+    kinds = {p.dtype for group in dense.param_groups for p in group["params"]}
+    if averages and len(kinds) > 1:
+        return f"dense weights of {len(kinds)} types are not averaged at once"
     unfused = [group for group in dense.param_groups if not group.get("fused")]
     if not unfused:
         return ""
@@ -366,6 +466,12 @@ def obstacle(tables: list[ShardedTables], dense: Optimizer) -> str:
         f"{type(dense).__name__}(fused={unfused[0].get('fused')}) cannot be stopped by the device: "
         "make a torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
     )
+
+
+def _gradients(dense: Optimizer) -> dict[nn.Parameter, Tensor]:
+    """Return the gradients of the dense part."""
+    parameters = [p for group in dense.param_groups for p in group["params"]]
+    return {p: p.grad for p in parameters if p.grad is not None}
 
 
 def _room(numbers_TF: list[list[int]]) -> list[int]:

@@ -13,7 +13,7 @@ being recorded.
 yet.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class RecordedSteps:
         module: Its module.
         optimizer: The optimiser of the module, which the device can stop.
         capture: Records a step; None records a CUDA graph.
+        share: Returns the factor of this rank's loss (`StepGraph`); None on a single rank.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class RecordedSteps:
         module: TaskModule,
         optimizer: HybridOptimizer,
         capture: Capture | None,
+        share: Callable[[], float] | None,
     ) -> None:
         self.trainer = trainer
         self.module = module
         self._norm_G: Tensor | None = None  # of the gradients of the last step
-        self._graph = StepGraph(module, self._loss, optimizer, capture)
+        self._graph = StepGraph(module, self._loss, optimizer, capture, share)
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def __call__(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -74,6 +76,11 @@ class RecordedSteps:
             norm = total_norm(to_host(self._norm_G).tolist())
             self.module.log("grad_norm", norm, batch_size=1)
         return loss
+
+    @property
+    def exchanges(self) -> bool:
+        """Return whether the ids of batches are exchanged by themselves, so also ahead."""
+        return self._graph.cuts
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
@@ -99,15 +106,19 @@ class RecordedSteps:
 
 
 def recorded_steps(
-    trainer: Trainer, tables: list[ShardedTables], capture: Capture | None = None
+    trainer: Trainer,
+    tables: list[ShardedTables],
+    capture: Capture | None = None,
+    share: Callable[[], float] | None = None,
 ) -> RecordedSteps | None:
-    """Return the steps of a run on one rank as graphs. Return None where they are launched one by
-    one; a note says why, unless only another device or module could change it.
+    """Return the steps of a run as graphs. Return None where they are launched one by one; a note
+    says why, unless only another device or module could change it.
 
     Args:
         trainer: The trainer, which has restored its checkpoint.
         tables: The sharded tables of its module.
         capture: Records a step; None records a CUDA graph.
+        share: Returns the factor of this rank's loss (`StepGraph`); None on a single rank.
     """
     module = trainer.lightning_module
     on_device = capture is not None or module.device.type == "cuda"
@@ -115,9 +126,9 @@ def recorded_steps(
         return None
     optimizer = trainer.optimizers[0]
     assert isinstance(optimizer, HybridOptimizer)
-    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense)
+    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense, share is not None)
     if not why:
-        return RecordedSteps(trainer, module, optimizer, capture)
+        return RecordedSteps(trainer, module, optimizer, capture, share)
     note_once(f"engine.graph=auto: steps are launched one by one, without a CUDA graph: {why}")
     return None
 

@@ -1,0 +1,168 @@
+"""Recorded steps whose lookups need the host: on several ranks, and with tables that grow. There is
+no CUDA graph here: a recorder notes the work between lookup and update, and does it again.
+"""
+
+import pytest
+import torch
+from engine.engine_cases import make_plan, same_bits
+from gpu_first.recorder import captured
+
+from recapp.engine.sharded_collection import shard_model, sharded_tables
+from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.errors import IdError, TrainingError
+from recapp.optim.optimizer import hybrid
+from recapp.optim.rules import rowwise_adagrad
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import average_over_ranks
+
+ROWS = {"a": 23, "b": 9, "c": 40}
+B = 6
+
+
+class Model(torch.nn.Module):
+    """A model whose vectors come behind its numbers; `weighs` looks up other ids than the batch's.
+    """
+
+    def __init__(self, rows=ROWS, weighs=False):
+        super().__init__()
+        torch.manual_seed(1)
+        self.weighs = weighs
+        self.tables = [
+            EmbeddingBagConfig(n, 4 + 4 * (f == "c"), f, feature_names=[f]) for f, n in rows.items()
+        ]
+        self.bags = EmbeddingBagCollection(self.tables, seed=2, is_weighted=weighs or None)
+        self.bottom = torch.nn.Linear(3, 4)
+        self.top = torch.nn.Linear(20, 1)
+
+    def forward(self, batch):
+        ids = batch.sparse
+        if self.weighs:
+            ids = ids.with_weights(torch.arange(len(ids.values())) / 8)
+        return self.top(self.bags(ids).prepend(self.bottom(batch.dense_BI))).squeeze(1)
+
+
+def loss(model, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
+
+
+def batch_of(seed, rank, infinite=False, bad=False):
+    drawn = torch.Generator().manual_seed(10 * seed + rank)
+    per_F = [torch.randint(0, 9, (), generator=drawn).item() for _ in ROWS]
+    ids = [
+        torch.randint(rows, (n,), generator=drawn)
+        for rows, n in zip(ROWS.values(), per_F, strict=True)
+    ]
+    bags = [torch.randint(B, (n,), generator=drawn).bincount(minlength=B) for n in per_F]
+    ids = torch.cat(ids)
+    if bad and rank:
+        ids[0] = 99
+    features = KeyedJaggedTensor(list(ROWS), ids, lengths=torch.cat(bags))
+    numbers = torch.randn(B, 3, generator=drawn)
+    if infinite and rank:
+        numbers[0, 0] = torch.inf
+    return Batch(numbers, features, (torch.rand(B, generator=drawn) < 0.4).float())
+
+
+class Trained:
+    """A model on several ranks, and its steps: recorded, launched one by one, or those of a loop
+    without `StepGraph`.
+    """
+
+    def __init__(self, comm, plan, steps, **model):
+        self.comm = comm
+        self.model = Model(**model)
+        plan = make_plan(plan, self.model.tables, comm.world, column_width=4)
+        self.model.bags.leave_room(4)
+        shard_model(self.model, plan, comm, rowwise_adagrad(0.125), "triton")
+        self.tables = sharded_tables(self.model)
+        dense = torch.optim.Adam(self.model.parameters(), 2**-7, fused=True)
+        self.optimizer = hybrid(dense, self.tables)
+        self.captures = self.replays = 0
+        if steps != "loop":
+            self.step = StepGraph(self.model, loss, self.optimizer, self.capture, self.share)
+        if steps == "launched":
+            self.step.why_not = "a test launches all steps one by one"
+        if steps == "loop":
+            self.step = self.plain_step
+
+    def share(self):
+        return 1.5 - self.comm.rank if self.comm.world > 1 else 1.0
+
+    def capture(self, step):
+        value, recorder = captured(step, [self.step._stopped])
+        self.captures += 1
+        assert recorder.counts()["waits"] == recorder.counts()["messages"] == 0
+
+        def replay():
+            self.replays += 1
+            recorder.replay()
+
+        return value, replay
+
+    def plain_step(self, batch):
+        self.optimizer.zero_grad()
+        value = loss(self.model, batch)
+        (value * self.share()).backward()
+        average_over_ranks([p.grad for p in self.model.parameters()])
+        self.optimizer.step()
+        return value.detach()
+
+    def train(self, seeds, **faults):
+        for seed in seeds:
+            yield self.step(batch_of(seed, self.comm.rank, **faults)).clone()
+
+    def weights(self):
+        rows = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
+        return [x.detach().clone() for x in (*self.model.parameters(), *rows)]
+
+
+def compare(comm, plan):
+    """Train with recorded steps, and by the two other ways."""
+    seeds = range(WARM_UP + 5)
+    ways = [Trained(comm, plan, steps) for steps in ("recorded", "launched", "loop")]
+    values = [[*way.train(seeds), *way.weights()] for way in ways]
+    ways[0].step.finish()
+    assert ways[0].captures == 1 and ways[0].replays >= 2
+    assert all(map(same_bits, values[0], values[1]))
+    assert all(map(same_bits, values[0], values[2]))
+
+
+def stops(comm, fault):
+    """Train until a fault on the last rank, and on for some steps: no weight changes."""
+    trained = Trained(comm, "row_wise", "recorded")
+    list(trained.train(range(WARM_UP + 3)))
+    before = trained.weights()
+    kind = IdError if fault == "bad" else TrainingError
+    text = "which is outside its" if fault == "bad" else f"step {WARM_UP + 4}: the loss is not"
+    with pytest.raises(kind, match=text):
+        list(trained.train([50], **{fault: True}))
+        list(trained.train(range(60, 64)))
+    assert all(map(same_bits, before, trained.weights()))
+
+
+def looks_up_other_ids(comm):
+    """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
+    trained, loop = (Trained(comm, "row_wise", s, weighs=True) for s in ("recorded", "loop"))
+    values = [[*way.train(range(WARM_UP + 3)), *way.weights()] for way in (trained, loop)]
+    assert all(map(same_bits, *values))
+    assert "other ids" in trained.step.why_not and not trained.captures
+
+
+@pytest.mark.parametrize(
+    "plan", ["row_wise", pytest.param("column_wise", marks=pytest.mark.full)]
+)
+def test_recorded_steps_of_several_ranks_have_the_bits_of_an_ordinary_loop(
+    interpreted, ranks, plan
+):
+    ranks.run(compare, 2, plan)
+
+
+@pytest.mark.parametrize("fault", ["bad", pytest.param("infinite", marks=pytest.mark.full)])
+def test_a_fault_of_one_rank_stops_all(interpreted, ranks, fault):
+    ranks.run(stops, 2, fault)
+
+
+def test_lookups_of_other_ids_are_those_of_the_model(interpreted, ranks):
+    ranks.run(looks_up_other_ids, 2)

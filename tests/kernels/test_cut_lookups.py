@@ -15,22 +15,27 @@ from recapp.optim.rules import rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.transport.communicator import average_over_ranks
+from recapp.transport.communicator import Comm, average_over_ranks
 
 ROWS = {"a": 23, "b": 9, "c": 40}
 B = 6
 
 
 class Model(torch.nn.Module):
-    """A model whose vectors come behind its numbers; `weighs` looks up other ids than the batch's.
+    """Its vectors come behind its numbers. Where it weighs ids, it looks up other ones than those
+    of the batch.
     """
 
-    def __init__(self, rows=ROWS, weighs=False):
+    def __init__(self, weighs=False, **of_table):
         super().__init__()
         torch.manual_seed(1)
         self.weighs = weighs
         self.tables = [
-            EmbeddingBagConfig(n, 4 + 4 * (f == "c"), f, feature_names=[f]) for f, n in rows.items()
+            EmbeddingBagConfig(
+                **{"num_embeddings": n, "embedding_dim": 4 + 4 * (f == "c"), "name": f} | of_table,
+                feature_names=[f],
+            )
+            for f, n in ROWS.items()
         ]
         self.bags = EmbeddingBagCollection(self.tables, seed=2, is_weighted=weighs or None)
         self.bottom = torch.nn.Linear(3, 4)
@@ -66,9 +71,7 @@ def batch_of(seed, rank, infinite=False, bad=False):
 
 
 class Trained:
-    """A model on several ranks, and its steps: recorded, launched one by one, or those of a loop
-    without `StepGraph`.
-    """
+    """A model and its steps: recorded, or those of a loop without `StepGraph`."""
 
     def __init__(self, comm, plan, steps, **model):
         self.comm = comm
@@ -80,15 +83,14 @@ class Trained:
         dense = torch.optim.Adam(self.model.parameters(), 2**-7, fused=True)
         self.optimizer = hybrid(dense, self.tables)
         self.captures = self.replays = 0
+        share = self.share if comm.world > 1 else None
         if steps != "loop":
-            self.step = StepGraph(self.model, loss, self.optimizer, self.capture, self.share)
-        if steps == "launched":
-            self.step.why_not = "a test launches all steps one by one"
-        if steps == "loop":
+            self.step = StepGraph(self.model, loss, self.optimizer, self.capture, share)
+        else:
             self.step = self.plain_step
 
     def share(self):
-        return 1.5 - self.comm.rank if self.comm.world > 1 else 1.0
+        return 1.5 - self.comm.rank
 
     def capture(self, step):
         value, recorder = captured(step, [self.step._stopped])
@@ -104,7 +106,7 @@ class Trained:
     def plain_step(self, batch):
         self.optimizer.zero_grad()
         value = loss(self.model, batch)
-        (value * self.share()).backward()
+        (value * self.share() if self.comm.world > 1 else value).backward()
         average_over_ranks([p.grad for p in self.model.parameters()])
         self.optimizer.step()
         return value.detach()
@@ -114,19 +116,19 @@ class Trained:
             yield self.step(batch_of(seed, self.comm.rank, **faults)).clone()
 
     def weights(self):
-        rows = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
+        data = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
+        rows = [x if isinstance(x, torch.Tensor) else x.memory[x.slots] for x in data]
         return [x.detach().clone() for x in (*self.model.parameters(), *rows)]
 
 
-def compare(comm, plan):
-    """Train with recorded steps, and by the two other ways."""
-    seeds = range(WARM_UP + 5)
-    ways = [Trained(comm, plan, steps) for steps in ("recorded", "launched", "loop")]
-    values = [[*way.train(seeds), *way.weights()] for way in ways]
-    ways[0].step.finish()
-    assert ways[0].captures == 1 and ways[0].replays >= 2
-    assert all(map(same_bits, values[0], values[1]))
-    assert all(map(same_bits, values[0], values[2]))
+def compare(comm, plan, **of_table):
+    """Train with recorded steps, and in an ordinary loop."""
+    seeds = range(WARM_UP + 4)
+    recorded, loop = (Trained(comm, plan, steps, **of_table) for steps in ("recorded", "loop"))
+    values = [[*way.train(seeds), *way.weights()] for way in (recorded, loop)]
+    recorded.step.finish()
+    assert (recorded.captures, recorded.replays) == (1, len(seeds) - WARM_UP - 1)
+    assert all(map(same_bits, *values))
 
 
 def stops(comm, fault):
@@ -144,18 +146,24 @@ def stops(comm, fault):
 
 def looks_up_other_ids(comm):
     """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
-    trained, loop = (Trained(comm, "row_wise", s, weighs=True) for s in ("recorded", "loop"))
+    model = {"weighs": True, "num_embeddings": "dynamic"}
+    trained, loop = (Trained(comm, "table_wise", s, **model) for s in ("recorded", "loop"))
     values = [[*way.train(range(WARM_UP + 3)), *way.weights()] for way in (trained, loop)]
     assert all(map(same_bits, *values))
     assert "other ids" in trained.step.why_not and not trained.captures
 
 
 @pytest.mark.parametrize(
-    "plan", ["row_wise", pytest.param("column_wise", marks=pytest.mark.full)]
+    "of_table",
+    [{"num_embeddings": "dynamic"}, {"num_embeddings": 20, "id_rule": "drop"}],
+    ids=["dynamic", "drop"],
 )
-def test_recorded_steps_of_several_ranks_have_the_bits_of_an_ordinary_loop(
-    interpreted, ranks, plan
-):
+def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
+    compare(Comm(), "table_wise", **of_table)
+
+
+@pytest.mark.parametrize("plan", ["row_wise", pytest.param("column_wise", marks=pytest.mark.full)])
+def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan):
     ranks.run(compare, 2, plan)
 
 
@@ -164,5 +172,5 @@ def test_a_fault_of_one_rank_stops_all(interpreted, ranks, fault):
     ranks.run(stops, 2, fault)
 
 
-def test_lookups_of_other_ids_are_those_of_the_model(interpreted, ranks):
-    ranks.run(looks_up_other_ids, 2)
+def test_lookups_of_other_ids_are_those_of_the_model(interpreted):
+    looks_up_other_ids(Comm())

@@ -13,7 +13,7 @@ being recorded.
 yet.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,15 +22,16 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recapp.console import note_once
+from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import Capture, StepGraph, obstacle
+from recapp.engine.step_graph import OfRanks, StepGraph, note_launched, obstacle
 from recapp.optim.optimizer import HybridOptimizer, each_norm, total_norm
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.trainer.lightnings_parts import BATCH_HOOKS, is_idle
 from recapp.trainer.module import TaskModule
 
+SETTING = "engine.graph=auto"
 WITHIN_STEP = [hook for hook in BATCH_HOOKS if hook.startswith(("on_before_", "on_after_"))]
 
 
@@ -42,7 +43,7 @@ class RecordedSteps:
         module: Its module.
         optimizer: The optimiser of the module, which the device can stop.
         capture: Records a step; None records a CUDA graph.
-        share: Returns the factor of this rank's loss (`StepGraph`); None on a single rank.
+        ranks: What makes several ranks train like one; None on a single rank.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class RecordedSteps:
         module: TaskModule,
         optimizer: HybridOptimizer,
         capture: Capture | None,
-        share: Callable[[], float] | None,
+        ranks: OfRanks | None,
     ) -> None:
         self.trainer = trainer
         self.module = module
         self._norm_G: Tensor | None = None  # of the gradients of the last step
-        self._graph = StepGraph(module, self._loss, optimizer, capture, share)
+        self._graph = StepGraph(module, self._loss, optimizer, capture, SETTING, ranks)
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def __call__(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -109,7 +110,7 @@ def recorded_steps(
     trainer: Trainer,
     tables: list[ShardedTables],
     capture: Capture | None = None,
-    share: Callable[[], float] | None = None,
+    ranks: OfRanks | None = None,
 ) -> RecordedSteps | None:
     """Return the steps of a run as graphs. Return None where they are launched one by one; a note
     says why, unless only another device or module could change it.
@@ -118,7 +119,7 @@ def recorded_steps(
         trainer: The trainer, which has restored its checkpoint.
         tables: The sharded tables of its module.
         capture: Records a step; None records a CUDA graph.
-        share: Returns the factor of this rank's loss (`StepGraph`); None on a single rank.
+        ranks: What makes several ranks train like one; None on a single rank.
     """
     module = trainer.lightning_module
     on_device = capture is not None or module.device.type == "cuda"
@@ -126,10 +127,10 @@ def recorded_steps(
         return None
     optimizer = trainer.optimizers[0]
     assert isinstance(optimizer, HybridOptimizer)
-    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense, share is not None)
+    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense, ranks is not None)
     if not why:
-        return RecordedSteps(trainer, module, optimizer, capture, share)
-    note_once(f"engine.graph=auto: steps are launched one by one, without a CUDA graph: {why}")
+        return RecordedSteps(trainer, module, optimizer, capture, ranks)
+    note_launched(SETTING, why)
     return None
 
 

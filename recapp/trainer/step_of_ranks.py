@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_collection import (
     change_rules,
     embedding_collections,
@@ -44,7 +45,6 @@ from recapp.engine.sharded_collection import (
     tables_as_parameters,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import Capture
 from recapp.engine.table_weights import UpdatedWeight
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, distinct_rules

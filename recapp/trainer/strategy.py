@@ -49,6 +49,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.step_graph import OfRanks
 from recapp.errors import ConfigError, LaunchError, PlanError, RankError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
@@ -93,7 +94,7 @@ from recapp.trainer.sharded_checkpoint import (
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
 from recapp.transport.batch_slots import BatchSlots
-from recapp.transport.communicator import mean_hidden
+from recapp.transport.communicator import average_over_ranks, mean_hidden
 from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import hook_of
 
@@ -469,8 +470,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
         if not trainer.training:
             return dataloader
         if self.graphs and self.recorded is None:
-            share = self.share if self.comm.world > 1 else None
-            self.recorded = recorded_steps(trainer, self.sharded_tables(), self.capture, share)
+            ranks = OfRanks(self.share, average_over_ranks) if self.comm.world > 1 else None
+            self.recorded = recorded_steps(trainer, self.sharded_tables(), self.capture, ranks)
         if not self.look_ahead or hasattr(dataloader, "state_dict"):
             return dataloader
         early = self.recorded is None or self.recorded.exchanges

@@ -19,8 +19,9 @@ import torch
 
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
+from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_bags, sharded_tables
-from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.engine.step_graph import OfRanks, StepGraph
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
@@ -28,7 +29,7 @@ from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport import communicator, step_messages
-from recapp.transport.communicator import Comm, GpuSideStream
+from recapp.transport.communicator import Comm, GpuSideStream, average_over_ranks
 
 from .recorder import Recorder
 
@@ -172,7 +173,13 @@ def recorded_model(collection, samples):
             loss = step()
         return loss, recorder.replay
 
-    graph = StepGraph(dlrm, _loss, optimizer, capture, (lambda: 1.0) if several else None)
+    graph = StepGraph(
+        dlrm,
+        _loss,
+        optimizer,
+        capture,
+        ranks=OfRanks(lambda: 1.0, average_over_ranks) if several else None,
+    )
     for seed in range(WARM_UP + 1):
         graph(batch_with(batch_of(seed, samples)))
     graph.finish()  # verdicts of steps that nobody has recorded

@@ -4,18 +4,20 @@ no CUDA graph here: a recorder notes the work between lookup and update, and doe
 
 import pytest
 import torch
+import torch.distributed as dist
 from engine.engine_cases import make_plan, same_bits
 from gpu_first.recorder import captured
 
+from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_model, sharded_tables
-from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.engine.step_graph import OfRanks, StepGraph
 from recapp.errors import IdError, TrainingError
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.transport.communicator import Comm, average_over_ranks
+from recapp.transport.communicator import Comm
 
 ROWS = {"a": 23, "b": 9, "c": 40}
 B = 6
@@ -83,17 +85,22 @@ class Trained:
         dense = torch.optim.Adam(self.model.parameters(), 2**-7, fused=True)
         self.optimizer = hybrid(dense, self.tables)
         self.captures = self.replays = 0
-        share = self.share if comm.world > 1 else None
+        ranks = OfRanks(self.share, self.average) if comm.world > 1 else None
         if steps != "loop":
-            self.step = StepGraph(self.model, loss, self.optimizer, self.capture, share)
+            self.step = StepGraph(self.model, loss, self.optimizer, self.capture, ranks=ranks)
         else:
             self.step = self.plain_step
 
     def share(self):
         return 1.5 - self.comm.rank
 
+    def average(self, tensors):
+        for tensor in tensors if self.comm.world > 1 else ():
+            dist.all_reduce(tensor, group=self.comm.group)
+            tensor /= self.comm.world
+
     def capture(self, step):
-        value, recorder = captured(step, [self.step._stopped])
+        value, recorder = captured(step, [self.step._verdict.stopped])
         self.captures += 1
         assert recorder.counts()["waits"] == recorder.counts()["messages"] == 0
 
@@ -107,7 +114,7 @@ class Trained:
         self.optimizer.zero_grad()
         value = loss(self.model, batch)
         (value * self.share() if self.comm.world > 1 else value).backward()
-        average_over_ranks([p.grad for p in self.model.parameters()])
+        self.average([p.grad for p in self.model.parameters()])
         self.optimizer.step()
         return value.detach()
 

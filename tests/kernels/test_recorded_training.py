@@ -19,7 +19,7 @@ from torch.nn.functional import dropout
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from recapp.engine.step_graph import WARM_UP
+from recapp.engine.recorded_batch import WARM_UP
 from recapp.errors import IdError, TrainingError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.processes.stopping import Stopped
@@ -121,7 +121,7 @@ class Run:
         recorded = self.strategy.recorded
         states = [x for m in self.module.train_metrics.values() for x in m.metric_state.values()]
         return [
-            *(recorded._graph._stopped, recorded._norm_G, *states),
+            *(recorded._graph._verdict.stopped, recorded._norm_G, *states),
             *(*self.module.buffers(), *self.module._logged.values()),
         ]
 

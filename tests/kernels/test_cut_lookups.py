@@ -162,7 +162,10 @@ def looks_up_other_ids(comm):
 
 @pytest.mark.parametrize(
     "of_table",
-    [{"num_embeddings": "dynamic"}, {"num_embeddings": 20, "id_rule": "drop"}],
+    [
+        {"num_embeddings": "dynamic"},
+        pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
+    ],
     ids=["dynamic", "drop"],
 )
 def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
@@ -179,5 +182,6 @@ def test_a_fault_of_one_rank_stops_all(interpreted, ranks, fault):
     ranks.run(stops, 2, fault)
 
 
+@pytest.mark.full
 def test_lookups_of_other_ids_are_those_of_the_model(interpreted):
     looks_up_other_ids(Comm())

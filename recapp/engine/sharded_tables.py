@@ -157,6 +157,8 @@ class ShardedTables(nn.Module):
     done before its model runs (`recapp/engine/cut_lookup.py`).
     """
 
+    cut: CutLookup | None = None
+
     def __init__(
         self,
         tables: list[EmbeddingConfig],
@@ -235,7 +237,6 @@ class ShardedTables(nn.Module):
         self._local = LocalLookup(state, self._fused) if comm.world == 1 else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._pass: _Pass | None = None
-        self.cut: CutLookup | None = None
         self._warm_up(trains, slow_kernels_note(backend, comm.device))
 
     @cached_property
@@ -674,7 +675,8 @@ class ShardedTables(nn.Module):
             return self._read_here(features, member, self._local)
         cut = self.cut
         if cut is not None and cut.features is features and cut.requests.taken[member]:
-            requests, parts = cut.requests, cut.read()
+            requests = cut.requests
+            parts = cut.read()
         else:
             requests, parts = self._trained(self._requests(features, member))
         vectors = state.outputs.of_members(parts, requests.output)

@@ -424,6 +424,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             dense=dense_of(module),
             lookups=embedding_lookups(module),
             average_every=self.weight_average.every,
+            graphs=self.graphs,
         )
         return plan_from(self.planner, self.problem)
 

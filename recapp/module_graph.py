@@ -223,7 +223,9 @@ class ModuleGraph:
             self._verdict.settle(0)
 
     def _why_tables_are_not(self) -> str:
-        return next((why for t in self._tables if (why := t.why_no_graph())), "")
+        if any(shared.needs_host for shared in self._tables):
+            return "the host takes part in the lookups of the model"
+        return next((why for t in self._tables if (why := t.why_unstoppable())), "")
 
     def _close(self, verdict: DeviceVerdict) -> None:
         """End the pass of a call without backward: the next one overwrites what it left."""

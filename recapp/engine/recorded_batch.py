@@ -41,6 +41,7 @@ from recapp.transport.communicator import SideStream
 
 WARM_UP = 3  # steps before a form is recorded: kernels are compiled, memory has its size
 SLACK = 0.1  # of the largest number of ids, free for batches with more
+FORMS_KEPT = 64  # whose batches are counted
 MOST_UNREAD = 2  # steps whose verdict the host has not read
 
 # Records the work that a function gives the device, without doing it, and returns the function's
@@ -128,8 +129,10 @@ class BatchForms:
     """The forms of the batches of a model.
 
     Args:
-        model: The model, sharded on one rank.
+        model: The model, sharded.
         tables: Its tables.
+
+    `has_sequences` is true if some vectors are not sums of bags.
     """
 
     def __init__(self, model: nn.Module, tables: list[ShardedTables]) -> None:
@@ -137,6 +140,7 @@ class BatchForms:
         self._tables = tables
         self._unfit = defaultdict[Hashable, list[list[int]]](list)  # numbers of ids, by form
         lookups = [x for t in tables for x in t.state.layout.lookups]
+        self.has_sequences = any(not x.columns for x in lookups)
         self._pooled = {x.feature for x in lookups} - {x.feature for x in lookups if not x.columns}
 
     def of(self, batch: Samples) -> Hashable:
@@ -149,15 +153,19 @@ class BatchForms:
         )
         of_keys = zip(ids.keys(), ids.stride_per_key(), ids.length_per_key(), strict=True)
         keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
+        cuts = (t.cut for t in self._tables if t.cut is not None)
+        vectors = tuple(value.shape for cut in cuts for value in cut.values)
         parameters = tuple((x.data_ptr(), x.requires_grad) for x in self._model.parameters())
         frozen = tuple(t.frozen for t in self._tables)
         trains = tuple(part.training for part in self._model.modules())
-        return keys, shapes, parameters, frozen, trains
+        return keys, shapes, vectors, parameters, frozen, trains
 
     def new(self, form: Hashable, batch: Samples) -> StaticBatch | None:
         """Return a batch for a step to record, if the form of this one, which no recorded step
         takes, has come often enough.
         """
+        if len(self._unfit) == FORMS_KEPT:
+            self._unfit.clear()
         numbers_TF = self._unfit[form]
         numbers_TF.append(batch.sparse.length_per_key())
         if len(numbers_TF) % (WARM_UP + 1):
@@ -196,13 +204,14 @@ class DeviceVerdict:
     """The verdict on the steps of a model, and the rates of its next update on the device.
 
     Args:
-        tables: The tables of the model, on one rank.
+        tables: The tables of the model.
         device: Their device.
         dense: Optimisers whose rates the device reads, too.
         fault: What else than an id stops a step, as a sentence of an error.
+        whole: Whether the device judges ids, too: lookups are part of what is recorded.
 
-    `stopped` is the number on the device, int32 [1], and `rates_G` has the rates of the param
-    groups of `dense`, fp64.
+    `stopped` is the number on the device, int32 [1], `rates_G` has the rates of the param groups of
+    `dense`, fp64, and `share` the factor of this rank's loss, fp64 [].
     """
 
     def __init__(
@@ -211,24 +220,27 @@ class DeviceVerdict:
         device: torch.device,
         dense: Sequence[Optimizer],
         fault: str,
+        whole: bool = True,
     ) -> None:
+        self.whole = whole
         self._tables = tables
         self._dense = dense
         self._fault = fault
         self.stopped = torch.zeros(1, dtype=torch.int32, device=device)
         sizes = [4 * len(t.update.rules) for t in tables]
-        sizes.append(sum(len(one.param_groups) for one in dense))
+        sizes += [sum(len(one.param_groups) for one in dense), 1]
         self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        *self._numbers, self.rates_G = torch.split(self._header, sizes)
+        *self._numbers, self.rates_G, share = torch.split(self._header, sizes)
+        self.share = share[0]
         self._unread: deque[_Unread] = deque()
-        for shared in tables:
+        for shared in tables if whole else ():
             shared.comm.side = SideStream()  # a graph has one stream
 
-    def write_rates(self) -> None:
-        """Bring the rates of the next update to the device."""
+    def write_rates(self, share: float = 1.0) -> None:
+        """Bring the rates of the next update to the device, and the factor of this rank's loss."""
         numbers = [x for t in self._tables for rule in t.update.next_numbers() for x in rule]
         rates = [group["lr"] for one in self._dense for group in one.param_groups]
-        values = torch.tensor([*numbers, *rates], dtype=torch.float64, device="cpu")
+        values = torch.tensor([*numbers, *rates, share], dtype=torch.float64, device="cpu")
         self._header.copy_(values, non_blocking=True)
 
     @contextmanager
@@ -238,7 +250,7 @@ class DeviceVerdict:
         """
         integers: list[FusedBatch] = []
         for shared, numbers in zip(self._tables, self._numbers, strict=True):
-            shared.state.stopped = self.stopped
+            shared.state.stopped = self.stopped if self.whole else None
             shared.state.unread = integers
             shared.state.counts_ids = counts_ids
             shared.update.device_rates = [

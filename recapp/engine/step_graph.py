@@ -28,7 +28,7 @@ later, and raises the error of that step.
 No GPU has run this file yet: the tests record steps without one, and repeat them on other batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from recapp.console import note_once
+from recapp.engine.cut_lookup import CutLookup
 from recapp.engine.fused_integers import FusedBatch
 from recapp.engine.recorded_batch import (
     MOST_UNREAD,
@@ -51,18 +52,41 @@ from recapp.engine.recorded_batch import (
 )
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.errors import ConfigError, IdError, RankError
 from recapp.optim.optimizer import parts_of
 
 MOST_GRAPHS = 3
 
 
+class OfRanks(NamedTuple):
+    """What makes several ranks train like one.
+
+    Args:
+        share: Returns the factor of this rank's loss in the batch that was looked up last.
+        average: Replaces gradients by their averages over the ranks.
+    """
+
+    share: Callable[[], float]
+    average: Callable[[Sequence[Tensor]], None]
+
+
+class _Left(NamedTuple):
+    """What a recorded step leaves in its memory: its result; and, where lookups are cut, those of
+    its batch, which have the gradients of their vectors, and the gradients of the dense part.
+    """
+
+    result: Any
+    cuts: Sequence[CutLookup] = ()
+    dense: Mapping[nn.Parameter, Tensor] = {}
+
+
 class _Recorded(NamedTuple):
-    """A recorded step: the batch that it reads, its result, the function that runs it, and the
+    """A recorded step: the batch that it reads, what it leaves, the function that runs it, and the
     integers whose reports it writes.
     """
 
     static: StaticBatch
-    result: Any
+    left: _Left
     replay: Callable[[], None]
     integers: list[FusedBatch]
 
@@ -75,9 +99,11 @@ class StepGraph:
         loss: Returns the loss of a batch from the model and the batch, a scalar; or a tuple of the
             loss and an output, whose tensors may be in tuples, lists and dicts.
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` or one of
-            TorchRec's wrappers whose step is that of such ones. Its param groups stay as they are; each step brings their rates to the device.
+            TorchRec's wrappers whose step is that of such ones. Its param groups stay as they are;
+            each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
         setting: The setting that notes name.
+        ranks: What makes several ranks train like one; None on a single rank.
 
     Attributes:
         why_not: The reason why steps are launched one by one, which is noted once; empty while they
@@ -93,18 +119,22 @@ class StepGraph:
         optimizer: Optimizer,
         capture: Capture | None = None,
         setting: str = "StepGraph",
+        ranks: OfRanks | None = None,
     ) -> None:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
         self.tables = sharded_tables(model)
         self.steps = 0
+        self.ranks = ranks
+        self._has_trained = False
         self._setting = setting
         device = next(model.parameters()).device
         self._dense = parts_of(optimizer)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or obstacle(self.tables, optimizer)
+        self.why_not = self.why_not or obstacle(self.tables, optimizer, ranks is not None)
         self._stops = not self.why_not
+        self.cuts = any(shared.needs_host for shared in self.tables)
         if self.why_not:
             note_launched(setting, self.why_not)
             return
@@ -112,7 +142,9 @@ class StepGraph:
         self._graphs: list[_Recorded] = []
         self._forms = BatchForms(model, self.tables)
         fault = "the loss is not finite; the weights are those before that step"
-        self._verdict = DeviceVerdict(self.tables, device, self._dense, fault)
+        self._verdict = DeviceVerdict(self.tables, device, self._dense, fault, not self.cuts)
+        if self.cuts and self._forms.has_sequences:
+            self._give_up("the host takes part in lookups whose vectors are not sums of bags")
         self._found_inf = torch.zeros((), device=device)
         for one in self._dense:
             one.found_inf = self._found_inf  # type: ignore[attr-defined]
@@ -130,11 +162,46 @@ class StepGraph:
         if not self._stops:
             return self._step(batch)
         self._verdict.settle(MOST_UNREAD - 1)
+        with self._cut(batch):
+            self._verdict.write_rates(1.0 if self.ranks is None else self.ranks.share())
+            return self._train(batch)
+
+    def finish(self) -> None:
+        """Wait for the last steps, and raise their errors, as a call does."""
+        if self._stops:
+            self._verdict.settle(0)
+
+    @contextmanager
+    def _cut(self, batch: Samples) -> Iterator[None]:
+        """Do the lookups of a batch before its model runs, if they need the host."""
+        try:
+            for shared in self.tables if self.cuts else ():
+                shared.cut = shared.cut_lookup(batch.sparse)
+        except (ConfigError, IdError, RankError):
+            if self._has_trained:
+                raise
+            self._drop_cuts()  # the model looks up other ids, or raises it itself
+        try:
+            yield
+        finally:
+            self._drop_cuts()
+
+    def _drop_cuts(self) -> None:
+        for shared in self.tables:
+            shared.cut = None
+
+    def _all_cut(self) -> list[CutLookup]:
+        """Return the lookups of the batch that were done before its model runs."""
+        return [shared.cut for shared in self.tables if shared.cut is not None]
+
+    def _train(self, batch: Samples) -> Any:
+        """Train on a batch by the recorded step that it fits; by one that is recorded now, or
+        launch by launch, if there is none.
+        """
+        updates = self._verdict.updates()
         form = self._forms.of(batch)
         per_F = batch.sparse.length_per_key()
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
-        self._verdict.write_rates()
-        updates = self._verdict.updates()
         learns = any(x.requires_grad for x in batch.tensors())
         can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
         if recorded is None and can_record and (static := self._forms.new(form, batch)):
@@ -145,70 +212,116 @@ class StepGraph:
             self._verdict.copy(self.steps, batch, updates, integers)
             self._forms.read_ids(batch, [one.rows.weights_L for one in integers])
             return result
+        left = recorded.left
         recorded.static.fill(batch)
+        for there, here in zip(left.cuts, self._all_cut(), strict=True):
+            there.fill(here)
         recorded.replay()
-        for shared in self.tables:
-            shared.update.count()
+        if self.cuts:
+            with self._verdict.watch():
+                self._update([cut.gradients for cut in left.cuts], left.dense)
+        else:
+            for shared in self.tables:
+                shared.update.count()
         self._verdict.copy(self.steps, batch, updates, recorded.integers)
-        return tree_map_only(Tensor, Tensor.clone, recorded.result)
-
-    def finish(self) -> None:
-        """Wait for the last steps, and raise their errors, as a call does."""
-        if self._stops:
-            self._verdict.settle(0)
+        return tree_map_only(Tensor, Tensor.clone, left.result)
 
     def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
+        result = self._computed(batch)
+        self._has_trained = True
+        cuts = self._all_cut()
+        if self.cuts and not (cuts and all(cut.is_read for cut in cuts)):
+            self.cuts = False
+            self._give_up("the model looks up other ids than those of the batch")
+        self._update([cut.gradients for cut in cuts], _gradients(self._dense))
+        return result
+
+    def _computed(self, batch: Samples) -> Any:
+        """Compute the gradients of a batch, and whether its loss is finite."""
         self.optimizer.zero_grad(set_to_none=True)
         result = self.loss(self.model, batch)
         loss = result if isinstance(result, Tensor) else result[0]
         if self._stops:
             self._verdict.stopped.logical_or_(~loss.detach().isfinite())
+        if self.ranks is not None:
+            loss = loss * self._verdict.share.to(loss.dtype)
         loss.backward()
+        return tree_map_only(Tensor, Tensor.detach, result)
+
+    def _update(
+        self, gradients: Sequence[Sequence[Tensor | None]], dense: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        """Update the tables whose lookups were cut, and the dense part. Several ranks average its
+        gradients, and stop together.
+
+        Args:
+            gradients: The gradients of the vectors of each cut lookup.
+            dense: The gradients of the dense part.
+        """
+        if self.ranks is not None:
+            stopped = self._verdict.stopped.float()
+            self.ranks.average([*dense.values(), stopped])
+            self._verdict.stopped.logical_or_(stopped > 0)
+        for cut, of_cut in zip(self._all_cut(), gradients, strict=True):
+            cut.update(of_cut)
+        for parameter, gradient in dense.items():
+            parameter.grad = gradient
         with self._rates_on_device() if self._stops else nullcontext():
             self.optimizer.step()
-        return tree_map_only(Tensor, Tensor.detach, result)
 
     @contextmanager
     def _rates_on_device(self) -> Iterator[None]:
         """Let the dense optimiser read its rates, and whether it has stopped, on the device."""
         self._found_inf.copy_(self._verdict.stopped[0])
-        groups = [one.param_groups for one in self._dense]
-        rates = iter(self._verdict.rates_G.float().unbind())
-        for one in self._dense:
-            one.param_groups = [
-                group | {"lr": rate, "capturable": rate.is_cuda}
-                for group, rate in zip(one.param_groups, rates, strict=False)
-            ]
+        groups = [group for one in self._dense for group in one.param_groups]
+        before = [dict(group) for group in groups]
+        for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True):
+            group.update(lr=rate, capturable=rate.is_cuda)
         try:
             yield
         finally:
-            for one, before in zip(self._dense, groups, strict=True):
-                one.param_groups = before
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
 
     def _recorded(self, static: StaticBatch, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
         before = self._verdict.updates()
         with self._verdict.watch(static.has_room) as integers:
-            result = self._step_with(static)
+            result = self._step(batch) if self.cuts else self._step_with(static).result
         self._verdict.copy(self.steps, batch, before, integers)
         updates = self._verdict.updates()
+        record = partial(self._step_with, static)
+        if self.cuts:
+            record = partial(self._computed_with, static, [cut.copy() for cut in self._all_cut()])
         try:
             with self._verdict.watch(static.has_room) as integers:
-                captured, replay = self._capture(lambda: self._step_with(static))
-            self._graphs.append(_Recorded(static, captured, replay, integers))
+                left, replay = self._capture(record)
+            self._graphs.append(_Recorded(static, left, replay, integers))
         except RuntimeError as error:  # of torch, such as too little memory
-            self.why_not = " ".join(str(error).split())
-            note_launched(self._setting, self.why_not)
+            self._give_up(" ".join(str(error).split()))
         self._verdict.restore(updates)
         return result
 
-    def _step_with(self, static: StaticBatch) -> Any:
+    def _step_with(self, static: StaticBatch) -> _Left:
         """Train on a recorded batch, with memory of its own."""
         static.lend()
         result = self._step(static.samples.each(lambda x: x))  # which may keep what it computes
         static.take_back()
-        return result
+        return _Left(result)
+
+    def _computed_with(self, static: StaticBatch, cuts: list[CutLookup]) -> _Left:
+        """Compute the gradients of a recorded batch, from vectors with memory of their own."""
+        batch = static.samples.each(lambda x: x)
+        for shared, cut in zip(self.tables, cuts, strict=True):
+            cut.features = batch.sparse
+            shared.cut = cut
+        return _Left(self._computed(batch), cuts, _gradients(self._dense))
+
+    def _give_up(self, why: str) -> None:
+        """Launch steps one by one from now on, and note why."""
+        self.why_not = why
+        note_launched(self._setting, why)
 
 
 def note_launched(setting: str, why: str) -> None:
@@ -221,17 +334,24 @@ def note_launched(setting: str, why: str) -> None:
     note_once(f"{setting}: steps are launched one by one, without a CUDA graph: {why}")
 
 
-def obstacle(tables: list[ShardedTables], optimizer: Optimizer) -> str:
+def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool = False) -> str:
     """Return the reason why the device cannot stop a step; empty if it can.
 
     Args:
         tables: The tables of the model.
         optimizer: The optimiser of the dense part, or of all.
+        averages: Whether the step averages dense gradients over the ranks.
     """
     for shared in tables:
-        if why := shared.why_no_graph():
+        if shared.comm.world > 1 and not averages:
+            return "on several ranks recapp.train alone records steps"
+        if why := shared.why_unstoppable():
             return why
-    for one in parts_of(optimizer):
+    dense = parts_of(optimizer)
+    kinds = {p.dtype for one in dense for group in one.param_groups for p in group["params"]}
+    if averages and len(kinds) > 1:
+        return f"dense weights of {len(kinds)} types are not averaged at once"
+    for one in dense:
         unfused = [group for group in one.param_groups if not group.get("fused")]
         if unfused or not hasattr(one, "_step_supports_amp_scaling"):  # so reads found_inf
             given = f"(fused={unfused[0].get('fused')})" if unfused else ""
@@ -240,3 +360,10 @@ def obstacle(tables: list[ShardedTables], optimizer: Optimizer) -> str:
                 "torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
             )
     return ""
+
+
+def _gradients(dense: Sequence[Optimizer]) -> dict[nn.Parameter, Tensor]:
+    """Return the gradients of the dense part."""
+    groups = (group for one in dense for group in one.param_groups)
+    parameters = [p for group in groups for p in group["params"]]
+    return {p: p.grad for p in parameters if p.grad is not None}

@@ -7,7 +7,14 @@ from gpu_first.host_reads import host_reads
 
 PACKAGE = Path(__file__).parents[2] / "recapp"
 OF_A_STEP = (
-    *("engine/*.py", "trainer/*.py", "parallel.py", "optim/optimizer.py", "sparse/transfer.py"),
+    *(
+        "engine/*.py",
+        "trainer/*.py",
+        "module_graph.py",
+        "parallel.py",
+        "optim/optimizer.py",
+        "sparse/transfer.py",
+    ),
     *("kernels/links.py", "kernels/reference.py", "kernels/sums.py", "kernels/row_memory.py"),
     "kernels/triton_*.py",
     *("tables/ids.py", "tables/bags_of_samples.py", "tables/positions.py"),
@@ -82,7 +89,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "_has_rows": 1,
     },
     "engine/sharded_tables.py": {
-        "ShardedTables._look_up": 2,
+        "ShardedTables._trained": 2,
         "ShardedTables.advance_ahead": 1,
     },
     "engine/row_statistics.py": {

@@ -53,22 +53,27 @@ def logits_of(made):
 
 
 class Loop:
-    """A loop of a user. `captures` has the recorded graphs, two for each recorded call."""
+    """A loop of a user. `captures` has the recorded graphs, two for each recorded call; those of a
+    GPU are CUDA graphs.
+    """
 
-    def __init__(self, graphs=True, model=None, rule=None, **settings):
+    def __init__(self, graphs=True, model=None, rule=None, device=CPU, **settings):
         self.model = model or Model()
         collections = [m for m in self.model.modules() if hasattr(m, "tables")]
         tables = [t for one in collections for t in one.tables()]
         places = CandidateRanks([0], [[0]])
         plan = ShardingPlan({t.name: tile(t, "table_wise", places) for t in tables}, 1)
-        shard_model(self.model, plan, Comm(), rule or rowwise_adagrad(0.1), "triton")
+        comm = Comm(None, device)
+        shard_model(self.model, plan, comm, rule or rowwise_adagrad(0.1), "triton")
+        self.model.to(device)
         self.tables = sharded_tables(self.model)
         self.dense = torch.optim.Adam(self.model.parameters(), fused=True, **settings)
         self.optimizer = hybrid(self.dense, self.tables)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.captures = []
         self.replays = 0
-        self.graph = ModuleGraph(self.model, CPU, self.capture) if graphs else None
+        capture = self.capture if device == CPU else None
+        self.graph = ModuleGraph(self.model, device, capture) if graphs else None
 
     def __call__(self, *args, **kwargs):
         self.poison()

@@ -127,6 +127,7 @@ class _Step:
 
     Args:
         static: The arguments that it reads.
+        parameters: The parameters of the model that are trained.
 
     `forward` and `backward` run the graphs; None before they are recorded. `outputs` has what the
     model returned, in the parts of `tree`, and `learns` tells for each whether it has a gradient.
@@ -136,8 +137,9 @@ class _Step:
     the lookups.
     """
 
-    def __init__(self, static: StaticBatch) -> None:
+    def __init__(self, static: StaticBatch, parameters: list[nn.Parameter]) -> None:
         self.static = static
+        self.parameters = parameters
         self.forward: Callable[[], None] | None = None
         self.backward: Callable[[], None] | None = None
         self.outputs: list[Any] = []
@@ -214,7 +216,8 @@ class ModuleGraph:
             self._verdict.settle(0)
             return self._launched(call)
         self._open = _Pass(self.calls, call, step)
-        outputs = _Replay.apply(self, self._open, *self._learned(call))  # type: ignore[no-untyped-call]
+        learned = self._learned(step, call)
+        outputs = _Replay.apply(self, self._open, *learned)  # type: ignore[no-untyped-call]
         return tree_unflatten(outputs, step.tree)
 
     def finish(self) -> None:
@@ -236,18 +239,16 @@ class ModuleGraph:
                 step.outputs = []
             self._open = None
 
-    def _learned(self, call: _Call) -> list[Tensor]:
-        """Return the tensors that a backward has gradients of, and those by which it reaches the
-        tables.
+    def _learned(self, step: _Step, call: _Call) -> list[Tensor]:
+        """Return the tensors that the backward of a call has gradients of, and those by which it
+        reaches the tables.
         """
-        tensors = [*self._model.parameters(), *call.tensors()]
-        return [*(x for x in tensors if x.requires_grad), *(t.anchor for t in self._tables)]
+        inputs = (x for x in call.tensors() if x.requires_grad)
+        return [*step.parameters, *inputs, *(t.anchor for t in self._tables)]
 
     def _step_of(self, call: _Call) -> _Step | None:
         """Return the step for a call; None where it is launched."""
-        hooked = any(x._backward_hooks for x in self._model.parameters())
         why = self.why_not or self._why_tables_are_not() or call.why_not(self._device)
-        why = why or ("parameters have hooks" if hooked else "")
         for shared in self._tables:
             shared.update.finish_step()  # as any lookup does
         if any(t.update.expected or t.waiting_ahead for t in self._tables):
@@ -262,9 +263,11 @@ class ModuleGraph:
         per_F = call.sparse.length_per_key()
         step = next((one for one in self._steps if one.static.takes(form, per_F)), None)
         if step is None and len(self._steps) < MOST_GRAPHS:
-            static = self._forms.new(form, call)
-            if static is not None:
-                step = _Step(static)
+            parameters = [x for x in self._model.parameters() if x.requires_grad]
+            if any(x._backward_hooks for x in parameters):
+                note_launched("graph=True", "parameters have hooks")
+            elif (static := self._forms.new(form, call)) is not None:
+                step = _Step(static, parameters)
                 self._steps.append(step)
         if step is None or (step.forward is None and step.gradients and not self._record(step)):
             return None
@@ -327,7 +330,7 @@ class ModuleGraph:
         pairs = zip(step.outputs, gradients, strict=True)
         outputs, given = zip(*((x, g) for x, g in pairs if g is not None), strict=True)
         stopped.logical_or_(~torch.stack([g.isfinite().all() for g in given]).all())
-        learned = self._learned(step.static.samples)
+        learned = self._learned(step, step.static.samples)
         with self._verdict.watch():
             found = torch.autograd.grad(outputs, learned, given, allow_unused=True)
         step.static.take_back()

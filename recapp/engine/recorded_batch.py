@@ -155,9 +155,11 @@ class BatchForms:
         keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
         cuts = (t.cut for t in self._tables if t.cut is not None)
         vectors = tuple(value.shape for cut in cuts for value in cut.values)
-        parameters = tuple((x.data_ptr(), x.requires_grad) for x in self._model.parameters())
+        parts = [*self._model.modules()]  # once: the walk takes longer than all else here
+        found = (x for part in parts for x in part._parameters.values() if x is not None)
+        parameters = tuple((id(x), x.data_ptr(), x.requires_grad) for x in found)
         frozen = tuple(t.frozen for t in self._tables)
-        trains = tuple(part.training for part in self._model.modules())
+        trains = tuple(part.training for part in parts)
         return keys, shapes, vectors, parameters, frozen, trains
 
     def new(self, form: Hashable, batch: Samples) -> StaticBatch | None:

@@ -7,7 +7,8 @@ at once. The floor has no bias, ReLU, loss, optimiser, all-reduce or tables.
 
 On one GPU (`--device cuda`) four more have turns: FBGEMM's fused tables without TorchRec
 (`fbgemm`), recapp's steps as CUDA graphs (`graph`), these around the dense part that the others
-have (`given`), and forward and backward alone as graphs (`calls`, `graph=True` of a model). Each row of results then tells what a step gives the GPU to do.
+have (`given`), and forward and backward alone as graphs (`calls`, `graph=True` of a model). Each
+row of results then tells what a step gives the GPU to do.
 
 TorchRec has no concatenation of bags: its `EmbeddingCollection` gives the same vectors, one after
 the other.
@@ -150,7 +151,7 @@ def graphed(
 def graphed_calls(
     session: Lab, model: NamedModel, workload: Workload, plan: ShardingPlan
 ) -> TrainingStep:
-    """Return recapp's training whose forward and backward are CUDA graphs, as in a loop of users."""
+    """Return recapp's training whose forward and backward are CUDA graphs, the rest launched."""
     comm = session.ranks()  # its own, because graphs have one stream
     training: Any = TrainingStep(session, model, workload.tables(), plan, comm)
     training.model = ModuleGraph(training.model, comm.device)
@@ -218,7 +219,7 @@ def measure_step(session: Lab) -> None:
 
 def _rivals(measured: dict[str, Measured]) -> dict[str, Measured | None]:
     """Return the times of others for a comparison; on a GPU those of FBGEMM alone, and of recapp's
-    graphs around its own dense part and that of the others, as well.
+    graphs, as well.
     """
     more = [name for name in ("fbgemm", "graph", "calls", "given") if name in measured]
     return {**beside("torchrec", measured), **{name: measured[name] for name in more}}

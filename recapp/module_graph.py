@@ -372,7 +372,7 @@ class ModuleGraph:
         updates = self._verdict.updates()
         self._verdict.write_rates()
         if step.backward is None or step.result is None:
-            step.gradients = [None if g is None else torch.empty_like(g) for g in gradients]
+            step.gradients = [None if g is None else torch.zeros_like(g) for g in gradients]
             _, made = self.backward(step, gradients)
             step.outputs = []
         else:

@@ -314,19 +314,6 @@ class RowStore(nn.Module, ABC):
             ConfigError: The store is read-only.
         """
 
-    def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        """Return the fp64 sums of squares over the columns of the store, for the K row statistics
-        of the rule: [K, U]. By default these are the squares of the gradients.
-
-        Args:
-            gradients: As for `update`.
-            links: As for `update`.
-            row_U: As for `update`.
-            lr: As for `update`.
-        """
-        dtype = self.group.dtype
-        return self.backend.square_sums(gradients, self.width, links, dtype)[None]
-
     def catch_up(self, row_N: Tensor | None = None) -> None:
         """Take the steps that rows have missed, before they are read or written. By default no row
         misses a step.
@@ -557,10 +544,17 @@ class FloatRows(RowStore):
             steps.index_fill_(0, row_U.long(), self.missed.now + 1)
             self.frozen.fill(steps, self.missed.now + 1)  # no step is for frozen rows
 
-    @override
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        if self.rule is None or self.rule.squares is None:
-            return super().squares(gradients, links, row_U, lr)
+        """Return the fp64 sums of squares over the columns of the store, for the K row statistics
+        of the rule: [K, U].
+
+        Args:
+            gradients: As for `update`.
+            links: As for `update`.
+            row_U: As for `update`.
+            lr: As for `update`.
+        """
+        assert self.rule is not None
         dtype = self.group.dtype
         return self.backend.row_squares(
             gradients, links, row_U, self.weights, self.state, dtype, lr, self.rule

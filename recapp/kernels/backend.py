@@ -311,11 +311,7 @@ def _update(
     ]
     if exchanges_squares:
         summed = torch.zeros(r.width, dtype=dtype)
-        squares = (
-            kernels.square_sums(summed, r.width, links, dtype)
-            if rule.squares is None
-            else kernels.row_squares(summed, links, rows, weights, state, dtype, rate, rule)[0]
-        )
+        squares, *_ = kernels.row_squares(summed, links, rows, weights, state, dtype, rate, rule)
         piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
         kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
     # gradients whose squares were exchanged have been summed in `dtype`

@@ -575,16 +575,6 @@ class NumbaBackend(TorchBackend):
             self._run_staged(staged_for, source, links, result, 1, dtype)
 
     @override
-    def square_sums(
-        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
-    ) -> Tensor:
-        total_U = torch.empty(links.bags, dtype=torch.float64)
-        vectors.squares(width)(
-            array(gradients), matrix(links, dtype), scalar(dtype, 0), links.bags, array(total_U)
-        )
-        return total_U
-
-    @override
     def row_squares(
         self,
         gradients: Tensor,
@@ -597,11 +587,10 @@ class NumbaBackend(TorchBackend):
         rule: RowRule,
     ) -> Tensor:
         kinds = tuple(kind for _, kind in rule.state)
-        total_KU = torch.empty(rule.means, links.bags, dtype=torch.float64)
-        assert rule.squares is not None
-        vectors.row_squares(
-            rule.squares, tuple(rule.constants), kinds, rule.means, weights_RD.shape[1]
-        )(
+        means = 1 if rule.squares is None else rule.means
+        total_KU = torch.empty(means, links.bags, dtype=torch.float64)
+        width = weights_RD.shape[1]
+        vectors.row_squares(rule.squares, tuple(rule.constants), kinds, means, width)(
             array(gradients),
             matrix(links, dtype),
             touched(row_U, None, weights_RD, state, dtype),

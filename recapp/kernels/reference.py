@@ -569,23 +569,6 @@ class TorchBackend:
                 column_D = torch.arange(width, device=target.device)
                 target[links.at_M[first:last, None].long() + column_D] = rows_MD.to(target.dtype)
 
-    def square_sums(
-        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
-    ) -> Tensor:
-        """Return the fp64 sum of squares of every touched row's gradient, [U].
-
-        Squares are added within blocks of `SQUARE_BLOCK` columns, then block by block. So a table
-        cut into strips of this width, whose owners add each other's sums, gets the bits of an uncut
-        table.
-
-        Args:
-            gradients: The flat message, or the output's gradient.
-            width: The columns of a row here.
-            links: The sparse matrix that sums the gradient of each touched row.
-            dtype: The type in which gradients are summed, fp32 or fp64.
-        """
-        return squares(self._gradients(gradients, width, links, dtype))
-
     def row_squares(
         self,
         gradients: Tensor,
@@ -597,9 +580,12 @@ class TorchBackend:
         lr: Rate,
         rule: RowRule,
     ) -> Tensor:
-        """Return the fp64 sums of squares of the tensors that a rule's `squares` computes, [K, U].
+        """Return the fp64 sums of squares of the tensors that a rule squares, [K, U]: those of its
+        `squares`, or else the gradients.
 
-        Squares are added as in `square_sums`. The arguments are those of `update`; none is changed.
+        Squares are added within blocks of `SQUARE_BLOCK` columns, then block by block. So a table
+        cut into strips of this width, whose owners add each other's sums, gets the bits of an uncut
+        table. The arguments are those of `update`; none is changed.
         """
         grad_UD = self._gradients(gradients, weights_RD.shape[1], links, dtype)
         old = [x.index_select(0, row_U.long()).to(dtype) for x in (weights_RD, *state)]

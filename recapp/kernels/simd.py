@@ -12,7 +12,6 @@ Any width works: LLVM splits it into machine registers.
     stream(array, at, row), fence()   write a row past the caches
     prefetch(array, at, width)        fetch elements into the cache ahead of use; `prefetch_far`
                                       into its second level
-    cast(like, x)                     a number in the type of `like`
     square_total(row)                 fp64 sum of squares, in a fixed order
     get(array, i), put(array, i, x)   one number
 
@@ -305,16 +304,6 @@ def zeros(typingctx: Any, like: Any, width: Any) -> Any:
     return row(like, width), lambda context, builder, signature, args: ir.Constant(
         context.get_value_type(row), None
     )
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def cast(typingctx: Any, like: Any, number: Any) -> Any:
-    """Return a number in the type of `like`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.cast(builder, args[1], signature.args[1], signature.args[0])
-
-    return like(like, number), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

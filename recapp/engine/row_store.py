@@ -236,9 +236,10 @@ class RowStore(nn.Module, ABC):
     `rows` is larger than any located row that `pool` and `update` take. `finds_rows` is true where
     `locate` must search for rows. `needs_exact` is true where `update` takes no rows whose number
     only the device knows. Located rows are valid until `settled` changes. `average` is the average
-    of the rows, if there is one.
+    of the rows, if there is one, and `pooled` are the rows that `pool` reads.
     """
 
+    pooled: Tensor | QuantisedRows
     average: RowAverage | None = None
     finds_rows = False
     needs_exact = True
@@ -286,7 +287,6 @@ class RowStore(nn.Module, ABC):
     def settle(self, step: int) -> None:
         """End a step after its update, the update of this number."""
 
-    @abstractmethod
     def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         """Sum rows along a sparse matrix: `pool` of the kernels, with this store as the source.
 
@@ -295,6 +295,11 @@ class RowStore(nn.Module, ABC):
             target: The flat buffer for the sums, in any dtype.
             in_lines: A hint that results fill whole cache lines and are not read soon.
         """
+        rows = self.pooled
+        source = rows if isinstance(rows, QuantisedRows) else rows.view(-1)
+        width = self.width
+        dtype = self.group.dtype
+        self.backend.pool(source, width, width, links, target, dtype, in_lines=in_lines)
 
     @abstractmethod
     def update(
@@ -367,11 +372,6 @@ class RowStore(nn.Module, ABC):
     def nbytes(self) -> StoreBytes:
         """Return the memory that the store holds."""
 
-    @property
-    @abstractmethod
-    def example(self) -> Tensor | QuantisedRows:
-        """Return one row in the stored format, with which kernels are compiled."""
-
 
 class FloatRows(RowStore):
     """Rows in floating point and the state of their row rule, for stores with any memory layout.
@@ -433,6 +433,11 @@ class FloatRows(RowStore):
         """Return the rows that lookups read, [R, width]: those that train, or their average."""
         shown = None if self.average is None else self.average.shown
         return self._weights.rows if shown is None else shown
+
+    @property
+    def pooled(self) -> Tensor:  # type: ignore[override]
+        """Return the rows that `pool` reads."""
+        return self.weights
 
     @override
     def keep_average(self) -> None:
@@ -510,24 +515,11 @@ class FloatRows(RowStore):
         if (steps_R := self.steps) is not None and self.missed is not None:
             steps_R[rows] = self.missed.now
 
-    @property
-    @override
-    def example(self) -> Tensor:
-        return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
-
     @override
     def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         if self.average is None or self.average.shown is None:  # rows that are read catch up
             self.catch_up(links.index_N)
-        self.backend.pool(
-            self.weights.view(-1),
-            self.width,
-            self.width,
-            links,
-            target,
-            self.group.dtype,
-            in_lines=in_lines,
-        )
+        super().pool(links, target, in_lines)
 
     @override
     def update(

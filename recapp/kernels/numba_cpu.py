@@ -6,7 +6,7 @@ used again from batch to batch. The reference documents the functions; `numba_in
 `numba_unique.py` and `numba_vectors.py` explain the fast algorithms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -135,27 +135,6 @@ def parts_of_bags(links: Links) -> Any:
         return 0, links.bags
     offsets_M1 = array_or_empty(links.offsets_M1, torch.int32)
     return vectors.split_bags(offsets_M1, links.bags, threads)
-
-
-def run_strips(
-    serial: Callable[..., Any],
-    on_threads: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    threads: int,
-) -> None:
-    """Run a kernel whose strips have been assigned to threads.
-
-    Args:
-        serial: The kernel for one thread.
-        on_threads: The kernel for several threads.
-        arguments: The kernel's arguments before the threads.
-        threads: The number of threads.
-    """
-    if threads == 1:
-        serial(*arguments, 0, 1)
-        return
-    numba.set_num_threads(threads)
-    on_threads(*arguments, np.arange(threads + 1))
 
 
 # Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
@@ -338,16 +317,15 @@ class NumbaBackend(TorchBackend):
             found_I,
             n_IW,
         )
-        run_strips(
-            unique_kernels.route_strips,
-            unique_kernels.route_strips_on_threads,
+        unique_kernels.route(
+            (),
             (
                 (array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
                 tuple(strips),
                 row_arrays,
                 self._buckets(int(np.diff(pair_I1).max(initial=1)), threads),
             ),
-            threads,
+            np.arange(threads + 1),
         )
         U = unique_kernels.compact_rows(row_arrays, row_I1)
         return UniqueRows(
@@ -399,9 +377,8 @@ class NumbaBackend(TorchBackend):
             (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
         )
         staged, staged_S = self._staging(r, b, unique)
-        run_strips(
-            unique_kernels.link_strips,
-            unique_kernels.link_strips_on_threads,
+        unique_kernels.link(
+            (),
             (
                 _slots(b),
                 tuple(self._strips(r)),
@@ -427,7 +404,7 @@ class NumbaBackend(TorchBackend):
                     array_or_empty(use_T, dtype),
                 ),
             ),
-            unique.threads,
+            np.arange(unique.threads + 1),
         )
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 

@@ -9,14 +9,12 @@ that of the strips, whatever the number of threads. Letters are those of `numba_
 
 from typing import Any, NamedTuple
 
-from numba import prange
-
-from recapp.kernels.numba_cache import compiled
+from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_integers import Slots, Strips, find, hashing, piece_of
+from recapp.kernels.numba_vectors import ThreadedKernel
 from recapp.kernels.simd import get, put
 
 jit = compiled()
-parallel_jit = compiled(parallel=True)
 
 
 class Pairs(NamedTuple):
@@ -113,7 +111,7 @@ class Matrices(NamedTuple):
     use_T: Any
 
 
-@jit
+@inlined()
 def route_strips(
     pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, first: Any, last: Any
 ) -> None:
@@ -163,13 +161,7 @@ def route_strips(
             put(vectors_W, rank, get(vectors_W, rank) + 1)
 
 
-@parallel_jit
-def route_strips_on_threads(
-    pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, edge_T1: Any
-) -> None:
-    """Run `route_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
-    for t in prange(len(edge_T1) - 1):
-        route_strips(pairs, group, row_arrays, bucket_TH, edge_T1[t], edge_T1[t + 1])
+route = ThreadedKernel(lambda: route_strips)
 
 
 @jit
@@ -219,7 +211,7 @@ def _begin_rows(start_U1: Any, count_U: Any, first: Any, last: Any, start: Any) 
     put(start_U1, last, start)  # the next strip writes the same number
 
 
-@jit
+@inlined()
 def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, last: Any) -> None:
     """Write the parts of the matrices for the strips of threads first .. last. At the border of two
     strips both threads write the same number. The first four arguments have the fields of `Slots`,
@@ -264,8 +256,4 @@ def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, la
         put(m.offsets_M1, b.bags_S1[strips.slot_I1[i + 1]], p)
 
 
-@parallel_jit
-def link_strips_on_threads(slots: Any, group: Any, rows: Any, matrices: Any, edge_T1: Any) -> None:
-    """Run `link_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
-    for t in prange(len(edge_T1) - 1):
-        link_strips(slots, group, rows, matrices, edge_T1[t], edge_T1[t + 1])
+link = ThreadedKernel(lambda: link_strips)

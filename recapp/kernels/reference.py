@@ -198,33 +198,6 @@ class UniqueRows(NamedTuple):
     grouped: Grouped
 
 
-class _BagRows(NamedTuple):
-    """The pairs of a group in one batch, grouped into vectors: one vector per (bag, owner), bag by
-    bag.
-
-    Args:
-        rank_P: The owner of each pair, in the order of the vectors.
-        row_P: The row of each pair in its owner's store.
-        pair_P: The position of each pair in the batch.
-        nth_P: The number of the owner's pairs before each pair.
-        rank_V: The owner of each vector.
-        nth_V: The number of the owner's vectors before each vector.
-        bag_V: The bag of each vector.
-        length_V: The number of pairs of each vector.
-        count_W2: The number of pairs and of vectors that each rank owns.
-    """
-
-    rank_P: Tensor
-    row_P: Tensor
-    pair_P: Tensor
-    nth_P: Tensor
-    rank_V: Tensor
-    nth_V: Tensor
-    bag_V: Tensor
-    length_V: Tensor
-    count_W2: Tensor
-
-
 class TorchBackend:
     """The reference backend.
 
@@ -378,6 +351,7 @@ class TorchBackend:
             b.lengths_M,
             output_size=len(row_P),
         )
+        # one vector for each bag and owner, bag by bag
         vector = group((bag_P * world + rank_P).to(offset_dtype(len(b.where_M) * world)))
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
@@ -387,11 +361,8 @@ class TorchBackend:
         nth_V, vectors_W = numbered(rank_V, world)
         nth_P, rows_W = numbered(rank_P, world)
         count_W2 = torch.stack([rows_W, vectors_W], 1)
-        bag_rows = _BagRows(
-            *(rank_P, local_P[order], pair_P[order], nth_P),
-            *(rank_V, nth_V, bag_V, length_V, count_W2),
-        )
-        return bag_rows, to_host(count_W2).numpy()
+        pairs = rank_P, local_P[order], pair_P[order], nth_P
+        return (*pairs, rank_V, nth_V, bag_V, length_V, count_W2), to_host(count_W2).numpy()
 
     def write_bag_requests(
         self,

@@ -8,32 +8,14 @@ as one wide row: several rows cost the time of one.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from recapp.kernels.numba_cache import inlined
-from recapp.kernels.numba_vectors import ThreadedKernel, bound_rule, held_row
+from recapp.kernels.numba_vectors import ThreadedKernel, Touched, bound_rule, held_row
 from recapp.kernels.simd import get, load, prefetch, put, store, zeros
 
 COLUMNS_TOGETHER = 32  # of rows that take their steps together
 ROWS_AHEAD = 6  # rows are prefetched this many rows before their steps
-
-
-class Behind(NamedTuple):
-    """The rows of a store with missed steps.
-
-    Args:
-        steps: The steps that each row has taken.
-        weights: The weights of the store.
-        state0: The first state tensor of the rule; empty where it has none.
-        state1: The second state tensor.
-        like: Any number in the type of the arithmetic.
-    """
-
-    steps: Any
-    weights: Any
-    state0: Any
-    state1: Any
-    like: Any
 
 
 @lru_cache(None)
@@ -79,7 +61,7 @@ def advancing(
     _, read1, write1 = held_row(second_kind, width, columns)
 
     @inlined(step, constants, state, rates, width, rows)
-    def advancing(b: Behind, rates_N: Any, row: Any, begin: Any, end: Any) -> None:
+    def advancing(b: Touched, rates_N: Any, row: Any, begin: Any, end: Any) -> None:
         zero = zeros(b.like, columns)
         w = load(b.weights, row * width, b.like, columns)
         e = read0(b.state0, row, b.like)
@@ -102,7 +84,8 @@ def catching_up(
     width: int,
     of_all: bool,
 ) -> Callable[..., None]:
-    """Return the function that takes the missed steps of the rows row_N[first] .. row_N[last].
+    """Return the function that takes the missed steps of the rows first .. last of `Touched`, and
+    counts them in the steps of the store.
 
     Args:
         step: As for `advancing`, like `constants`, `state` and `rates`.
@@ -119,20 +102,20 @@ def catching_up(
 
     @inlined(step, constants, state, rates, width, of_all)
     def catching_up(
-        row_N: Any, behind: Any, rates_N: Any, span: Any, first: Any, last: Any
+        steps_R: Any, rows: Any, rates_N: Any, span: Any, first: Any, last: Any
     ) -> None:
-        b = Behind(*behind)
+        b = Touched(*rows)
         begin, now = span
         n = first
         while n < last:
-            row = n if of_all else int(get(row_N, n))
-            step_of_rows = int(get(b.steps, row))
+            row = n if of_all else int(get(b.row_U, n))
+            step_of_rows = int(get(steps_R, row))
             end = row + 1
             if of_all:
-                while end < min(row + rows, last) and int(get(b.steps, end)) == step_of_rows:
+                while end < min(row + rows, last) and int(get(steps_R, end)) == step_of_rows:
                     end += 1
             elif n + ROWS_AHEAD < last:
-                prefetch(b.steps, int(get(row_N, n + ROWS_AHEAD)), 1)
+                prefetch(steps_R, int(get(b.row_U, n + ROWS_AHEAD)), 1)
             if step_of_rows < now:
                 if end == row + rows:
                     advance_all(b, rates_N, row, step_of_rows - begin, now - begin)
@@ -140,7 +123,7 @@ def catching_up(
                     for each in range(row, end):
                         advance(b, rates_N, each, step_of_rows - begin, now - begin)
                 for each in range(row, end):
-                    put(b.steps, each, now)
+                    put(steps_R, each, now)
             n += end - row
 
     return catching_up

@@ -7,7 +7,7 @@ used again from batch to batch. The reference documents the functions; `numba_in
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,6 +32,7 @@ from recapp.kernels.links import (
 )
 from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex, find_sorted
+from recapp.kernels.numba_unique import Unique
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend, rows_behind
 from recapp.optim.rules import Rate, RowRule
@@ -112,15 +113,6 @@ def touched(
     return *rows, state0, state1, float(decay), scalar(dtype, 0)
 
 
-def behind(
-    steps_R: Tensor, weights_RD: Tensor, state: Sequence[Tensor], dtype: torch.dtype
-) -> tuple[Any, ...]:
-    """Return the fields of `Behind`: the rows of a store with missed steps."""
-    none = array_or_empty(None, dtype)
-    state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
-    return array(steps_R), array(weights_RD.view(-1)), state0, state1, scalar(dtype, 0)
-
-
 def threads_of_torch() -> int:
     """Return the number of threads that torch uses, at most those of numba's pool."""
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
@@ -145,30 +137,6 @@ numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 STAGE_FROM_READS = 3
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer ids, at 10 ns an id
 THREADS_FROM_PAIRS = 16384
-
-
-class UniqueRows(NamedTuple):
-    """The distinct rows of a group in one batch, strip by strip.
-
-    Args:
-        number_P: The number of each pair's row among the distinct rows of its strip.
-        row_U: The number of each row in its owner's store.
-        rank_U: The owner of each row.
-        count_U: The number of pairs of each row.
-        pair_I1: Strip i has pairs pair[i] .. pair[i + 1].
-        row_I1: Strip i has distinct rows row[i] .. row[i + 1].
-        thread_I: The thread that works on each strip.
-        threads: The number of threads.
-    """
-
-    number_P: Tensor
-    row_U: Tensor
-    rank_U: Tensor
-    count_U: Tensor
-    pair_I1: Counts
-    row_I1: Counts
-    thread_I: Counts
-    threads: int
 
 
 class NumbaBackend(TorchBackend):
@@ -292,9 +260,7 @@ class NumbaBackend(TorchBackend):
         )
 
     @override
-    def route_rows(
-        self, r: Routes, b: Bags, world: int, take: Scratch
-    ) -> tuple[UniqueRows, Counts]:
+    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[Unique, Counts]:
         strips = self._strips(r)
         P = b.pairs
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
@@ -328,15 +294,13 @@ class NumbaBackend(TorchBackend):
             np.arange(threads + 1),
         )
         U = unique_kernels.compact_rows(row_arrays, row_I1)
-        return UniqueRows(
-            number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
-        ), n_IW
+        return Unique(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I), n_IW
 
     @override
     def write_row_requests(
         self,
         r: Routes,
-        unique: UniqueRows,
+        unique: Unique,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -361,7 +325,7 @@ class NumbaBackend(TorchBackend):
         self,
         r: Routes,
         b: Bags,
-        unique: UniqueRows,
+        unique: Unique,
         source_U: Tensor,
         dtype: torch.dtype,
         take: Scratch,
@@ -382,15 +346,9 @@ class NumbaBackend(TorchBackend):
             (
                 _slots(b),
                 tuple(self._strips(r)),
+                tuple(array(x) if isinstance(x, Tensor) else x for x in unique),
                 (
-                    array(unique.number_P),
-                    array(unique.count_U),
                     array(source_U),
-                    unique.pair_I1,
-                    unique.row_I1,
-                    unique.thread_I,
-                ),
-                (
                     array(b.where_M),
                     array_or_empty(b.scale_M, dtype),
                     array_or_empty(b.weights_L, dtype),
@@ -404,11 +362,11 @@ class NumbaBackend(TorchBackend):
                     array_or_empty(use_T, dtype),
                 ),
             ),
-            np.arange(unique.threads + 1),
+            np.arange(unique.thread_I.max(initial=0) + 2),
         )
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
-    def _staging(self, r: Routes, b: Bags, unique: UniqueRows) -> tuple[Staged | None, Counts]:
+    def _staging(self, r: Routes, b: Bags, unique: Unique) -> tuple[Staged | None, Counts]:
         """Return the strips in which gradients are copied, and the places of slots in the copies.
 
         Returns:
@@ -663,8 +621,8 @@ class NumbaBackend(TorchBackend):
             *(weights_RD.shape[1], row_N is None),
         )
         arguments = (
-            array(steps_R if row_N is None else row_N),
-            behind(steps_R, weights_RD, state, dtype),
+            array(steps_R),
+            touched(steps_R if row_N is None else row_N, None, weights_RD, state, dtype),
             array(rates_TK.view(-1)),
             span,
         )

@@ -60,20 +60,22 @@ class Found(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """The distinct rows of a batch, as `link_strips` reads them.
+    """The distinct rows of a group in one batch, strip by strip.
 
     Args:
         number_P: The number of each pair's row among the distinct rows of its strip.
+        row_U: The number of each row in its owner's store.
+        rank_U: The owner of each row.
         count_U: The number of pairs of each row.
-        source_U: Where the vector of each row stands.
         pair_I1: Strip i has the pairs pair[i] .. pair[i + 1].
         row_I1: Strip i has the distinct rows row[i] .. row[i + 1].
         thread_I: The thread that works on each strip.
     """
 
     number_P: Any
+    row_U: Any
+    rank_U: Any
     count_U: Any
-    source_U: Any
     pair_I1: Any
     row_I1: Any
     thread_I: Any
@@ -84,6 +86,7 @@ class Matrices(NamedTuple):
     the gradient of row u is summed from order[start[u] : start[u + 1]].
 
     Args:
+        source_U: Where the vector of each row stands.
         where_M: The offset of each bag in the output.
         scale_M: The factor of each bag; empty: all are 1, and no entries are written.
         weights_L: The weight of each id; empty: all are 1.
@@ -98,6 +101,7 @@ class Matrices(NamedTuple):
         use_T: The entries of the transpose; empty where all are 1.
     """
 
+    source_U: Any
     where_M: Any
     scale_M: Any
     weights_L: Any
@@ -242,7 +246,7 @@ def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, la
                     u = base + int(get(unique.number_P, p))
                     k = int(get(unique.count_U, u))
                     put(unique.count_U, u, k + 1)
-                    put(m.index_P, p, get(unique.source_U, u))
+                    put(m.index_P, p, get(m.source_U, u))
                     put(m.order_P, k, where)
                     if scaled:
                         use = get(m.scale_M, bag)

@@ -46,7 +46,6 @@ from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_integers import piece_of
 from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_packed_row
 from recapp.kernels.simd import (
-    broadcast,
     fence,
     get,
     load,
@@ -297,8 +296,8 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
             if k + NEAR_AHEAD < N:
                 prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
             r = int(get(index_N, k))
-            scale = broadcast(floats, r * numbers + (numbers - 2), like, width)
-            bias = broadcast(floats, r * numbers + (numbers - 1), like, width)
+            scale = load(floats, r * numbers + (numbers - 2), like, 1)
+            bias = load(floats, r * numbers + (numbers - 1), like, 1)
             here = load_packed(packed, r * size, like, width, bits) * scale + bias
             if weighted:
                 here = here * get(m.weights_N, k)

@@ -102,9 +102,9 @@ def catching_up(
 
     @inlined(step, constants, state, rates, width, of_all)
     def catching_up(
-        steps_R: Any, rows: Any, rates_N: Any, span: Any, first: Any, last: Any
+        steps_R: Any, touched: Any, rates_N: Any, span: Any, first: Any, last: Any
     ) -> None:
-        b = Touched(*rows)
+        b = Touched(*touched)
         begin, now = span
         n = first
         while n < last:

@@ -242,17 +242,25 @@ class StagedSource(NamedTuple):
 
 
 @lru_cache(None)
-def summed(width: int) -> Callable[..., Any]:
+def summed(width: int, bits: int = 0) -> Callable[..., Any]:
     """Return the function that sums weights[k] * source[index[k] * stride : +width] over k in
     begin .. end, in that order.
 
-    For wide rows the prefetches have a loop of their own: in the loop of the additions they take
-    registers, and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times as long
-    with AVX2). For narrow rows a second loop is 5 to 25 % slower.
-    """
-    prefetch_loop = width > WIDE_COLUMNS
+    For wide rows of floats the prefetches have a loop of their own: in the loop of the additions
+    they take registers, and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times
+    as long with AVX2). For narrow rows a second loop is 5 to 25 % slower.
 
-    @inlined(width)
+    Args:
+        width: The columns of a vector.
+        bits: The bits of packed rows; 0 where the source holds floats. The memory of packed rows is
+            (bytes, numbers), and their values are computed when a row is added
+            (`recapp/kernels/quantised.py`).
+    """
+    prefetch_loop = width > WIDE_COLUMNS and not bits
+    size = bytes_of_packed_row(width, bits) if bits else 0
+    numbers = size // NUMBER_TYPES[bits].itemsize if bits else 0
+
+    @inlined(width, bits)
     def summed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
         index_N = m.index_N
         row = zeros(like, width)
@@ -262,49 +270,26 @@ def summed(width: int) -> Callable[..., Any]:
             for k in range(begin + AHEAD, min(end + AHEAD, N)):
                 prefetch(source, get(index_N, k) * stride, width)
         for k in range(begin, end):
-            if not prefetch_loop and k + AHEAD < N:
-                prefetch(source, get(index_N, k + AHEAD) * stride, width)
-            here = load(source, get(index_N, k) * stride, like, width)
+            if bits:
+                packed, floats = source
+                if k + FAR_AHEAD < N:
+                    prefetch_far(packed, get(index_N, k + FAR_AHEAD) * size, size)
+                if k + NEAR_AHEAD < N:
+                    prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
+                r = int(get(index_N, k))
+                scale = load(floats, r * numbers + (numbers - 2), like, 1)
+                bias = load(floats, r * numbers + (numbers - 1), like, 1)
+                here = load_packed(packed, r * size, like, width, bits) * scale + bias
+            else:
+                if not prefetch_loop and k + AHEAD < N:
+                    prefetch(source, get(index_N, k + AHEAD) * stride, width)
+                here = load(source, get(index_N, k) * stride, like, width)
             if weighted:
                 here = here * get(m.weights_N, k)
             row = row + here
         return row
 
     return summed
-
-
-@lru_cache(None)
-def summed_packed(width: int, bits: int) -> Callable[..., Any]:
-    """Return the function that sums packed rows as `summed` sums floats.
-
-    Its `source` is the memory of the packed rows as (bytes, numbers), its `stride` the bytes of
-    one. It computes the values of a row when it adds the row (`recapp/kernels/quantised.py`).
-    """
-    size = bytes_of_packed_row(width, bits)
-    numbers = size // NUMBER_TYPES[bits].itemsize
-
-    @inlined(width, bits)
-    def summed_packed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
-        packed, floats = source
-        index_N = m.index_N
-        row = zeros(like, width)
-        weighted = len(m.weights_N) > 0
-        N = len(index_N)
-        for k in range(begin, end):
-            if k + FAR_AHEAD < N:
-                prefetch_far(packed, get(index_N, k + FAR_AHEAD) * size, size)
-            if k + NEAR_AHEAD < N:
-                prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
-            r = int(get(index_N, k))
-            scale = load(floats, r * numbers + (numbers - 2), like, 1)
-            bias = load(floats, r * numbers + (numbers - 1), like, 1)
-            here = load_packed(packed, r * size, like, width, bits) * scale + bias
-            if weighted:
-                here = here * get(m.weights_N, k)
-            row = row + here
-        return row
-
-    return summed_packed
 
 
 @lru_cache(None)
@@ -322,7 +307,7 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
             larger than the caches (measured; 4 times on a busy machine).
         bits: The bits of packed rows; 0 where the source holds floats.
     """
-    total = summed_packed(width, bits) if bits else summed(width)
+    total = summed(width, bits)
     size = bytes_of_packed_row(width, bits) if bits else 0
 
     @inlined(width, streamed, bits)

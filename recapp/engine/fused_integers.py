@@ -110,8 +110,7 @@ class FusedIntegers:
         """Return the places of slots and groups in a batch. Those of the last batch are kept for
         batches with as many ids of each lookup.
         """
-        room = tuple(self.state.outputs.room)
-        shape = (tuple(output.per_F), output.bags, output.taken, room)
+        shape = tuple(output.per_F), output.bags, output.taken, tuple(self.state.outputs.room)
         if self._places is None or self.shape != shape:
             self._places = _places(self, output)
             self.shape = shape

@@ -372,6 +372,13 @@ def _slot_of(at_N, places, group, FIELD: tl.constexpr):
 
 
 @triton.jit
+def _as_int64(id_P):
+    """Return ids as int64: `as_int64` of `recapp/sparse/keyed_jagged_tensor.py`."""
+    missing = NO_INT32 if id_P.dtype == tl.int32 else NO_ID
+    return tl.where(id_P.to(tl.int64) == missing, NO_ID, id_P.to(tl.int64))
+
+
+@triton.jit
 def _rows_of(id_P, slot_P, here_P):
     """Return the row of each id by the rule of its table, and whether the id was outside."""
     size_P = tl.load(slot_P + SIZE, mask=here_P, other=1)
@@ -448,9 +455,7 @@ def rows(
     place_P = places + s_P * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
     id_at_P = tl.load(place_P + ID, mask=here_P, other=0) + nth_P
-    id_P = tl.load(ids + id_at_P, mask=here_P, other=0)
-    missing = NO_INT32 if ids.dtype.element_ty == tl.int32 else NO_ID
-    id_P = tl.where(id_P == missing, NO_ID, id_P.to(tl.int64))
+    id_P = _as_int64(tl.load(ids + id_at_P, mask=here_P, other=0))
     row_P, outside_P = _rows_of(id_P, slot_P, here_P)
     _note_outside(outside_P, id_at_P, slot_P, report, stopped)
     position_P = _positions_of(row_P, slot_P, here_P)

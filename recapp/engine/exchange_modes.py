@@ -225,7 +225,7 @@ class PooledRequests(HomeRequests):
 
     def route(self, bags: Bags) -> Counts:
         """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]. The
-        words are the rows, a length per bag, and the bits of the sample weights.
+        words are the rows, the end of each bag among them, and the bits of the sample weights.
         """
         self.bags = bags
         self.words_L = weight_words(bags.weights_L, self.routes.row_dtype)

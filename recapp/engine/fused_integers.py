@@ -16,6 +16,7 @@ that the kernels do not know, and as the definition of the result.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -32,11 +33,18 @@ from recapp.engine.batch_places import (
     places_of_requests,
 )
 from recapp.engine.dynamic_keys import MOST_SLOTS
-from recapp.engine.exchange_modes import HomeRequests, ServedRequests
+from recapp.engine.exchange_modes import (
+    HomeRequests,
+    ServedRequests,
+    weight_words,
+    weights_on_wire,
+)
+from recapp.engine.integers import TRAINED_WEIGHTS, WEIGHTED, modes_of, weighting
 from recapp.engine.row_statistics import RowPieces
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
 from recapp.kernels.batch_arrays import (
+    MODES,
     NOTHING,
     DistinctRows,
     Entries,
@@ -72,25 +80,37 @@ class FusedIntegers:
 
     Args:
         state: The engine state of the tables.
+        weighting: The sample weights of the batches.
     """
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, weighting: int = WEIGHTED) -> None:
         self.state = state
         device = state.comm.device
         self.kernels = state.backend.fused_integers
+        self.exchange = state.backend.fused_requests
         slots = _numbers_of_slots(state)
-        pieces = _numbers_of_pieces(state)
+        modes = modes_of(state.routes, weighting)
+        self.pooled_G = np.array([m == "pooled" and state.comm.world > 1 for m in modes])
+        self.pooled = np.flatnonzero(self.pooled_G).tolist()
+        pieces = _numbers_of_pieces(state, self.pooled)
         self.pieces = np.array(pieces, np.int64)
         self.slots = to_device(np.array(slots, np.int64), device)
         self.piece_rows = to_device(self.pieces, device)
         of_strips = [int(r.rows_I.sum()) for r in state.routes]
         self.own_pieces = _numbers_of_own_pieces(state)
         self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
-        self.own_requests = _groups_of_pieces(state, self.own_pieces)
-        self.requests = _groups_of_pieces(state, pieces)
+        of_rows = modes_of(state.routes, TRAINED_WEIGHTS)
+        self.own_requests = _groups_of_pieces(state, self.own_pieces, of_rows)
+        self.requests = _groups_of_pieces(state, pieces, modes)
+        self.owners: tuple[Tensor | None, Tensor | None] = None, None
+        if self.pooled:
+            of_tables = _numbers_of_pieces(state)
+            piece_rows = to_device(np.array(of_tables, np.int64), device)
+            self.owners = piece_rows, _groups_of_pieces(state, of_tables, modes)
         self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
-        self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
-        self.store_keys = _keys(_rows_of_stores(state))
+        self.store_rows_G = np.array(_rows_of_stores(state), np.int64)
+        self.rows_G = np.array(of_strips) if state.comm.world > 1 else self.store_rows_G
+        self.most_rows = int(self.store_rows_G[self.pooled_G].max(initial=0))
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
         self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
@@ -102,6 +122,11 @@ class FusedIntegers:
             for t in state.layout.tables
             if t.dynamic and t.dynamic.max_rows is not None
         }
+
+    @cached_property
+    def with_trained_weights(self) -> "FusedIntegers":
+        """The integers of batches whose sample weights need a gradient, which homes apply."""
+        return FusedIntegers(self.state, TRAINED_WEIGHTS) if self.pooled else self
 
     def places(self, output: BatchOutput) -> Places:
         """Return the places of slots and groups in a batch. Those of the last batch are kept for
@@ -126,8 +151,8 @@ class FusedIntegers:
 
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables: no rank sums bags for another. Dynamic
-        tables must be on one rank, in whole rows.
+        """Return whether the kernels know these tables. Dynamic tables must be on one rank, in
+        whole rows.
         """
         return (
             state.backend.fused_integers is not None
@@ -135,7 +160,6 @@ class FusedIntegers:
                 s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
             )
             and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
-            and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
             # products of mixed rows have 64 bits
             and all(x.table.num_embeddings < 2**31 for x in state.layout.lookups)
         )
@@ -166,7 +190,8 @@ class FusedBatch:
         output: BatchOutput,
         take: Scratch,
     ) -> None:
-        self.fused = fused
+        trained = weighting(ids) == TRAINED_WEIGHTS
+        self.fused = fused = fused.with_trained_weights if trained else fused
         self.state = state = fused.state
         self.rows = ids
         self.output = output
@@ -240,6 +265,8 @@ class FusedBatch:
         """Bring the numbers of the batch to the device, and find its parts there."""
         places = self.fused.places(self.output)
         self.regions = places.regions
+        self.keys = places.keys
+        self.first_key_G = places.of_groups[:, -2]
         world = self.state.comm.world
         numbers = len(header) + 3 * len(self.regions)
         ends = 2 * world * numbers, 2 * world * numbers + 1 + len(self.rows.per_F)
@@ -256,7 +283,11 @@ class FusedBatch:
         state = self.state
         kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
-        scales = state.any_mean or weights_L is not None
+        scale = state.dtype if state.any_mean or weights_L is not None else None
+        # the integers of a sample weight in the requests
+        self.words = 0
+        if weights_L is not None and self.fused.pooled:
+            self.words = _wire(state).itemsize // state.routes[0].row_dtype.itemsize
         self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
@@ -264,17 +295,18 @@ class FusedBatch:
             block_behind(last.bag + last.bags),
             len(self.regions),
             state.routes[0].row_dtype,
-            offset_dtype(self.fused.home_keys[-1]),
-            offset_dtype(output.numel),
+            offset_dtype(self.keys),
+            offset_dtype(max(output.numel, self.fused.most_rows)),
         )
         of_slots = (self.fused.slots, self.places, self.groups)
         if state.counts_ids:
             state.backend.place_entries(edge_N1, output.bags, *of_slots)
         self.entries: Entries = kernels.entries_of_ids(
-            *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
-            *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
+            *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.fused.owners),
+            *(self.report, state.stopped, scale, self.sizes, self.take),
         )
-        self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
+        of_bags = scale if self.fused.pooled else None
+        self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, of_bags, self.sizes, self.take)
 
     def _search(self, *, trains: bool) -> None:
         """Find the rows of dynamic tables. Until then their entries have positions in the place of
@@ -288,7 +320,7 @@ class FusedBatch:
             key_P = self.entries.key_P[self.regions[g].here]
             slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
             row_P.copy_(slot_P)
-            key_P.copy_(slot_P + self.fused.home_keys[g])
+            key_P.copy_(slot_P + int(self.first_key_G[g]))
 
     def _find_rows(self) -> None:
         """Find the distinct rows, and count them by piece."""
@@ -299,11 +331,10 @@ class FusedBatch:
             self.entries, self.groups, self.sizes, self.take, several
         )
         if several:
-            kernels.count_requests(
-                *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
-                *(self.message[: len(self.message) // 2], self.rows.rows_L, self.edge_N1),
-                self.output.bags,
-                *(self.report, self.count_K),
+            self.fused.exchange.count_requests(
+                *(self.distinct, self.fused.piece_rows, self.fused.requests, self.groups),
+                *(state.comm.world, self.words, self.message[: len(self.message) // 2]),
+                *(self.rows.rows_L, self.edge_N1, self.output.bags, self.report, self.count_K),
             )
         elif state.row_statistics:
             self._find_own_pieces(self.distinct, self.groups, self.sizes, self.count_K)
@@ -315,11 +346,11 @@ class FusedBatch:
             source_P: The offset of each entry's vector in the message; None: bags read the store.
             at_U: The offset of each distinct row's vector in the message.
         """
-        offset_M, at_M = self.bags
+        offset_M, at_M, _ = self.bags
         weight_P = self.entries.weight_P
         for g, (asked, region) in enumerate(zip(self.asked, self.regions, strict=True)):
             if (source_P is None) is asked.local:
-                bags = slice(region.bag, region.bag + region.bags)
+                bags = region.its_bags
                 asked.combine_links = Links(
                     (self.entries.row_P if source_P is None else source_P)[region.here],
                     offset_M[bags.start : bags.stop + 1],
@@ -362,14 +393,39 @@ class FusedBatch:
         if comm.world == 1:
             return
         at = places_of_pieces(
-            fused.pieces, self.rows_K, self.state.widths_G, words, vectors, comm.rank
+            *(fused.pieces, self.rows_K, self.counts_WG3, self.state.widths_G),
+            *(words, vectors, comm.rank),
         )
         at_K, words_WG = self._on_device("requests", at, words.asked_WG1[:, :-1])
-        at_U, source_P = fused.kernels.write_requests(
+        assert self.distinct is not None
+        weight_P = self.distinct.weight_P if self.words else None
+        at_U, source_P = fused.exchange.write_requests(
             *(self.distinct, fused.piece_rows, self.groups, at_K, fused.requests, words_WG),
-            *(ids, self.sizes._replace(offset=vector), self.take),
+            *((weight_words(weight_P, ids.dtype), self.words), ids),
+            *(self.sizes._replace(offset=vector), self.take),
         )
         self._link_home(source_P, at_U)
+        if fused.pooled:
+            self._link_sums(at_K, vector)
+
+    def _link_sums(self, at_K: Tensor, vector: torch.dtype) -> None:
+        """Link the bags of the groups whose owners sum bags."""
+        _, at_M, scale_M = self.bags
+        offset_M, index_V, where_V, scale_V = self.fused.exchange.link_sums(
+            *(self.distinct, self.groups, at_K, self.fused.requests, at_M, scale_M),
+            *(self.sizes._replace(offset=vector), self.take),
+        )
+        for g in self.fused.pooled:
+            asked, region = self.asked[g], self.regions[g]
+            bags = region.its_bags
+            sums = int(self.counts_WG3[:, g, 1].sum())
+            here = slice(region.entry, region.entry + sums)
+            use_V = None if scale_V is None else scale_V[here]
+            asked.combine_links = Links(
+                *(index_V[here], offset_M[bags.start : bags.stop + 1], use_V, at_M[bags]),
+                *(region.bags, None, None, self.state.comm.world),
+            )
+            asked.gradient_links = Links(where_V[here], None, use_V, index_V[here], sums)
 
     def link(self, *, late: bool) -> None:
         """Do nothing: links are made where their arrays are."""
@@ -391,7 +447,8 @@ class FusedBatch:
             vectors: The offsets of the message of vectors.
             vector: The type of these offsets.
             in_WG3: The numbers of rows, vectors and words that each rank requests.
-            weighting: The sample weights of the ranks, which change no mode here.
+            weighting: The sample weights of the ranks with ids, in whose mode a rank without ids
+                also serves requests.
         """
         state = self.state
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
@@ -407,34 +464,37 @@ class FusedBatch:
             if state.row_statistics:
                 self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
+        pooled_G = np.array([m == "pooled" for m in modes_of(state.routes, weighting)])
         places = places_of_requests(
-            *(self.fused.store_keys, state.widths_G, in_WG3[..., 0], words, vectors)
+            *(self.fused.store_rows_G, state.widths_G, in_WG3, pooled_G, words, vectors)
         )
-        regions = places.regions
         of_ranks, of_groups = self._on_device("served", places.of_slots, places.of_groups)
-        last = regions[-1].here.stop
-        key = offset_dtype(self.fused.store_keys[-1])
-        sizes = self.sizes._replace(entries=block_behind(last), key=key, offset=vector)
-        entries = self.fused.kernels.entries_of_requests(
-            ids, of_ranks, of_groups, sizes, self._take_served
+        last = places.regions[-1]
+        sizes = Sizes(
+            *(block_behind(last.here.stop), block_behind(last.bag + last.bags), len(served)),
+            *(state.routes[0].row_dtype, offset_dtype(places.keys), vector),
+        )
+        weighted = weighting == WEIGHTED and pooled_G.any()
+        entries, offset_V, at_V = self.fused.exchange.entries_of_requests(
+            *(ids, of_ranks, of_groups, _wire(state) if weighted else None),
+            *(state.dtype, sizes, self._take_served),
         )
         distinct = (
             self.fused.kernels.distinct_rows(entries, of_groups, sizes, self._take_served, False)
             if torch.is_grad_enabled()
             else None
         )
-        for g, (s, region) in enumerate(zip(served, regions, strict=True)):
-            here = region.here
-            s.answer_links = Links(
-                entries.row_P[here], None, None, entries.where_P[here], region.entries
-            )
+        for g, (s, region) in enumerate(zip(served, places.regions, strict=True)):
+            s.answer_links = region.answers(entries, offset_V, at_V, pooled_G[g])
             if distinct is not None:
-                s.row_U = distinct.row_U[here]
+                s.row_U = distinct.row_U[region.here]
                 s.gradient_links = region.links_of(g, distinct, None)
+                if not pooled_G[g]:
+                    s.gradient_links = s.gradient_links._replace(weights_N=None)
         if distinct is not None and state.row_statistics:
             count_K = torch.empty(len(self.fused.own_pieces), dtype=torch.int64, device=ids.device)
             self._find_own_pieces(distinct, of_groups, sizes, count_K)
-            self._cut_to_pieces(served, regions, to_host(count_K).numpy())
+            self._cut_to_pieces(served, places.regions, to_host(count_K).numpy())
         return list(served)
 
     def _find_own_pieces(
@@ -442,10 +502,9 @@ class FusedBatch:
     ) -> None:
         """Find the pieces of distinct rows of this rank's stores, and count their rows."""
         fused = self.fused
-        fused.kernels.count_rows(distinct, fused.own_piece_rows, groups, count_K)
-        self.of_pieces = fused.kernels.find_pieces(
-            distinct, fused.own_piece_rows, fused.own_requests, groups, sizes, self.take
-        )
+        of_pieces = distinct, fused.own_piece_rows, fused.own_requests, groups
+        fused.exchange.count_rows(*of_pieces, count_K)
+        self.of_pieces = fused.exchange.find_pieces(*of_pieces, sizes, self.take)
 
     def _cut_to_pieces(
         self, served: Sequence[ServedRequests], regions: Sequence[Region], rows_K: Counts
@@ -472,9 +531,9 @@ class FusedBatch:
         return self.take(f"served {name}", n, dtype)
 
 
-def _keys(rows_G: Sequence[int]) -> list[int]:
-    """Return the first key of each group, and the key behind all."""
-    return [0, *accumulate(rows + 1 for rows in rows_G)]
+def _wire(state: EngineState) -> torch.dtype:
+    """Return the type in which sample weights travel."""
+    return weights_on_wire(state.dtype, state.routes[0].row_dtype)
 
 
 def _rows_of_stores(state: EngineState) -> list[int]:
@@ -522,11 +581,18 @@ def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
     return numbers
 
 
-def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group; a search needs none."""
+def _numbers_of_pieces(state: EngineState, pooled: Sequence[int] = ()) -> list[PieceNumbers]:
+    """Return the constants of the pieces, group by group; a search needs none.
+
+    Args:
+        state: The engine state of the tables.
+        pooled: The groups whose owners sum bags: there an owner is a piece.
+    """
     numbers = []
     for g, r in enumerate(state.routes):
-        if r.dynamic:
+        if g in pooled:
+            numbers += [PieceNumbers(g, w, w + 1, 0, w) for w in range(state.comm.world)]
+        if r.dynamic or g in pooled:
             continue
         first_I = starts(r.rows_I).tolist()
         edge_I1 = r.piece_I1.tolist()
@@ -569,12 +635,14 @@ def _numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
     return table_S, np.searchsorted(known_T, np.arange(len(state.routes)) * tables)
 
 
-def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> Tensor:
+def _groups_of_pieces(
+    state: EngineState, pieces: Sequence[PieceNumbers], modes: Sequence[str]
+) -> Tensor:
     """Return the pieces of each group, int64 [G x `GroupRequests`]."""
     edge_G1 = np.searchsorted([p.group for p in pieces], range(len(state.routes) + 1))
     groups = [
-        GroupRequests(*edge, r.width, r.mode == "replicated")
-        for edge, r in zip(pairwise(edge_G1.tolist()), state.routes, strict=True)
+        GroupRequests(*edge, r.width, MODES.index(mode))
+        for edge, r, mode in zip(pairwise(edge_G1.tolist()), state.routes, modes, strict=True)
     ]
     return to_device(np.array(groups, np.int64), state.comm.device)
 
@@ -593,4 +661,6 @@ def _places(fused: FusedIntegers, output: BatchOutput) -> Places:
     np.add.at(per_T, fused.table_S, per_F[lookup_S])
     longest_G = np.maximum.reduceat(per_T, fused.table_G)
     places = id_S, vector_S, step_F[lookup_S]
-    return in_regions(*places, sizes_S2, fused.slot_G1, fused.home_keys, longest_G)
+    bags_G = np.add.reduceat(sizes_S2[:, 1], fused.slot_G1[:-1])
+    rows_G = np.where(fused.pooled_G, fused.state.comm.world * bags_G, fused.rows_G)
+    return in_regions(*places, sizes_S2, fused.slot_G1, rows_G, longest_G)

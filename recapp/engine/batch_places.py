@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from recapp.kernels.batch_arrays import BLOCK, DistinctRows, Entries
+from recapp.kernels.batch_arrays import BLOCK, DistinctRows
 from recapp.kernels.links import Counts, Links
 from recapp.transport.step_messages import MessageLayout
 
@@ -40,34 +40,18 @@ class Region(NamedTuple):
         """The bags of the group."""
         return slice(self.bag, self.bag + self.bags)
 
-    def answers(self, entries: Entries, offset_V: Tensor, at_V: Tensor, pooled: bool) -> Links:
-        """Return the links from the rows that are requested of the group to their vectors.
-
-        Args:
-            entries: The rows.
-            offset_V: Where the rows of each sum begin.
-            at_V: The offset of each sum.
-            pooled: Whether vectors are sums.
-        """
-        row_P = entries.row_P[self.here]
-        if not pooled:
-            return Links(row_P, None, None, entries.where_P[self.here], self.entries)
-        bags = self.its_bags
-        weight_P = None if entries.weight_P is None else entries.weight_P[self.here]
-        return Links(
-            *(row_P, offset_V[bags.start : bags.stop + 1], weight_P, at_V[bags], self.bags),
-            longest=self.entries - self.bags + 1,  # no sum is empty
-        )
-
-    def links_of(self, group: int, distinct: DistinctRows, at_U: Tensor | None) -> Links:
+    def links_of(
+        self, group: int, distinct: DistinctRows, at_U: Tensor | None, weighted: bool = True
+    ) -> Links:
         """Return the links from the distinct rows of the group to the offsets of their gradients.
 
         Args:
             group: The number of the group.
             distinct: The distinct rows.
             at_U: The offset of each row's result; None: results stand side by side.
+            weighted: Whether entries of the group may have weights.
         """
-        weight_P = distinct.weight_P
+        weight_P = distinct.weight_P if weighted else None
         return Links(
             distinct.gradient_P[self.here],
             distinct.start_U[self.entry : self.here.stop + 1],

@@ -374,6 +374,7 @@ def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | N
     if weights_L is None:
         return None
     wire = weights_L.to(weights_on_wire(weights_L.dtype, row_dtype)).contiguous()
+    wire = wire.as_strided(wire.shape, (1,))  # a single weight may have any stride
     return wire.view(row_dtype).view(len(weights_L), wire.element_size() // row_dtype.itemsize)
 
 

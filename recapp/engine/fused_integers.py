@@ -99,17 +99,19 @@ class FusedIntegers:
         of_strips = [int(r.rows_I.sum()) for r in state.routes]
         self.own_pieces = _numbers_of_own_pieces(state)
         self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
-        of_rows = modes_of(state.routes, TRAINED_WEIGHTS)
-        self.own_requests = _groups_of_pieces(state, self.own_pieces, of_rows)
+        self.own_requests = _groups_of_pieces(
+            state, self.own_pieces, modes_of(state.routes, TRAINED_WEIGHTS)
+        )
         self.requests = _groups_of_pieces(state, pieces, modes)
         self.owners: tuple[Tensor | None, Tensor | None] = None, None
         if self.pooled:
-            of_tables = _numbers_of_pieces(state)
-            piece_rows = to_device(np.array(of_tables, np.int64), device)
-            self.owners = piece_rows, _groups_of_pieces(state, of_tables, modes)
+            of_rows = np.array(_numbers_of_pieces(state), np.int64)
+            groups = _groups_of_pieces(state, _numbers_of_pieces(state), modes)
+            self.owners = to_device(of_rows, device), groups
         self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
         self.store_rows_G = np.array(_rows_of_stores(state), np.int64)
         self.rows_G = np.array(of_strips) if state.comm.world > 1 else self.store_rows_G
+        self.wire = weights_on_wire(state.dtype, state.routes[0].row_dtype)
         self.most_rows = int(self.store_rows_G[self.pooled_G].max(initial=0))
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
@@ -265,8 +267,6 @@ class FusedBatch:
         """Bring the numbers of the batch to the device, and find its parts there."""
         places = self.fused.places(self.output)
         self.regions = places.regions
-        self.keys = places.keys
-        self.first_key_G = places.of_groups[:, -2]
         world = self.state.comm.world
         numbers = len(header) + 3 * len(self.regions)
         ends = 2 * world * numbers, 2 * world * numbers + 1 + len(self.rows.per_F)
@@ -287,7 +287,7 @@ class FusedBatch:
         # the integers of a sample weight in the requests
         self.words = 0
         if weights_L is not None and self.fused.pooled:
-            self.words = _wire(state).itemsize // state.routes[0].row_dtype.itemsize
+            self.words = self.fused.wire.itemsize // state.routes[0].row_dtype.itemsize
         self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
@@ -295,7 +295,7 @@ class FusedBatch:
             block_behind(last.bag + last.bags),
             len(self.regions),
             state.routes[0].row_dtype,
-            offset_dtype(self.keys),
+            offset_dtype(self.fused.places(output).keys),
             offset_dtype(max(output.numel, self.fused.most_rows)),
         )
         of_slots = (self.fused.slots, self.places, self.groups)
@@ -320,7 +320,7 @@ class FusedBatch:
             key_P = self.entries.key_P[self.regions[g].here]
             slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
             row_P.copy_(slot_P)
-            key_P.copy_(slot_P + int(self.first_key_G[g]))
+            key_P.copy_(slot_P + int((self.fused.rows_G[:g] + 1).sum()))
 
     def _find_rows(self) -> None:
         """Find the distinct rows, and count them by piece."""
@@ -398,34 +398,42 @@ class FusedBatch:
         )
         at_K, words_WG = self._on_device("requests", at, words.asked_WG1[:, :-1])
         assert self.distinct is not None
-        weight_P = self.distinct.weight_P if self.words else None
-        at_U, source_P = fused.exchange.write_requests(
+        _, at_M, scale_M = self.bags
+        weights_P = weight_words(self.distinct.weight_P if self.words else None, ids.dtype)
+        sizes = self.sizes._replace(offset=torch.promote_types(vector, self.sizes.offset))
+        at_U, source_P, use_V = fused.exchange.write_requests(
             *(self.distinct, fused.piece_rows, self.groups, at_K, fused.requests, words_WG),
-            *((weight_words(weight_P, ids.dtype), self.words), ids),
-            *(self.sizes._replace(offset=vector), self.take),
+            *(at_M, scale_M, (weights_P, self.words), ids),
+            *(sizes, self.take),
         )
         self._link_home(source_P, at_U)
         if fused.pooled:
-            self._link_sums(at_K, vector)
+            of_sums = self.distinct, self.groups, at_K, fused.requests, sizes, self.take
+            self._link_sums(fused.exchange.first_sums(*of_sums), at_U, source_P, use_V)
 
-    def _link_sums(self, at_K: Tensor, vector: torch.dtype) -> None:
-        """Link the bags of the groups whose owners sum bags."""
-        _, at_M, scale_M = self.bags
-        offset_M, index_V, where_V, scale_V = self.fused.exchange.link_sums(
-            *(self.distinct, self.groups, at_K, self.fused.requests, at_M, scale_M),
-            *(self.sizes._replace(offset=vector), self.take),
-        )
+    def _link_sums(
+        self, offset_M: Tensor, at_V: Tensor, where_V: Tensor, use_V: Tensor | None
+    ) -> None:
+        """Link the bags of the groups whose owners sum bags to these sums.
+
+        Args:
+            offset_M: Where the sums of each bag begin.
+            at_V: The offset of each sum in the message.
+            where_V: The offset of its gradient in the output's.
+            use_V: Its factor.
+        """
         for g in self.fused.pooled:
             asked, region = self.asked[g], self.regions[g]
-            bags = region.its_bags
             sums = int(self.counts_WG3[:, g, 1].sum())
             here = slice(region.entry, region.entry + sums)
-            use_V = None if scale_V is None else scale_V[here]
-            asked.combine_links = Links(
-                *(index_V[here], offset_M[bags.start : bags.stop + 1], use_V, at_M[bags]),
-                *(region.bags, None, None, self.state.comm.world),
+            use = None if use_V is None else use_V[here]
+            asked.combine_links = asked.combine_links._replace(
+                index_N=at_V[here],
+                offsets_M1=offset_M[region.bag : region.its_bags.stop + 1],
+                weights_N=use,
+                longest=self.state.comm.world,
             )
-            asked.gradient_links = Links(where_V[here], None, use_V, index_V[here], sums)
+            asked.gradient_links = Links(where_V[here], None, use, at_V[here], sums)
 
     def link(self, *, late: bool) -> None:
         """Do nothing: links are made where their arrays are."""
@@ -476,7 +484,7 @@ class FusedBatch:
         )
         weighted = weighting == WEIGHTED and pooled_G.any()
         entries, offset_V, at_V = self.fused.exchange.entries_of_requests(
-            *(ids, of_ranks, of_groups, _wire(state) if weighted else None),
+            *(ids, of_ranks, of_groups, self.fused.wire if weighted else None),
             *(state.dtype, sizes, self._take_served),
         )
         distinct = (
@@ -485,12 +493,20 @@ class FusedBatch:
             else None
         )
         for g, (s, region) in enumerate(zip(served, places.regions, strict=True)):
-            s.answer_links = region.answers(entries, offset_V, at_V, pooled_G[g])
+            here, bags = region.here, region.its_bags
+            s.answer_links = Links(
+                entries.row_P[here], None, None, entries.where_P[here], region.entries
+            )
+            if pooled_G[g]:
+                s.answer_links = Links(
+                    *(entries.row_P[here], offset_V[bags.start : bags.stop + 1]),
+                    *(None if entries.weight_P is None else entries.weight_P[here], at_V[bags]),
+                    region.bags,
+                    longest=region.entries - region.bags + 1,  # no sum is empty
+                )
             if distinct is not None:
-                s.row_U = distinct.row_U[region.here]
-                s.gradient_links = region.links_of(g, distinct, None)
-                if not pooled_G[g]:
-                    s.gradient_links = s.gradient_links._replace(weights_N=None)
+                s.row_U = distinct.row_U[here]
+                s.gradient_links = region.links_of(g, distinct, None, bool(pooled_G[g]))
         if distinct is not None and state.row_statistics:
             count_K = torch.empty(len(self.fused.own_pieces), dtype=torch.int64, device=ids.device)
             self._find_own_pieces(distinct, of_groups, sizes, count_K)
@@ -529,11 +545,6 @@ class FusedBatch:
     def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the integers of served requests."""
         return self.take(f"served {name}", n, dtype)
-
-
-def _wire(state: EngineState) -> torch.dtype:
-    """Return the type in which sample weights travel."""
-    return weights_on_wire(state.dtype, state.routes[0].row_dtype)
 
 
 def _rows_of_stores(state: EngineState) -> list[int]:

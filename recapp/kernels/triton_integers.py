@@ -317,10 +317,12 @@ def rows(
     where_P = tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
     where_P += tl.load(place_P + VECTOR, mask=here_P, other=0)
     where_P += (at_P - begin_P) * tl.load(slot_P + APART, mask=here_P, other=0)
-    if _sums_bags(requests, of_group):
-        bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
-        key_P, where_P = _of_owner(key_P, bag_P, pieces, requests + of_group * OUT, group, BLOCK)
-        length_P = zero_P + 1  # the owner's part of a sum has sample weights alone
+    if requests is not None:
+        request = requests + of_group * OUT
+        if tl.load(request + MODE) == POOLED:
+            bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
+            key_P, where_P = _of_owner(key_P, bag_P, pieces, request, group, BLOCK)
+            length_P = zero_P + 1  # the owner's part of a sum has sample weights alone
     key_P += tl.load(group + KEY)
     first_slot = slots + tl.load(group + SLOTS) * SLOT
     if tl.load(first_slot + RULE) == DYNAMIC:  # a search takes position and strip
@@ -336,15 +338,6 @@ def rows(
         if weights is not None:
             use_P = use_P * tl.load(weights + id_at_P, mask=here_P, other=0.0).to(SCALE)
         tl.store(use + p_P, use_P, mask=here_P)
-
-
-@triton.jit
-def _sums_bags(requests, of_group):
-    """Return whether owners sum the bags of a group."""
-    if requests is None:
-        return False
-    else:
-        return tl.load(requests + of_group * OUT + MODE) == POOLED
 
 
 @triton.jit

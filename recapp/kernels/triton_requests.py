@@ -4,7 +4,7 @@ batch (`triton_integers.py`).
     count_requests       how many rows are requested of each rank, into the message of counts
     find_pieces          the pieces of distinct rows, whose strips exchange row statistics
     write_requests       the message of ids, and the offsets of requested vectors: `ask`
-    link_sums            which vectors each bag sums where owners sum bags: `link`
+    first_sums           where the sums of each bag begin, where owners sum bags: `link`
     entries_of_requests  the requests of all ranks -> rows, keys, offsets of vectors: `serve`
 """
 
@@ -160,11 +160,13 @@ def write_requests(
     at: Tensor,
     requests: Tensor,
     words_WG: Tensor,
+    at_M: Tensor,
+    scale_M: Tensor | None,
     weights: tuple[Tensor | None, int],
     ids: Tensor,
     sizes: Sizes,
     take: Take,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Write the requests of all groups into the message of ids.
 
     Args:
@@ -175,72 +177,54 @@ def write_requests(
         requests: The groups' requests, int64 [G x `GroupRequests`].
         words_WG: The offset of each rank's request in the message, for groups of which all ranks
             get all requests.
+        at_M: The offset of each bag's vector in the output.
+        scale_M: The factor of each bag; None where all are 1, or no owner sums bags.
         weights: The sample weights of the entries as integers of the message, row by row, and how
             many of these a weight has: of groups whose owners sum bags.
         ids: The message of ids, which is written.
-        sizes: The sizes of the batch; `offset` is the type of offsets in the message of vectors.
+        sizes: The sizes of the batch; `offset` is the type of offsets in the message of vectors
+            and, where owners sum bags, in the output.
         take: Memory for the results.
 
     Returns:
         The offset of each distinct row's vector, and of each entry's vector in the order of the
-        batch.
+        batch. Where owners sum bags, the offset of each sum, bag by bag, the offset of its gradient
+        in the output's, and its factor.
     """
     at_U = take("vector", sizes.entries, sizes.offset)
     source_P = take("source", sizes.entries, sizes.offset)
     world = len(words_WG) // sizes.groups
     bits, words = weights
+    use_V = None if scale_M is None else take("sum scale", sizes.entries, scale_M.dtype)
     ask(
         (sizes.entries // BLOCK,),
         (
             *(distinct.row_U, distinct.start_U, distinct.gradient_P, distinct.count_G),
-            *(distinct.number_P, pieces, groups, at, requests, words_WG, bits, ids, at_U),
-            *(source_P, sizes.groups, world),
+            *(distinct.number_P, pieces, groups, at, requests, words_WG, at_M, scale_M, bits),
+            *(ids, at_U, source_P, use_V, sizes.groups, world),
         ),
         (words, BLOCK),
     )
-    return at_U, source_P
+    return at_U, source_P, use_V
 
 
-def link_sums(
-    distinct: DistinctRows,
-    groups: Tensor,
-    at: Tensor,
-    requests: Tensor,
-    at_M: Tensor,
-    scale_M: Tensor | None,
-    sizes: Sizes,
-    take: Take,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the links of the groups whose owners sum bags, from bags to the sums of the owners.
+def first_sums(
+    distinct: DistinctRows, groups: Tensor, at: Tensor, requests: Tensor, sizes: Sizes, take: Take
+) -> Tensor:
+    """Return where the sums of each bag begin, counted from the first sum of its group, if owners
+    sum the bags of the group. Behind a group's last bag stands the number of its sums.
 
     Args:
         distinct: The distinct pairs of owner and bag.
-        groups: The places of the groups.
-        at: The places of the pieces' requests, as for `write_requests`.
-        requests: The groups' requests.
-        at_M: The offset of each bag's vector in the output.
-        scale_M: The factor of each bag; None where all are 1.
-        sizes: The sizes of the batch; `offset` is the type of offsets in the message of vectors.
-        take: Memory for the results.
-
-    Returns:
-        Where the sums of each bag begin, counted from the first of its group; bag by bag, the
-        offset of each sum in the message of vectors, the offset of its gradient in the output's,
-        and its factor. The sums of a group stand at the start of its region.
+        groups: As for `write_requests`, like the others.
     """
     offset_M = take("first sum", sizes.bags, torch.int32)
-    index_V = take("sum", sizes.entries, sizes.offset)
-    where_V = take("sum gradient", sizes.entries, at_M.dtype)
-    scale_V = None if scale_M is None else take("sum scale", sizes.entries, scale_M.dtype)
     link(
         (sizes.bags // BLOCK,),
-        (
-            *(distinct.row_U, distinct.count_G, groups, at, requests, at_M, scale_M),
-            *(offset_M, index_V, where_V, scale_V, sizes.groups),
-        ),
+        (distinct.row_U, distinct.count_G, groups, at, requests, offset_M, sizes.groups),
         (BLOCK,),
     )
-    return offset_M, index_V, where_V, scale_V
+    return offset_M
 
 
 def entries_of_requests(
@@ -270,23 +254,17 @@ def entries_of_requests(
     """
     n = sizes.entries
     words = wire.itemsize // ids.dtype.itemsize if wire else 0
-    bits = take("bits", n * words, ids.dtype) if wire else None
-    entries = Entries(
-        take("key", n, sizes.key),
-        take("index", n, sizes.row),
-        take("where", n, sizes.offset),
-        take("weight", n, scale) if wire else None,
-    )
+    bits = take("bits", n * words, ids.dtype)
+    of_rows = take("key", n, sizes.key), take("index", n, sizes.row), take("where", n, sizes.offset)
     offset_V = take("offset", sizes.bags, torch.int32)
     at_V = take("at", sizes.bags, sizes.offset)
     serve(
         (n // BLOCK,),
-        (ids, places, groups, *entries[:3], offset_V, at_V, bits, sizes.groups),
+        (ids, places, groups, *of_rows, offset_V, at_V, bits, sizes.groups),
         (words, BLOCK),
     )
-    if entries.weight_P is not None and bits is not None:
-        entries.weight_P.copy_(bits.view(wire))
-    return entries, offset_V, at_V
+    weight_P = take("weight", n, scale).copy_(bits.view(wire)) if wire else None
+    return Entries(*of_rows, weight_P), offset_V, at_V
 
 
 @Launch
@@ -390,36 +368,16 @@ def _piece_of(n_P, at, request, here_P, FIELD: tl.constexpr):
 
 
 @triton.jit
-def _ask_for_sums(
-    p_P,
-    u_P,
-    here_P,
-    start,
-    gradient,
-    at,
-    request,
-    group,
-    bits,
-    ids,
-    WORDS: tl.constexpr,
-):
-    """Write the rows of a block of sorted entries, their sample weights, and for a block of sums
-    where the rows of each end.
-    """
-    k_P, nth_P = _piece_of(u_P, at, request, here_P, FIRST_ROW)
-    end_P = tl.load(start + p_P + 1, mask=here_P, other=0)
-    end_P -= tl.load(at + k_P * AT + FIRST_ENTRY, mask=here_P, other=0)
-    to_P = tl.load(at + k_P * AT + FIRST_END, mask=here_P, other=0) + nth_P
-    tl.store(ids + to_P, end_P.to(ids.dtype.element_ty), mask=here_P)
-    entry_P = p_P < tl.load(group + ENTRIES_END)
-    k_P, nth_P = _piece_of(u_P, at, request, entry_P, FIRST_ENTRY)
-    row_P = tl.load(gradient + p_P, mask=entry_P, other=0)
-    to_P = tl.load(at + k_P * AT + FIRST_ID, mask=entry_P, other=0) + nth_P
-    tl.store(ids + to_P, row_P.to(ids.dtype.element_ty), mask=entry_P)
-    to_P = tl.load(at + k_P * AT + FIRST_WEIGHT, mask=entry_P, other=0) + nth_P * WORDS
-    for word in tl.static_range(WORDS):
-        word_P = tl.load(bits + p_P * WORDS + word, mask=entry_P, other=0)
-        tl.store(ids + to_P + word, word_P, mask=entry_P)
+def _sums_before(bag_N, owner_N, row, first, end, at, request, bags):
+    """Return the number of sums before the one of an owner, in the order of bags, then owners."""
+    before_N = bag_N * 0
+    first_piece = tl.load(request + PIECES)
+    for k in range(first_piece, tl.load(request + PIECES_END)):
+        owner = k - first_piece
+        key_N = owner * bags + bag_N + (owner < owner_N).to(tl.int64)
+        low_N = first + tl.load(at + k * AT + FIRST_ROW) + bag_N * 0
+        before_N += _first_above(row, 1, low_N, end + bag_N * 0, key_N - 1) - low_N
+    return before_N
 
 
 @Launch
@@ -435,10 +393,13 @@ def ask(
     at,
     requests,
     words,
+    where,
+    scale,
     bits,
     ids,
     vector,
     source,
+    use,
     group_count,
     world,
     WORDS: tl.constexpr,
@@ -446,6 +407,9 @@ def ask(
 ):
     """Write the requests of a block of distinct rows, and the offsets of their vectors; and for a
     block of entries, the offsets of the vectors that they read.
+
+    Where owners sum bags, write the requested rows of a block of sorted entries, their sample
+    weights, and for a block of sums the ends of their rows, and how they are linked to their bags.
     """
     block = tl.program_id(0)
     of_group = _group_of(block, groups, group_count, BLOCKS)
@@ -454,13 +418,39 @@ def ask(
     mode = tl.load(request + MODE)
     width = tl.load(request + WIDTH)
     p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    u_P = p_P - tl.load(group + BLOCKS) * BLOCK
+    first = tl.load(group + BLOCKS) * BLOCK
+    u_P = p_P - first
     here_P = u_P < tl.load(count + of_group)
+    entry_P = p_P < tl.load(group + ENTRIES_END)
+    k_P, nth_P = _piece_of(u_P, at, request, here_P, FIRST_ROW)
+    row_P = tl.load(row + p_P, mask=here_P, other=0)
+    vector_P = tl.load(at + k_P * AT + FIRST_VECTOR, mask=here_P, other=0) + nth_P * width
     if mode == POOLED:
-        _ask_for_sums(p_P, u_P, here_P, start, gradient, at, request, group, bits, ids, WORDS)
+        end_P = tl.load(start + p_P + 1, mask=here_P, other=0)
+        end_P -= tl.load(at + k_P * AT + FIRST_ENTRY, mask=here_P, other=0)
+        to_P = tl.load(at + k_P * AT + FIRST_END, mask=here_P, other=0) + nth_P
+        tl.store(ids + to_P, end_P.to(ids.dtype.element_ty), mask=here_P)
+        first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
+        bags = tl.load(group + BAGS_END) - first_bag
+        owner_P = k_P - tl.load(request + PIECES)
+        bag_P = row_P - owner_P * bags
+        end = first + tl.load(count + of_group)
+        sum_P = first + _sums_before(bag_P, owner_P, row, first, end, at, request, bags)
+        where_P = tl.load(where + first_bag + bag_P, mask=here_P, other=0)
+        tl.store(vector + sum_P, vector_P.to(vector.dtype.element_ty), mask=here_P)
+        tl.store(source + sum_P, where_P.to(source.dtype.element_ty), mask=here_P)
+        if scale is not None:
+            scale_P = tl.load(scale + first_bag + bag_P, mask=here_P, other=0.0)
+            tl.store(use + sum_P, scale_P, mask=here_P)
+        k_P, nth_P = _piece_of(u_P, at, request, entry_P, FIRST_ENTRY)
+        row_P = tl.load(gradient + p_P, mask=entry_P, other=0)
+        to_P = tl.load(at + k_P * AT + FIRST_ID, mask=entry_P, other=0) + nth_P
+        tl.store(ids + to_P, row_P.to(ids.dtype.element_ty), mask=entry_P)
+        to_P = tl.load(at + k_P * AT + FIRST_WEIGHT, mask=entry_P, other=0) + nth_P * WORDS
+        for word in tl.static_range(WORDS):
+            word_P = tl.load(bits + p_P * WORDS + word, mask=entry_P, other=0)
+            tl.store(ids + to_P + word, word_P, mask=entry_P)
     else:
-        k_P, nth_P = _piece_of(u_P, at, request, here_P, FIRST_ROW)
-        row_P = tl.load(row + p_P, mask=here_P, other=0)
         row_P = row_P - tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
         row_P = row_P + tl.load(pieces + k_P * PIECE + PIECE_BASE, mask=here_P, other=0)
         if mode == REPLICATED:
@@ -470,9 +460,7 @@ def ask(
         else:
             to_P = tl.load(at + k_P * AT + FIRST_ID, mask=here_P, other=0) + nth_P
             tl.store(ids + to_P, row_P.to(ids.dtype.element_ty), mask=here_P)
-        vector_P = tl.load(at + k_P * AT + FIRST_VECTOR, mask=here_P, other=0) + nth_P * width
         tl.store(vector + p_P, vector_P.to(vector.dtype.element_ty), mask=here_P)
-        entry_P = p_P < tl.load(group + ENTRIES_END)
         v_P = tl.load(number + p_P, mask=entry_P, other=0).to(tl.int64)
         k_P, nth_P = _piece_of(v_P, at, request, entry_P, FIRST_ROW)
         source_P = tl.load(at + k_P * AT + FIRST_VECTOR, mask=entry_P, other=0) + nth_P * width
@@ -481,22 +469,8 @@ def ask(
 
 @Launch
 @triton.jit(do_not_specialize=["group_count"])
-def link(
-    row,
-    count,
-    groups,
-    at,
-    requests,
-    where,
-    scale,
-    offset,
-    index,
-    gradient,
-    use,
-    group_count,
-    BLOCK: tl.constexpr,
-):
-    """Write which vectors of the message a block of bags sums, owner by owner."""
+def link(row, count, groups, at, requests, offset, group_count, BLOCK: tl.constexpr):
+    """Write where the sums of a block of bags begin."""
     block = tl.program_id(0)
     of_group = _group_of(block, groups, group_count, BAG_BLOCKS)
     group = groups + of_group * GROUP
@@ -506,33 +480,9 @@ def link(
         bags = tl.load(group + BAGS_END) - first_bag
         m_M = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK) - first_bag
         first = tl.load(group + BLOCKS) * BLOCK
-        low_M = first + m_M * 0
-        high_M = low_M + tl.load(count + of_group)
-        first_piece = tl.load(request + PIECES)
-        end_piece = tl.load(request + PIECES_END)
-        before_M = m_M * 0
-        for k in range(first_piece, end_piece):
-            key_M = (k - first_piece) * bags + m_M
-            before_M += _first_above(row, 1, low_M, high_M, key_M - 1) - low_M
-            before_M -= tl.load(at + k * AT + FIRST_ROW)
+        end = first + tl.load(count + of_group)
+        before_M = _sums_before(m_M, m_M * 0, row, first, end, at, request, bags)
         tl.store(offset + first_bag + m_M, before_M.to(tl.int32), mask=m_M <= bags)
-        here_M = m_M < bags
-        where_M = tl.load(where + first_bag + m_M, mask=here_M, other=0)
-        if scale is not None:
-            scale_M = tl.load(scale + first_bag + m_M, mask=here_M, other=0.0)
-        for k in range(first_piece, end_piece):
-            key_M = (k - first_piece) * bags + m_M
-            u_M = _first_above(row, 1, low_M, high_M, key_M - 1)
-            there_M = here_M & (u_M < high_M)
-            there_M = there_M & (tl.load(row + u_M, mask=there_M, other=-1) == key_M)
-            nth_M = u_M - first - tl.load(at + k * AT + FIRST_ROW)
-            vector_M = tl.load(at + k * AT + FIRST_VECTOR) + nth_M * tl.load(request + WIDTH)
-            to_M = first + before_M
-            tl.store(index + to_M, vector_M.to(index.dtype.element_ty), mask=there_M)
-            tl.store(gradient + to_M, where_M, mask=there_M)
-            if scale is not None:
-                tl.store(use + to_M, scale_M, mask=there_M)
-            before_M += there_M.to(tl.int64)
 
 
 @Launch
@@ -568,20 +518,19 @@ def serve(
     tl.store(index + p_P, row_P.to(index.dtype.element_ty), mask=here_P)
     where_P = tl.load(place_P + VECTOR, mask=here_P, other=0)
     step_P = tl.load(place_P + STEP, mask=here_P, other=0)
-    first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
     end_bag = tl.load(group + BAGS_END)
-    n_P = (p_P - tl.load(group + BLOCKS) * BLOCK).to(tl.int32)
-    tl.store(offset + end_bag + p_P * 0, n_P, mask=p_P == end)
-    if end_bag > first_bag:
+    if end_bag > tl.load(group + BAG_BLOCKS) * BLOCK:
         ends_P = tl.load(place_P + ENDS, mask=here_P, other=0)
         weights_P = tl.load(place_P + WEIGHTS, mask=here_P, other=0)
         v_P = _first_above(ids + ends_P, 1, p_P * 0, weights_P - ends_P, nth_P)
         begin_P = tl.load(ids + ends_P + v_P - 1, mask=here_P & (v_P > 0), other=0)
         where_P += v_P * step_P
-        to_P = tl.load(place_P + BAG, mask=here_P, other=0) + v_P
         first_P = here_P & (nth_P == begin_P)
+        to_P = tl.load(place_P + BAG, mask=here_P, other=0) + v_P
         tl.store(at + to_P, where_P.to(at.dtype.element_ty), mask=first_P)
-        tl.store(offset + to_P, n_P, mask=first_P)
+        to_P = tl.where(here_P, to_P, end_bag)
+        n_P = (p_P - tl.load(group + BLOCKS) * BLOCK).to(tl.int32)
+        tl.store(offset + to_P, n_P, mask=first_P | (p_P == end))
         for word in tl.static_range(WORDS):
             word_P = tl.load(ids + weights_P + nth_P * WORDS + word, mask=here_P, other=0)
             tl.store(bits + p_P * WORDS + word, word_P, mask=here_P)

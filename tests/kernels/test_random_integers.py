@@ -41,11 +41,14 @@ class Case:
         dtype = rng.choice(["fp32", "fp64"])
         self.tables = [self._table(k, dtype) for k in range(rng.randint(1, 5))]
         self.members = [self._member() for _ in range(rng.randint(1, 3))]
-        used = {x.table.name for m in self.members for x in m.lookups}
+        lookups = [x for m in self.members for x in m.lookups]
+        used = {x.table.name for x in lookups}
         self.tables = [t for t in self.tables if t.name in used]
+        single = {x.table.name for x in lookups if not x.is_summed}
+        modes = {t: "unique" if t in single else rng.choice(MODES) for t in sorted(used)}
         cut = {
             t.name: replace(
-                sharding(rng.choice(["random", "mixed"]), t, world, rng, rng.choice(MODES)),
+                sharding(rng.choice(["random", "mixed"]), t, world, rng, modes[t.name]),
                 row_order=rng.choice(ROW_ORDERS),
             )
             for t in self.tables

@@ -39,7 +39,13 @@ from recapp.dataset.decode import (
 from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
-from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import (
+    MISSING,
+    MISSING_INT32,
+    Batch,
+    KeyedJaggedTensor,
+    as_int64,
+)
 
 # The most rows of a chunk for which columns of one type are decoded together: a call costs as much
 # as some hundred values (measured).
@@ -349,6 +355,26 @@ def _numbers_or_nan(column: pa.Array, text: object) -> Float32Array:
     """Return the numbers of a column, [N]; NaN where they are missing."""
     numbers, missing = decode_numbers(column)
     return numbers if missing is None else np.where(missing, np.float32(np.nan), numbers)
+
+
+def with_narrow_ids(batch: Batch) -> Batch:
+    """Return a batch with int32 ids; the batch itself if an id does not fit."""
+    values = batch.sparse.values()
+    ids_L = values.numpy()
+    near_L = np.maximum(ids_L, MISSING_INT32)
+    missing = np.count_nonzero(near_L == MISSING_INT32)
+    if missing > np.count_nonzero(ids_L == MISSING) or near_L.max(initial=0) >= -MISSING_INT32:
+        return batch
+    narrow_L = torch.from_numpy(near_L.astype(np.int32))
+    return batch.each(lambda tensor: narrow_L if tensor is values else tensor)
+
+
+def with_wide_ids(batch: Batch) -> Batch:
+    """Return a batch with int64 ids; the batch itself if it has them."""
+    values = batch.sparse.values()
+    if values.dtype == torch.int64:
+        return batch
+    return batch.each(lambda tensor: as_int64(tensor) if tensor is values else tensor)
 
 
 def join_batches(parts: list[Batch]) -> Batch:

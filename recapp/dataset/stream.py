@@ -41,14 +41,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.collate import Collate, join_batches
+from recapp.dataset.collate import Collate, join_batches, with_narrow_ids, with_wide_ids
 from recapp.dataset.data_file import chunks
 from recapp.dataset.rows import Rows, join
 from recapp.dataset.schema import Schema
@@ -373,6 +374,9 @@ class BatchStream(IterableDataset[Any]):
         dense_transform: A key of `collate.DENSE_TRANSFORMS`.
         numbered: Whether batches have the numbers of their rows, `Batch.row_numbers_B`.
 
+    Attributes:
+        narrows: Whether batches have int32 ids as long as all fit, in half the bytes.
+
     Raises:
         ConfigError: The numbers do not fit together.
     """
@@ -414,6 +418,7 @@ class BatchStream(IterableDataset[Any]):
         self.lanes = rank_lanes(rank, world, lanes)
         self.epoch = 0
         self.first_batch = 0
+        self.narrows = False
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
         self._collate = Collate(schema, source.bags, dense_transform, numbered)
@@ -442,7 +447,8 @@ class BatchStream(IterableDataset[Any]):
         reader = Reader(self.source, self._deal, lanes, begin, self._collate)
         shares = [self._shares(reader, lane) for lane in lanes]
         for _ in range(self.first_batch, len(self)):
-            yield self._collate.batch([part for share in shares for part in next(share, ())])
+            batch = self._collate.batch([part for share in shares for part in next(share, ())])
+            yield with_narrow_ids(batch) if self.narrows else batch
 
     @property
     def _block(self) -> int:
@@ -502,7 +508,9 @@ def _with_failures(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
 class BatchLoader(DataLoader[Any]):
     """A DataLoader over a `BatchStream`; each worker reads some lanes.
 
-    The loader joins the workers' parts to the rank's batch.
+    The loader joins the workers' parts to the rank's batch. If the stream narrows ids, and one does
+    not fit into int32, the ids of this batch and of all later ones are int64: their type changes at
+    most once, because a step that is recorded for one type does not take the other.
     """
 
     def __len__(self) -> int:
@@ -515,6 +523,7 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator: the stream's position is read (and pickled to the workers) at the first
         # next(), not at iter().
+        stream = cast(BatchStream, self.dataset)
         items = super().__iter__()
         workers = max(1, self.num_workers)
         try:
@@ -523,7 +532,8 @@ class BatchLoader(DataLoader[Any]):
                 for part in parts:
                     if isinstance(part, _Failure):
                         raise DataError(str(part))
-                yield join_batches(parts)
+                stream.narrows &= all(p.sparse.values().dtype == torch.int32 for p in parts)
+                yield join_batches(parts if stream.narrows else [*map(with_wide_ids, parts)])
         finally:
             # End the workers now: an error's traceback would keep them alive until its garbage
             # collection.

@@ -9,8 +9,9 @@ then costs one miss less of the processor's address cache (TLB). Small memory do
 page of 2 MiB for a few rows would be waste. A fork splits huge pages and copies each page that is
 written afterwards. So ranks do not share rows with the processes that they fork to read data.
 
-Where addresses cannot be reserved (on a GPU, or where the addresses of a process are limited),
-memory is allocated, and growing copies the rows into twice the memory.
+On a GPU the driver does the same (`gpu_addresses.py`) for rows of which there may be more than at
+first. Where addresses cannot be reserved (those of a process are limited, or the driver has no
+function for it), memory is allocated, and growing copies the rows into twice the memory.
 """
 
 import mmap
@@ -22,6 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recapp.kernels.gpu_addresses import GpuAddresses, tensor_over
+
+GPU = "cuda"
 HUGE_PAGE_BYTES = 2 << 20
 # least memory that asks for huge pages: less gains little, and half a page is waste on average
 HUGE_FROM_BYTES = 16 << 20
@@ -41,7 +45,8 @@ class RowMemory:
         device: The device of the rows.
 
     Attributes:
-        rows: All rows; those beyond `held` are zeros. On a GPU, growing replaces this tensor.
+        rows: All rows; those beyond `held` are zeros. On a GPU those beyond have no memory, and the
+            first growth replaces this tensor. Where addresses are not reserved, each growth does.
     """
 
     def __init__(self, capacity: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -50,6 +55,7 @@ class RowMemory:
         self.held = 0
         self._huge = 0
         self._map: mmap.mmap | None = None
+        self._gpu: GpuAddresses | None = None
         self.rows = torch.zeros(0, width, dtype=dtype, device=device)
         if device.type == "cpu" and capacity * width and hasattr(mmap, "MAP_ANONYMOUS"):
             with suppress(OSError):  # limited addresses: ulimit -v, vm.overcommit_memory=2
@@ -58,7 +64,11 @@ class RowMemory:
     @property
     def nbytes(self) -> int:
         """Return the bytes of the rows that are held."""
-        return self.held * self.width * self.rows.element_size()
+        return self.held * self._bytes_of_row
+
+    @property
+    def _bytes_of_row(self) -> int:
+        return self.width * self.rows.element_size()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RowMemory":
         clone = RowMemory(self.capacity, self.width, self.rows.dtype, self.rows.device)
@@ -76,13 +86,26 @@ class RowMemory:
             return
         if rows > self.capacity:
             raise MemoryError(f"{rows:,} rows where {self.capacity:,} were thought of")
-        if self._map is None and rows > len(self.rows):
+        if not self.held and rows < self.capacity and self.rows.device.type == GPU:
+            with suppress(OSError, AttributeError):  # a driver that cannot reserve addresses
+                self._gpu = GpuAddresses(self.capacity * self._bytes_of_row, self.rows.device)
+        if self._gpu is not None:
+            self._grow_on_gpu(self._gpu, rows)
+        elif self._map is None and rows > len(self.rows):
             old_rows = self.rows
             room = max(rows, min(self.capacity, 2 * len(old_rows)))
             self.rows = torch.zeros(room, self.width, dtype=old_rows.dtype, device=old_rows.device)
             self.rows[: len(old_rows)] = old_rows
         self.held = rows
         self._ask_for_huge_pages()
+
+    def _grow_on_gpu(self, addresses: GpuAddresses, rows: int) -> None:
+        """Give rows memory at their addresses."""
+        new = addresses.map(rows * self._bytes_of_row)
+        if not self.held:
+            flat = tensor_over(addresses, self.rows.device)[: self.capacity * self._bytes_of_row]
+            self.rows = flat.view(self.rows.dtype).view(self.capacity, self.width)
+        self.rows.view(-1).view(torch.uint8)[new.start : new.stop].zero_()
 
     def _ask_for_huge_pages(self) -> None:
         if self._map is None or self.nbytes <= self._huge or self.nbytes < HUGE_FROM_BYTES:

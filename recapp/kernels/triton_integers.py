@@ -41,7 +41,7 @@ from recapp.kernels.batch_arrays import (
 )
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_start_values import position_of
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 # A function that returns memory by name, size and type, undefined.
@@ -71,6 +71,7 @@ ERROR, HASH, CLAMP, _, DYNAMIC = (
     tl.constexpr(i) for i in range(5)
 )  # `RULE_NUMBERS` of tables/ids.py
 NO_ID = tl.constexpr(MISSING)
+NO_INT32 = tl.constexpr(MISSING_INT32)
 NONE = tl.constexpr(NOTHING)
 
 
@@ -222,6 +223,14 @@ def _slot_of(at_N, places, group, FIELD: tl.constexpr):
 
 
 @triton.jit
+def _as_int64(id_P):
+    """Return ids as int64: `as_int64` of `recapp/sparse/keyed_jagged_tensor.py`."""
+    if id_P.dtype == tl.int32:
+        return tl.where(id_P == NO_INT32, NO_ID, id_P.to(tl.int64))
+    return id_P.to(tl.int64)
+
+
+@triton.jit
 def _rows_of(id_P, slot_P, here_P):
     """Return the row of each id by the rule of its table, and whether the id was outside."""
     size_P = tl.load(slot_P + SIZE, mask=here_P, other=1)
@@ -301,7 +310,7 @@ def rows(
     place_P = places + s_P * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
     id_at_P = tl.load(place_P + ID, mask=here_P, other=0) + nth_P
-    id_P = tl.load(ids + id_at_P, mask=here_P, other=0).to(tl.int64)
+    id_P = _as_int64(tl.load(ids + id_at_P, mask=here_P, other=0))
     row_P, outside_P = _rows_of(id_P, slot_P, here_P)
     _note_outside(outside_P, id_at_P, slot_P, report, stopped)
     position_P = _positions_of(row_P, slot_P, here_P)

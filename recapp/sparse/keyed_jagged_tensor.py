@@ -765,10 +765,21 @@ torch.serialization.add_safe_globals([KeyedJaggedTensor])
 
 
 MISSING = -(2**63)
-"""The id of a single-valued feature for a sample that has none.
+"""The id of a single-valued feature for a sample that has none; among int32 ids it is
+`MISSING_INT32`, also the smallest number of its type.
 
 Tables give this id row 0. A multi-valued feature has an empty bag instead.
 """
+MISSING_INT32 = -(2**31)
+
+
+def as_int64(ids: Tensor) -> Tensor:
+    """Return ids of any integer type as int64; those that are missing are missing there, too."""
+    if ids.dtype != torch.int32:
+        return ids.long()
+    return ids.long().masked_fill(ids == MISSING_INT32, MISSING)
+
+
 LABEL = "label"
 """The name of a label that has no other name."""
 

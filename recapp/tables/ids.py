@@ -46,7 +46,7 @@ from torch import Tensor
 from recapp.console import note_once
 from recapp.errors import ConfigError, IdError
 from recapp.sparse.bags import offsets_of
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor, as_int64
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.bags_of_samples import check_samples
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType, TableLookup
@@ -269,7 +269,7 @@ class IdRules:
         ids = self.raw(features, taken_F)
         if self._kernel is None and not torch.compiler.is_exporting():
             ids = self.inside(ids)
-        ids_L = ids.rows_L.long()
+        ids_L = as_int64(ids.rows_L)
         ids = replace(ids, rows_L=ids_L)
         edge = [0, *accumulate(ids.per_F)]
         if any(self._first_F):
@@ -330,7 +330,7 @@ class IdRules:
         ]
         low, high = zip(*ends, strict=True)
         count_F = ids.lengths_FB.sum(1)
-        ids_L = ids.rows_L.long()  # as int32, MISSING would be another number
+        ids_L = as_int64(ids.rows_L)
         low_L, high_L = (per_id(end_F, count_F, ids_L) for end_F in (low, high))
         kept = _drop(ids, ((ids_L >= low_L) & (ids_L <= high_L)) | (ids_L == MISSING))
         for x, before, after in zip(self.lookups, ids.per_F, kept.per_F, strict=True):

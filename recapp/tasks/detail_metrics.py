@@ -39,7 +39,7 @@ from typing_extensions import override
 from recapp.errors import ConfigError
 from recapp.metrics import BINS, MAE, RMSE, click_metrics, logit_bins
 from recapp.settings.records import Constructor
-from recapp.sparse.keyed_jagged_tensor import MISSING, Batch
+from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, as_int64
 from recapp.tasks.measures import GAUC, Measure, MetricSettings
 from recapp.tasks.task import Added, Output, Sample, Task
 
@@ -71,7 +71,7 @@ def ids_of(batch: Batch, column: str) -> Tensor:
     """
     jagged = batch.sparse[column]
     lengths_B = jagged.lengths()
-    values = jagged.values().long()
+    values = as_int64(jagged.values())
     if len(values) == len(lengths_B) and bool((lengths_B == 1).all()):
         return values
     if bool((lengths_B > 1).any()):

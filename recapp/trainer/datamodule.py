@@ -325,7 +325,7 @@ class ClickData(LightningDataModule):
         trainer = self.trainer
         assert trainer is not None
         return EpochLoader(
-            make_loader(stream, self.settings.num_workers),
+            self._loader(stream),
             stream,
             self.position,
             lambda: trainer.current_epoch,
@@ -407,7 +407,12 @@ class ClickData(LightningDataModule):
 
     def _measured(self, source: Source) -> BatchLoader:
         self._check_fitted()
-        stream = self._rows.stream(source, *self._rank, numbered=self._number_rows)
+        return self._loader(self._rows.stream(source, *self._rank, numbered=self._number_rows))
+
+    def _loader(self, stream: BatchStream) -> BatchLoader:
+        """Return the loader of a stream: half the bytes of its ids go to a GPU, if they may."""
+        assert self.trainer is not None
+        stream.narrows = self.trainer.strategy.root_device.type == "cuda"
         return make_loader(stream, self.settings.num_workers)
 
     @property

@@ -5,7 +5,10 @@ memory.
 import warnings
 from multiprocessing import active_children
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from dataset_files import (
     SCHEMA,
     global_batches,
@@ -21,8 +24,11 @@ from tiers import one_of
 from recapp.dataset import formats, stream
 from recapp.dataset.collate import Collate
 from recapp.dataset.formats import CHUNK_ROWS
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutation
 from recapp.errors import ConfigError, DataError
+from recapp.sparse.keyed_jagged_tensor import as_int64
 
 SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "training": True}
 
@@ -99,6 +105,31 @@ def test_workers_join_bags_and_missing_ids_row_by_row(source):
         assert alone.sparse.values().equal(joined.sparse.values())
         assert alone.sparse.lengths().equal(joined.sparse.lengths())
         assert alone.labels_B.equal(joined.labels_B)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("odd", [2**31 - 1, 2**31, -(2**31)])
+def test_ids_are_int32_until_one_does_not_fit(tmp_path, odd, workers):
+    path = tmp_path / "rows.parquet"
+    ids = pa.array([None, *range(-2, 7), odd, *range(5)])
+    more = pa.array([[row] * (row % 3) for row in range(16)])
+    pq.write_table(pa.table({"label": [0] * 16, "one": ids, "many": more}), path)
+    schema = Schema("label", (), ("one", "many"))
+    settings = {"batch_size": 4, "lanes": 2, "training": False, "shuffle_rows": 0}
+    wide, narrow = (
+        BatchStream(open_source(str(path), schema), schema, **settings) for _ in range(2)
+    )
+    narrow.narrows = True
+    loader = make_loader(narrow, workers)
+    batches = [*zip(make_loader(wide), loader, strict=True)]
+    fits = odd == 2**31 - 1
+    kinds = [there.sparse.values().dtype for _, there in batches]
+    assert kinds == [torch.int32] * (4 if fits else 1) + [torch.int64] * (0 if fits else 3)
+    for batch, there in batches:
+        assert batch.sparse.values().equal(as_int64(there.sparse.values()))
+        assert batch.sparse.lengths().equal(there.sparse.lengths())
+    # those of the next epoch are of one type
+    assert {there.sparse.values().dtype for there in loader} == {kinds[-1]}
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -39,7 +39,7 @@ def call_everything(key, offset, scale, weighted):
     sizes = Sizes(2048, 2048, 2, torch.int32, key, offset)
     numbers = torch.zeros(4096, dtype=torch.int64)
     weights = torch.zeros(10, dtype=scale) if weighted else None
-    batch = numbers[:10], numbers[:9], weights, 2
+    batch = torch.zeros(10, dtype=key), numbers[:9], weights, 2
     of_slots = numbers, numbers, numbers
     place_entries(numbers[:9], 2, *of_slots)
     stopped = torch.zeros(1, dtype=torch.int32) if weighted else None

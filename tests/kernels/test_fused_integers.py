@@ -21,7 +21,7 @@ from recapp.engine.state import Member
 from recapp.errors import IdError
 from recapp.kernels.links import Links
 from recapp.optim import rules
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, lookups_of
 from recapp.transport.communicator import Comm
 
@@ -62,9 +62,10 @@ def batch(samples, seed, most=3, weighted=False, ids_dtype=torch.int64):
     ids = torch.randint(-50, 4000, (total,), generator=generator)
     per_F = lengths.sum(1).tolist()
     ids[: per_F[0] + per_F[1]] %= 131  # the table of `a` and `b` has the rule `error`
-    if total and ids_dtype is torch.int64:
-        ids[torch.randint(0, total, (3,), generator=generator)] = MISSING
-        ids[-1] = 2**63 - 1
+    if total:
+        missing = MISSING if ids_dtype is torch.int64 else MISSING_INT32
+        ids[torch.randint(0, total, (3,), generator=generator)] = missing
+        ids[-1] = torch.iinfo(ids_dtype).max
     ids = ids.to(ids_dtype)
     weights = torch.rand(total, generator=generator) if weighted else None
     return KeyedJaggedTensor(FEATURES, ids, weights, lengths.flatten())

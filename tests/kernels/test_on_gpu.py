@@ -12,6 +12,7 @@ from recapp.kernels.backend import backend
 from recapp.kernels.links import SQUARE_BLOCK, Links
 from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
+from recapp.kernels.row_memory import RowMemory
 from recapp.kernels.sums import BLOCK, GPU_ORDER
 from recapp.models.layers import MLP, DotInteraction
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
@@ -340,3 +341,16 @@ def test_keys_are_found_added_and_removed_as_in_a_dict(kernels, positions):
         random_steps(
             kernels.key_index(range(64), 1 << 16, GPU), positions, 12, 3000, strips=26, seed=seed
         )
+
+
+def test_rows_of_a_gpu_grow_where_they_are():
+    held = RowMemory(1 << 30, 4, torch.float32, GPU)
+    held.grow(3)
+    held.rows[:3] = 7.0
+    rows = held.rows
+    for count in (1 << 16, 1 << 20, 5 << 20):
+        held.grow(count)
+        assert held.rows is rows and len(rows) == 1 << 30 and rows.is_cuda
+        assert bool((rows[:3] == 7).all()) and not bool(rows[3:count].any())
+        found = rows[torch.tensor([0, count - 1], device=GPU)]
+        assert found[:, 0].tolist() == [7.0, 0.0]

@@ -5,7 +5,7 @@ import torch
 
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.kernels.backend import backend
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, TableLookup, check_max_key, lookups_of
 from recapp.tables.ids import IdRules
 
@@ -135,6 +135,20 @@ def test_any_integer_type_will_do(dtype):
         KeyedJaggedTensor(["f"], torch.tensor([1, 9], dtype=dtype), None, [2])
     )
     assert found.rows_L.tolist() == [1, 9] and found.rows_L.dtype in (torch.int32, torch.int64)
+
+
+@pytest.mark.parametrize("rule", ["error", "hash", "clamp", "drop"])
+def test_ids_of_32_bits_have_the_rows_of_their_numbers(rule):
+    ids = [3, 9, 0] if rule == "error" else [3, 10, -1, 2**31 - 1, -(2**31) + 1]
+    found = [
+        rules_of([table(rule)])(KeyedJaggedTensor(["f"], numbers, None, [len(ids) + 1]))
+        for numbers in (
+            torch.tensor([*ids, MISSING]),
+            torch.tensor([*ids, MISSING_INT32], dtype=torch.int32),
+        )
+    ]
+    assert found[0].rows_L.tolist() == found[1].rows_L.tolist()
+    assert found[1].rows_L[-1] == 0 and found[0].per_F == found[1].per_F
 
 
 def test_a_missing_feature_is_refused_with_the_close_matches():

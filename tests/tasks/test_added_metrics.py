@@ -25,8 +25,8 @@ from recapp.reporting.summary import (
 )
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
-from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
-from recapp.tasks.detail_metrics import SLICES, poisson_weights
+from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32, Batch, KeyedJaggedTensor
+from recapp.tasks.detail_metrics import SLICES, ids_of, poisson_weights
 from recapp.tasks.measures import Measure, MetricSettings
 from recapp.tasks.task import ClickTask, Output, Sample, Task
 
@@ -80,6 +80,13 @@ def merged(metrics):
         merged([inner, *(other.metrics[name] for other in others)])
     first._computed = None
     return first
+
+
+def test_ids_of_32_bits_are_those_of_64():
+    wide, narrow = torch.tensor([7, MISSING]), torch.tensor([7, MISSING_INT32], dtype=torch.int32)
+    for ids in (wide, narrow):
+        (batch,) = batches(torch.ones(2), torch.ones(2), ids, False, [2])
+        assert torch.equal(ids_of(batch, "C1"), wide)
 
 
 def gauc_of_groups(logits, labels, weights, groups, soft):

@@ -2,6 +2,8 @@
 checkpoint's training read its own.
 """
 
+from types import SimpleNamespace
+
 import lightning
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,6 +149,21 @@ def test_fitted_values_are_those_of_the_checkpoint(base):
     assert own.schema.values.keys() == stored.schema.values.keys()
     for key, values in stored.schema.values.items():
         assert (own.schema.values[key] == values).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ids_have_half_the_bytes_on_their_way_to_a_gpu_alone(base, device):
+    """The loaders of a run on a GPU, which only its batches would reach."""
+    own = data(base, "lists")
+    own.setup("fit")
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    own.trainer = SimpleNamespace(
+        strategy=strategy, global_rank=0, world_size=1, current_epoch=0, num_training_batches=1
+    )
+    for loader in (own.train_dataloader(), own.val_dataloader()):
+        values = next(iter(loader)).sparse["user"].values()
+        assert values.dtype == (torch.int64 if device == "cpu" else torch.int32)
+        assert values.min() == torch.iinfo(values.dtype).min  # a missing id
 
 
 def test_without_a_checkpoint_there_are_no_fitted_values(base):

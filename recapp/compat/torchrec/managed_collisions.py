@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from recapp.errors import ConfigError, suggest
 from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor, as_int64
 from recapp.tables.collections import ModuleByName
 from recapp.tables.config import EmbeddingConfig, IdRule
 from recapp.transport.communicator import Comm
@@ -328,7 +328,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         if not self.training:
             return features
         step += 1
-        self._seen.append(torch.cat([f.values().flatten().long() for f in features.values()]))
+        self._seen.append(torch.cat([as_int64(f.values().flatten()) for f in features.values()]))
         if len(self._seen) >= self._interval:
             self._decide(int(step))
             self._seen = []
@@ -408,7 +408,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         slots_Z = self._buffer("_mch_remapped_ids_mapping")
         outputs = {}
         for name, feature in features.items():
-            at_L, known_L = self._find(feature.values().long())
+            at_L, known_L = self._find(as_int64(feature.values()))
             slot_L = torch.where(known_L, slots_Z[at_L], self._zch_size - 1)
             outputs[name] = JaggedTensor.unchecked(
                 slot_L, feature.weights_or_none(), feature.lengths(), feature.offsets_or_none()
@@ -538,7 +538,7 @@ class ManagedCollisionCollection(nn.Module):
         bags = features.permute([features.index_of(key) for key in table_of])
         per_key = dict(zip(table_of, bags.length_per_key(), strict=True))
         counts = [sum(per_key[key] for key in t.feature_names) for t in self._embedding_configs]
-        ids_T = [ids.long() for ids in torch.split(bags.values(), counts)]
+        ids_T = [*torch.split(as_int64(bags.values()), counts)]
         slots = []
         for t, ids, of_all in zip(
             self._embedding_configs, ids_T, self._of_all(ids_T, comm), strict=True

@@ -423,7 +423,7 @@ def ask(
     here_P = u_P < tl.load(count + of_group)
     entry_P = p_P < tl.load(group + ENTRIES_END)
     k_P, nth_P = _piece_of(u_P, at, request, here_P, FIRST_ROW)
-    row_P = tl.load(row + p_P, mask=here_P, other=0)
+    row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
     vector_P = tl.load(at + k_P * AT + FIRST_VECTOR, mask=here_P, other=0) + nth_P * width
     if mode == POOLED:
         end_P = tl.load(start + p_P + 1, mask=here_P, other=0)
@@ -443,9 +443,9 @@ def ask(
             scale_P = tl.load(scale + first_bag + bag_P, mask=here_P, other=0.0)
             tl.store(use + sum_P, scale_P, mask=here_P)
         k_P, nth_P = _piece_of(u_P, at, request, entry_P, FIRST_ENTRY)
-        row_P = tl.load(gradient + p_P, mask=entry_P, other=0)
+        asked_P = tl.load(gradient + p_P, mask=entry_P, other=0)
         to_P = tl.load(at + k_P * AT + FIRST_ID, mask=entry_P, other=0) + nth_P
-        tl.store(ids + to_P, row_P.to(ids.dtype.element_ty), mask=entry_P)
+        tl.store(ids + to_P, asked_P.to(ids.dtype.element_ty), mask=entry_P)
         to_P = tl.load(at + k_P * AT + FIRST_WEIGHT, mask=entry_P, other=0) + nth_P * WORDS
         for word in tl.static_range(WORDS):
             word_P = tl.load(bits + p_P * WORDS + word, mask=entry_P, other=0)

@@ -195,6 +195,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
             "bags",
             "count_heads",
             "find",
+            "link",
             "place",
             "plan",
             "rows least",

@@ -95,6 +95,15 @@ def test_a_machine_on_paper_brings_its_ranks_hosts_and_memory(answer):
     )
 
 
+def test_the_steps_of_one_gpu_are_priced_as_graphs_unless_there_are_none(answer):
+    machine = "topology=dgx_h100", "topology.ranks=1", "topology.hosts=1"
+    recorded, launched = (
+        answer("explain", *machine, f"engine.graph={graph}") for graph in ("auto", "off")
+    )
+    assert "one CUDA graph" in recorded["notes"][-1] and not launched["notes"]
+    assert 0.2 < launched["step_ms"] - recorded["step_ms"] < 2
+
+
 def test_a_plan_that_fits_nowhere_is_refused_with_what_would_help(capsys):
     assert (
         plan.main(

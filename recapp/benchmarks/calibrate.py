@@ -481,6 +481,7 @@ def _hardware(
         float(f"{measured['flops_per_s']:.4g}"),
         round(measured["overlap"], 3),
         assumed.step_overhead_us,
+        assumed.graph_us,
     )
 
 

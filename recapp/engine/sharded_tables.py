@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from recapp.console import note
 from recapp.engine.admission import Changes
+from recapp.engine.cut_lookup import CutLookup
 from recapp.engine.dynamic_keys import RowsOfStretches, merge_rows_of_stretches
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_integers import FusedIntegers
@@ -152,8 +153,11 @@ class ShardedTables(nn.Module):
     `seeds` has the seed of each table, `parameters_of` the tables that are parameters, and
     `updated` all others, by name.
     `state` is the engine state; `state.observer` is the hook for measurements. `update` changes the
-    rows. `header`, `waits` and `comm` belong to `state`.
+    rows. `header`, `waits` and `comm` belong to `state`. `cut` has the lookups of a step that were
+    done before its model runs (`recapp/engine/cut_lookup.py`).
     """
+
+    cut: CutLookup | None = None
 
     def __init__(
         self,
@@ -240,18 +244,26 @@ class ShardedTables(nn.Module):
         """The integers of all groups at once; None where kernels do not know these tables."""
         return FusedIntegers(self.state) if FusedIntegers.takes(self.state) else None
 
-    def why_no_graph(self) -> str:
-        """Return the reason why a training step of the tables cannot be recorded; empty if it can:
-        a single rank's kernels take all that a step needs from the device.
-        """
+    def why_unstoppable(self) -> str:
+        """Return the reason why the device cannot stop an update of the tables; empty if it can."""
         exact = any(store.needs_exact for store in self.state.stores)
-        if self._fused is None or self.comm.world > 1 or self.state.row_statistics:
-            return "steps are recorded on one rank with kernels of a GPU, for static tables"
-        if self.state.id_rules.drops or any(x.hotness for x in self.state.layout.lookups):
-            return "the host reads how many ids are dropped, or are in the bag of a concatenation"
+        if self.state.backend.fused_integers is None:
+            return f"kernels of {self.state.backend.name} read no rates on the device"
         if self.parameters_of or self.update.deferred or exact:
             return "the host takes part in the update of the tables"
         return "" if self.update.rules else "the tables are read-only"
+
+    @property
+    def needs_host(self) -> bool:
+        """Return whether a training step of the tables needs the host: for messages, for new keys,
+        or to learn how many ids are dropped or in the bag of a concatenation. Otherwise the step
+        can be recorded.
+        """
+        state = self.state
+        sends = self.comm.world > 1 or state.row_statistics is not None
+        searches = any(store.finds_rows for store in state.stores)
+        reads = state.id_rules.drops or any(x.hotness for x in state.layout.lookups)
+        return self._fused is None or sends or searches or reads
 
     def _warm_up(self, trains: bool, missing: str) -> None:
         """Compile kernels before the first step. One rank of each machine compiles a kernel, and
@@ -586,10 +598,10 @@ class ShardedTables(nn.Module):
             self._ahead.pop(0)[1].abandon()
         self.forget_vectors()
 
-    def _requests(self, features: KeyedJaggedTensor, member: int) -> Requests:
+    def _requests(self, features: KeyedJaggedTensor, member: int | None = None) -> Requests:
         """Return the exchange of the current batch: started ahead, or started now."""
         for i, (expected, requests) in enumerate(self._ahead):
-            if expected is features and requests.taken[member]:
+            if expected is features and (member is None or requests.taken[member]):
                 del self._ahead[i]
                 return requests
         return self.input_dist(features, member)
@@ -661,11 +673,27 @@ class ShardedTables(nn.Module):
         state.observer.begins()
         if self._local is not None and not (torch.is_grad_enabled() or self._ahead):
             return self._read_here(features, member, self._local)
-        requests = self._requests(features, member)
+        cut = self.cut
+        if cut is not None and cut.features is features and cut.requests.taken[member]:
+            requests = cut.requests
+            parts = cut.read()
+        else:
+            requests, parts = self._trained(self._requests(features, member))
+        vectors = state.outputs.of_members(parts, requests.output)
+        return _shares(vectors, requests.rows, requests.called_by)
+
+    def cut_lookup(self, features: KeyedJaggedTensor) -> CutLookup:
+        """Look up a batch before the model is called with it. Every rank calls it."""
+        self.update.finish_step()
+        self.state.observer.begins()
+        return CutLookup(features, *self._trained(self._requests(features)))
+
+    def _trained(self, requests: Requests) -> tuple[Requests, tuple[Tensor, ...]]:
+        """Return the vectors of requests, by which autograd reaches the tables."""
         requests.finish()
         self.header.rows_W = requests.headers_W[:, 1].tolist()
         self.header.wanted_W = requests.headers_W[:, 2].tolist()
-        parts = Lookup.apply(  # type: ignore[no-untyped-call]
+        parts: tuple[Tensor, ...] = Lookup.apply(  # type: ignore[no-untyped-call]
             self.anchor, requests.weights_L, requests, self.update, self.advance_ahead
         )
         learns = parts[0].requires_grad
@@ -676,8 +704,7 @@ class ShardedTables(nn.Module):
         assert learns or not torch.is_grad_enabled(), (
             "without a gradient the tables would silently not train"
         )
-        vectors = state.outputs.of_members(parts, requests.output)
-        return _shares(vectors, requests.rows, requests.called_by)
+        return requests, parts
 
     def _read_here(
         self, features: KeyedJaggedTensor, member: int, local: LocalLookup

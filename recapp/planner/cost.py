@@ -156,7 +156,11 @@ _CALLS = {
 
 
 def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
-    """Return the phase and the seconds of each kernel's empty calls, for a number of kinds."""
+    """Return the phase and the seconds of each kernel's empty calls, for a number of kinds. A
+    recorded step is one call of all kernels.
+    """
+    if problem.graph_us is not None:
+        return [("input", problem.graph_us * 1e-6)]
     kernels = problem.hardware.kernels
     alone = problem.topology.world_size == 1
     return [

@@ -154,6 +154,8 @@ class Hardware:
             tables, 0 to 1.
         step_overhead_us: Microseconds of a training step that depend on no sample, table or
             message: the loop, the loader, loss, autograd, metrics and optimiser in Python.
+        graph_us: Microseconds that a recorded step of one rank needs in the place of the calls of
+            its kernels; None where steps are not recorded.
 
     Raises:
         ConfigError: An entry is missing or unknown, or its number is impossible; the text names the
@@ -171,6 +173,7 @@ class Hardware:
     flops_per_s: Rate
     overlap: Annotated[float, Within(0, 1)]
     step_overhead_us: Cost
+    graph_us: Cost | None = absent()
 
     def __post_init__(self) -> None:
         _check_names("kernels", self.kernels, KERNELS)

@@ -262,6 +262,7 @@ class PlanningProblem:
         reserve: The parts of `topology.reserve_bytes` by purpose, if they were computed.
         average_every: The steps between two updates of an average of all rows, infinity if epochs
             lie between them; None without an average.
+        graphs: Whether steps of one rank are recorded where that is possible.
     """
 
     tables: Sequence[EmbeddingConfig]
@@ -276,6 +277,7 @@ class PlanningProblem:
     lookups: Sequence[TableLookup] = ()
     reserve: Mapping[str, int] = field(default_factory=dict)
     average_every: float | None = None
+    graphs: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lookups", tuple(self.lookups) or lookups_of(self.tables))
@@ -307,6 +309,13 @@ class PlanningProblem:
     def hardware(self) -> Hardware:
         """Return the hardware of these ranks."""
         return self.topology.costs
+
+    @property
+    def graph_us(self) -> float | None:
+        """Return the microseconds of a recorded step's calls; None if steps are not recorded."""
+        trains_alone = self.topology.world_size == 1 and self.rule is not None
+        static = not any(table.dynamic for table in self.tables)
+        return self.hardware.graph_us if self.graphs and trains_alone and static else None
 
     @cached_property
     def seconds_per_byte(self) -> tuple[float, float]:

@@ -83,6 +83,7 @@ def problem_of_run(
         val_batch_per_rank=-(-val_batch // world) if recipe.trainer.limit_val_batches != 0 else 0,
         look_ahead=recipe.engine.look_ahead,
         average_every=(average.every or math.inf) if averaged else None,
+        graphs=recipe.engine.graph == "auto",
     )
     return with_reserve(problem) if recipe.topology.reserve_bytes is None else problem
 

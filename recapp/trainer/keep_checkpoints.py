@@ -544,12 +544,13 @@ class EndTogether(BatchCallback):
     def _reports_of_ranks(self, trainer: Trainer) -> list[int]:
         """Return the report of each rank.
 
-        The reports came with the counts. Ranks that exchange none (a model without tables, recorded
-        steps) gather the reports.
+        The reports came with the counts. Ranks that exchange none (a model without tables, steps
+        that are recorded with their tables) gather the reports.
         """
         strategy = strategy_of(trainer)
         reports_CW = [c.header.wanted_W for c in strategy.sharded_tables() if c.header.wanted_W]
-        if strategy.recorded is not None or not strategy.sharded_tables():
+        recorded = strategy.recorded
+        if not strategy.sharded_tables() or (recorded is not None and not recorded.exchanges):
             return strategy.comm.all_gather(self._report)
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 

@@ -22,15 +22,16 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recapp.console import note_once
+from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import Capture, StepGraph, obstacle
+from recapp.engine.step_graph import OfRanks, StepGraph, note_launched, obstacle
 from recapp.optim.optimizer import HybridOptimizer, each_norm, total_norm
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.trainer.lightnings_parts import BATCH_HOOKS, is_idle
 from recapp.trainer.module import TaskModule
 
+SETTING = "engine.graph=auto"
 WITHIN_STEP = [hook for hook in BATCH_HOOKS if hook.startswith(("on_before_", "on_after_"))]
 
 
@@ -42,6 +43,7 @@ class RecordedSteps:
         module: Its module.
         optimizer: The optimiser of the module, which the device can stop.
         capture: Records a step; None records a CUDA graph.
+        ranks: What makes several ranks train like one; None on a single rank.
     """
 
     def __init__(
@@ -50,11 +52,12 @@ class RecordedSteps:
         module: TaskModule,
         optimizer: HybridOptimizer,
         capture: Capture | None,
+        ranks: OfRanks | None,
     ) -> None:
         self.trainer = trainer
         self.module = module
         self._norm_G: Tensor | None = None  # of the gradients of the last step
-        self._graph = StepGraph(module, self._loss, optimizer, capture)
+        self._graph = StepGraph(module, self._loss, optimizer, capture, SETTING, ranks)
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def __call__(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -74,6 +77,11 @@ class RecordedSteps:
             norm = total_norm(to_host(self._norm_G).tolist())
             self.module.log("grad_norm", norm, batch_size=1)
         return loss
+
+    @property
+    def exchanges(self) -> bool:
+        """Return whether the ids of batches are exchanged by themselves, so also ahead."""
+        return self._graph.cuts
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
@@ -99,15 +107,19 @@ class RecordedSteps:
 
 
 def recorded_steps(
-    trainer: Trainer, tables: list[ShardedTables], capture: Capture | None = None
+    trainer: Trainer,
+    tables: list[ShardedTables],
+    capture: Capture | None = None,
+    ranks: OfRanks | None = None,
 ) -> RecordedSteps | None:
-    """Return the steps of a run on one rank as graphs. Return None where they are launched one by
-    one; a note says why, unless only another device or module could change it.
+    """Return the steps of a run as graphs. Return None where they are launched one by one; a note
+    says why, unless only another device or module could change it.
 
     Args:
         trainer: The trainer, which has restored its checkpoint.
         tables: The sharded tables of its module.
         capture: Records a step; None records a CUDA graph.
+        ranks: What makes several ranks train like one; None on a single rank.
     """
     module = trainer.lightning_module
     on_device = capture is not None or module.device.type == "cuda"
@@ -115,10 +127,10 @@ def recorded_steps(
         return None
     optimizer = trainer.optimizers[0]
     assert isinstance(optimizer, HybridOptimizer)
-    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense)
+    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense, ranks is not None)
     if not why:
-        return RecordedSteps(trainer, module, optimizer, capture)
-    note_once(f"engine.graph=auto: steps are launched one by one, without a CUDA graph: {why}")
+        return RecordedSteps(trainer, module, optimizer, capture, ranks)
+    note_launched(SETTING, why)
     return None
 
 

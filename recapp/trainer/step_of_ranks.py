@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_collection import (
     change_rules,
     embedding_collections,
@@ -44,7 +45,6 @@ from recapp.engine.sharded_collection import (
     tables_as_parameters,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import Capture
 from recapp.engine.table_weights import UpdatedWeight
 from recapp.errors import ConfigError
 from recapp.optim.named_rules import Rules, distinct_rules
@@ -146,16 +146,22 @@ class StepOfRanks(DDPStrategy):
         """
         if self.recorded is not None:
             return closure_loss
-        # the messages of tables tell; one row for each rank if the model has no tables
-        known = (shared.header.rows_W for shared in self.sharded_tables())
-        rows_W = next((each for each in known if each and sum(each)), [1] * self.comm.world)
-        rows = sum(rows_W)
-        share = rows_W[self.comm.rank] * self.comm.world / rows if rows else 1.0
+        share = self.share()
         if self._accumulation is not None:
-            share *= self._accumulation.add(rows)
+            share *= self._accumulation.add(sum(self._rows_of_ranks()))
         if share != 1:
             closure_loss = closure_loss * share
         return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def share(self) -> float:
+        """Return this rank's share of the rows of the last batch, times the number of ranks."""
+        rows_W = self._rows_of_ranks()
+        return rows_W[self.comm.rank] * self.comm.world / sum(rows_W)
+
+    def _rows_of_ranks(self) -> list[int]:
+        # the messages of tables tell; one row for each rank if the model has no tables
+        known = (shared.header.rows_W for shared in self.sharded_tables())
+        return next((each for each in known if each and sum(each)), [1] * self.comm.world)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -179,7 +185,9 @@ class StepOfRanks(DDPStrategy):
         batch before they are clipped. Running statistics are averaged over ranks.
         """
         if self.recorded is not None:
-            return closure()
+            loss = closure()
+            average_over_ranks(self._statistics)
+            return loss
         if self._accumulation is not None:
             closure = partial(self._accumulation.end, closure, optimizer, self.sharded_tables())
         loss = super().optimizer_step(optimizer, closure, model, **kwargs)

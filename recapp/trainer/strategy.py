@@ -49,6 +49,7 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
+from recapp.engine.step_graph import OfRanks
 from recapp.errors import ConfigError, LaunchError, PlanError, RankError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
@@ -93,7 +94,7 @@ from recapp.trainer.sharded_checkpoint import (
 )
 from recapp.trainer.step_of_ranks import StepOfRanks, rules_of_optimizers, running_statistics
 from recapp.transport.batch_slots import BatchSlots
-from recapp.transport.communicator import mean_hidden
+from recapp.transport.communicator import average_over_ranks, mean_hidden
 from recapp.transport.join_ranks import make_comm
 from recapp.transport.step_messages import hook_of
 
@@ -143,7 +144,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             one norm over all gradients. Tables are then updated in the step of the module's
             `HybridOptimizer`, not in backward.
         compiled: Whether to compile the dense part by `torch.compile` in training.
-        graphs: Whether to record the steps of a `TaskModule` on one rank with a GPU as CUDA graphs
+        graphs: Whether to record the steps of a `TaskModule` on GPUs as CUDA graphs
             (`recapp/trainer/recorded_steps.py`).
         timeout: The longest time that a rank waits for another rank, with every transport; None
             takes torch's half an hour.
@@ -423,6 +424,7 @@ class EmbeddingShardingStrategy(StepOfRanks):
             dense=dense_of(module),
             lookups=embedding_lookups(module),
             average_every=self.weight_average.every,
+            graphs=self.graphs,
         )
         return plan_from(self.planner, self.problem)
 
@@ -454,8 +456,8 @@ class EmbeddingShardingStrategy(StepOfRanks):
         return BatchSlots(self.root_device)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Wrap the loader of training batches in `LookAhead`. A recorded step exchanges the ids of
-        its own batch alone, so only the copy of a batch to the device is early there.
+        """Wrap the loader of training batches in `LookAhead`. A step that is recorded with its
+        tables finds the rows of its own batch alone, so only the copy of a batch is early there.
 
         Lightning calls it once all is restored, and before it reads a batch: so steps that are to
         be recorded are made here.
@@ -468,11 +470,13 @@ class EmbeddingShardingStrategy(StepOfRanks):
         trainer = self.lightning_module.trainer
         if not trainer.training:
             return dataloader
-        if self.graphs and self.comm.world == 1 and self.recorded is None:
-            self.recorded = recorded_steps(trainer, self.sharded_tables(), self.capture)
+        if self.graphs and self.recorded is None:
+            ranks = OfRanks(self.share, average_over_ranks) if self.comm.world > 1 else None
+            self.recorded = recorded_steps(trainer, self.sharded_tables(), self.capture, ranks)
         if not self.look_ahead or hasattr(dataloader, "state_dict"):
             return dataloader
-        exchanging = self.sharded_tables if self.recorded is None else list
+        early = self.recorded is None or self.recorded.exchanges
+        exchanging = self.sharded_tables if early else list
         return LookAhead(dataloader, self.look_ahead, exchanging, self._to_device, self.comm.side)
 
     def _to_device(self, batch: Any) -> Any:

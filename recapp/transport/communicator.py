@@ -492,8 +492,8 @@ def average_over_ranks(tensors: Sequence[Tensor]) -> None:
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    for tensor, averaged in zip(tensors, parts, strict=True):
-        tensor.copy_(averaged.view_as(tensor))
+    averages = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(list(tensors), averages)
 
 
 def wait_for_all() -> None:

@@ -5,10 +5,12 @@
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
-what it does is one launch then, and operations are those around it, copies on a GPU.
+what it does is one launch then, and operations are those around it, copies on a GPU. On two ranks
+the graph is what happens between lookup and update.
 
-Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's. A single rank has
-its tables whole, two have them by rows (mode `unique`). Kernels are Triton's.
+Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's, and dense
+gradients are its own. A single rank has its tables whole, two have them by rows (mode `unique`).
+Kernels are Triton's.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -18,16 +20,17 @@ import torch
 
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
+from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_bags, sharded_tables
-from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.engine.step_graph import OfRanks, StepGraph
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.transport import step_messages
-from recapp.transport.communicator import Comm, GpuSideStream
+from recapp.transport import communicator, step_messages
+from recapp.transport.communicator import Comm, GpuSideStream, average_over_ranks
 
 from .recorder import Recorder
 
@@ -65,7 +68,7 @@ def counted_rows():
             ("tables", "eager", (1, 2)),
             ("sums", "eager", (2,)),
             ("model", "eager", (1,)),
-            ("model", "recorded", (1,)),
+            ("model", "recorded", (1, 2)),
         )
         for ranks in rank_numbers
         for groups in WIDTHS
@@ -160,10 +163,11 @@ def recorded_model(collection, samples):
     """Return a step of the same model that runs as a graph, and returns the loss.
 
     Args:
-        collection: The sharded tables, of one rank.
+        collection: The sharded tables.
         samples: The samples of a batch.
     """
     dlrm, optimizer, batch_with = _model(collection, samples)
+    several = collection.shared.comm.world > 1
 
     def capture(step):
         recorder = Recorder()
@@ -171,7 +175,13 @@ def recorded_model(collection, samples):
             loss = step()
         return loss, recorder.replay
 
-    graph = StepGraph(dlrm, _loss, optimizer, capture)
+    graph = StepGraph(
+        dlrm,
+        _loss,
+        optimizer,
+        capture,
+        ranks=OfRanks(lambda: 1.0, average_over_ranks) if several else None,
+    )
     for seed in range(WARM_UP + 1):
         graph(batch_with(batch_of(seed, samples)))
     graph.finish()  # verdicts of steps that nobody has recorded
@@ -202,10 +212,20 @@ def recorded(step, collection, batch):
     recorder = Recorder()
     with (
         recorder.recording(comm if comm.world > 1 else None),
-        _counts_on_host() if comm.world == 1 else nullcontext(),
+        _counts_on_host() if comm.world == 1 else _averages(recorder),
     ):
         result = step(batch)
     return recorder, result
+
+
+def _averages(recorder):
+    """Return a context in which an average over ranks is a message, although there is one rank."""
+    return mock.patch.multiple(
+        communicator.dist,
+        is_initialized=lambda: True,
+        get_world_size=lambda: 2,
+        all_reduce=lambda tensor: recorder._note("message", "all_reduce"),
+    )
 
 
 def _counts_on_host():

@@ -62,6 +62,7 @@ def cases():
         *others,
         speed("bf16", "train", "--bf16", "--model", MODELS[0]),
         speed("tables", "step", "--workload", "W1d", "W2", "--plan", "table_wise"),
+        Case("ragged", 30, ("-m", "tests.gpu_first.ragged")),
         Case("from_host", 40, host),
         Case("recapp.train", 60, (*run, "dataset.batch_size=8192"), found),
         Case("launched", 60, (*run, "dataset.batch_size=8192", "engine.graph=off"), found),

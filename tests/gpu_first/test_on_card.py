@@ -13,7 +13,7 @@ from speed.lab import TERABYTE_MODELS
 
 from recapp.benchmarks.workloads import MODELS
 
-from . import kernels, on_card
+from . import kernels, on_card, ragged
 from .on_card import Case, answer_of
 
 
@@ -28,6 +28,26 @@ def test_kernels_are_called_as_they_are(monkeypatch):
     found = kernels.times(device, measure, samples=3, tables=2, rows=9, width=4)
     of_tables = ["pool, 1 ids", "update, 1 ids", "pool, 10 ids", "update, 10 ids"]
     assert list(found) == [*of_tables, "dots", "dots backward", "dots by torch"]
+
+
+@pytest.mark.full
+def test_ragged_batches_are_trained_by_graphs_as_without(monkeypatch):
+    triton = pytest.importorskip("triton", reason="triton is not installed")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("kernels are compiled for the GPU here: python -m tests.gpu_first")
+    from gpu_first.recorder import captured
+
+    made = []
+    make = ragged.steps_of_model
+    monkeypatch.setattr(ragged, "steps_of_model", lambda *how: made.append(make(*how)) or made[-1])
+
+    def capture(step):
+        state = [x for s in made[-1].optimizer.dense.state.values() for x in s.values()]
+        value, recorder = captured(step, [*ragged.weights_of(made[-1]), *state])
+        return value, recorder.replay
+
+    found = ragged.compared(torch.device("cpu"), capture, 6, 3, 20, 4, 3)
+    assert found["equal"] and found["graphs, recorded"] == 1 and not found["launches, recorded"]
 
 
 @pytest.mark.full
@@ -59,6 +79,7 @@ def test_the_commands_of_the_cases_mean_something():
             assert recipe("train", arguments).trainer.accelerator == "gpu"
     assert kinds == {
         "tests.gpu_first.kernels",
+        "tests.gpu_first.ragged",
         "tests.speed",
         "pytest",
         "recapp.train",

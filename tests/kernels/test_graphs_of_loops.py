@@ -9,7 +9,8 @@ from kernels.test_step_graph import B, Trained, batch, loss
 
 from recapp.compat.torchrec import batches as pipelines
 from recapp.compat.torchrec.batches import Batch, TrainPipelineBase, TrainPipelineSparseDist
-from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.engine.recorded_batch import WARM_UP
+from recapp.engine.step_graph import StepGraph
 from recapp.errors import IdError
 
 CPU = torch.device("cpu")
@@ -24,7 +25,9 @@ def torchrecs(seed):
 def piped(monkeypatch, kind, graph):
     """A model, and a pipeline that trains it."""
     trained = Trained(lr=2.0**-10)  # the device reads rates in fp32
-    monkeypatch.setattr(pipelines, "StepGraph", lambda *given: StepGraph(*given, trained.capture))
+    monkeypatch.setattr(
+        pipelines, "StepGraph", lambda *given, **named: StepGraph(*given, trained.capture, **named)
+    )
 
     def forward(samples):
         logits_B = trained.model.top(

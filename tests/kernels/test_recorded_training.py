@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import lightning
 import pytest
 import torch
+import torch.distributed as dist
 from gpu_first.recorder import Recorder, captured
 from kernels.test_step_graph import B, Model, batch
 from lightning.pytorch import Callback
@@ -19,7 +20,8 @@ from torch.nn.functional import dropout
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from recapp.engine.step_graph import WARM_UP
+from recapp import run_ranks
+from recapp.engine.recorded_batch import WARM_UP
 from recapp.errors import IdError, TrainingError
 from recapp.optim.rules import rowwise_adagrad
 from recapp.processes.stopping import Stopped
@@ -29,6 +31,7 @@ from recapp.tasks.task import ClickTask
 from recapp.trainer.keep_checkpoints import EndTogether
 from recapp.trainer.module import TaskModule, in_place
 from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.transport.communicator import leave_process_group
 
 EPOCH = WARM_UP + 2  # batches: one is recorded, one is repeated
 
@@ -68,18 +71,20 @@ class Log(Logger):
 class Run:
     """A training in epochs of `EPOCH` batches. `captures` counts the recorded steps."""
 
-    def __init__(self, folder, graphs=True, callbacks=(), **settings):
+    def __init__(self, folder, graphs=True, callbacks=(), ranks=1, **settings):
         self.captures = 0
         self.log = Log()
-        plan = {t.name: tile(t, "table_wise", CandidateRanks([0], [[0]])) for t in TABLES}
+        places = CandidateRanks([*range(ranks)], [[*range(ranks)]])
+        kind = "table_wise" if ranks == 1 else "row_wise"
+        plan = {t.name: tile(t, kind, places) for t in TABLES}
         self.strategy = EmbeddingShardingStrategy(
-            ShardingPlan(plan, 1), rowwise_adagrad(0.125), backend="triton", graphs=graphs
+            ShardingPlan(plan, ranks), rowwise_adagrad(0.125), backend="triton", graphs=graphs
         )
         self.strategy.capture = self.capture
         self.end = EndTogether(lambda trainer: None)
         self.trainer = lightning.Trainer(
             strategy=self.strategy,
-            devices=1,
+            devices=ranks,
             logger=self.log,
             callbacks=[
                 self.end,
@@ -98,7 +103,8 @@ class Run:
             lambda parameters: torch.optim.Adam(parameters, 2**-7, fused=True),
             lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
         )
-        self.batches = [batch(seed) for seed in range(EPOCH)]
+        first = 50 * dist.get_rank() if ranks > 1 else 0
+        self.batches = [batch(first + seed) for seed in range(EPOCH)]
 
     def fit(self, ckpt_path=None):
         train, validate = (DataLoader(b, batch_size=None) for b in (self.batches, [batch(99)]))
@@ -121,7 +127,7 @@ class Run:
         recorded = self.strategy.recorded
         states = [x for m in self.module.train_metrics.values() for x in m.metric_state.values()]
         return [
-            *(recorded._graph._stopped, recorded._norm_G, *states),
+            *(recorded._graph._verdict.stopped, recorded._norm_G, *states),
             *(*self.module.buffers(), *self.module._logged.values()),
         ]
 
@@ -137,6 +143,21 @@ def test_recorded_steps_train_and_log_as_lightnings_own(interpreted, tmp_path):
     assert recorded.log.rows == launched.log.rows
     names = {name for _, row in launched.log.rows for name in row}
     assert names >= {"train_loss", "train_size", "train_auc", "grad_norm", "val_auc"}
+
+
+@pytest.mark.full
+def test_two_ranks_with_recorded_steps_train_and_log_as_lightnings_own(interpreted, tmp_path):
+    def work(graphs):
+        run = Run(tmp_path / str(graphs), graphs, ranks=2, max_steps=EPOCH + 1).fit()
+        return run.captures, [x.clone() for x in run.tensors()], run.log.rows
+
+    leave_process_group()  # that of an earlier test
+    for mine, known in zip(run_ranks(work, True), run_ranks(work, False), strict=True):
+        assert (mine[0], known[0]) == (1, 0)
+        assert all(map(torch.equal, mine[1], known[1]))
+        assert mine[2] == known[2]
+        names = {name for _, row in mine[2] for name in row}
+        assert names >= {"train_auc", "grad_norm"} or not names  # rank 0 logs
 
 
 @pytest.mark.full

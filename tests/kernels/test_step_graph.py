@@ -8,8 +8,9 @@ import torch
 from engine.engine_cases import same_bits
 from gpu_first.recorder import captured
 
+from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_model, sharded_tables
-from recapp.engine.step_graph import WARM_UP, StepGraph
+from recapp.engine.step_graph import StepGraph
 from recapp.errors import IdError, TrainingError
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import adam, rowwise_adagrad
@@ -130,15 +131,23 @@ class Trained:
         outside of all tables, and integers and gradients of the step before are wrong.
         """
         for recorded in self.step._graphs:
-            scratch = [one for lease in recorded.leases for one in lease]
-            for x in (*recorded.batch.tensors(), *(x for one in scratch for x in one.tensors())):
+            scratch = [one for lease in recorded.static.leases for one in lease]
+            for x in (
+                *recorded.static.samples.tensors(),
+                *(x for one in scratch for x in one.tensors()),
+            ):
                 x.fill_(torch.nan if x.is_floating_point() else 3)
-            recorded.batch.sparse.values().fill_(10**6)
+            recorded.static.samples.sparse.values().fill_(10**6)
 
     def tensors(self):
         rows = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
         state = [x for s in self.dense.state.values() for x in s.values()]
-        return [*(p.data for p in self.model.parameters()), *rows, *state, self.step._stopped]
+        return [
+            *(p.data for p in self.model.parameters()),
+            *rows,
+            *state,
+            self.step._verdict.stopped,
+        ]
 
     def train(self, batches):
         values = []
@@ -180,7 +189,7 @@ def test_a_batch_with_fewer_ids_runs_as_the_recorded_step(interpreted, pooling):
     mine, known = recorded.train(batches), launched.train(batches)
     assert all(map(same_bits, mine, known))
     (step,) = recorded.step._graphs
-    assert step.batch.sparse.length_per_key() == room
+    assert step.static.samples.sparse.length_per_key() == room
     assert recorded.replays == len(later) - 2  # two have more ids
 
 
@@ -208,7 +217,7 @@ def test_batches_that_do_not_fit_are_recorded_with_more_room(interpreted):
     batches = [ragged(seed, per_F) for seed, per_F in enumerate(numbers)]
     recorded, launched = Trained(), Trained(graphs=False)
     assert all(map(same_bits, recorded.train(batches), launched.train(batches)))
-    assert [step.batch.sparse.length_per_key() for step in recorded.step._graphs] == [
+    assert [step.static.samples.sparse.length_per_key() for step in recorded.step._graphs] == [
         one,
         [48, 6, 6],
     ]

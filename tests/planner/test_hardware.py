@@ -26,6 +26,7 @@ from recapp.planner.hardware import (
 )
 from recapp.planner.problem import PlanningProblem, Topology
 from recapp.settings.records import to_plain
+from recapp.tables.config import EmbeddingBagConfig
 
 MACHINES = ["cpu_2core", "dgx1_v100", "dgx_a100", "dgx_h100", "dgx_h100_x2"]
 
@@ -112,12 +113,31 @@ def test_the_calls_of_a_gpu_cost_45_us_for_each_thing_that_is_counted(name):
     problem = PlanningProblem([], Topology(1, hardware=read_hardware(name)), 1, rowwise_adagrad())
     seen = set()
     for (part, mode, ranks, groups), (launches, _, _, copies, operations, *_) in BARS.items():
-        if (part, mode) == ("tables", "eager"):
-            here = replace(problem, topology=Topology(ranks, hardware=problem.hardware))
+        if (part, mode) in {("tables", "eager"), ("model", "recorded")}:
+            topology = Topology(ranks, hardware=problem.hardware)
+            here = replace(problem, topology=topology, graphs=mode == "recorded")
             seconds = sum(seconds for _, seconds in _calls(here, groups))
             assert seconds == pytest.approx(45e-6 * (launches + copies + operations))
-            seen.add((ranks, groups))
-    assert len(seen) == 6
+            seen.add((mode, ranks, groups))
+    assert len(seen) == 8
+
+
+def test_only_what_can_be_recorded_is_priced_as_a_graph():
+    machine = read_hardware("dgx_h100")
+    table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"])
+    graph = PlanningProblem(
+        [table], Topology(1, hardware=machine), 1, rowwise_adagrad(), graphs=True
+    )
+    assert graph.graph_us == machine.graph_us
+    growing = replace(table, num_embeddings="dynamic")
+    for change in (
+        {"graphs": False},
+        {"topology": Topology(2, hardware=machine)},
+        {"topology": Topology(1)},  # of a CPU
+        {"rule": None},
+        {"tables": [growing], "lookups": ()},
+    ):
+        assert replace(graph, **change).graph_us is None
 
 
 @pytest.mark.parametrize("device", DEFAULTS)
@@ -171,6 +191,7 @@ def _at(plain, path, value):
         ("flops_per_s", 0, "flops_per_s=0: must be a number above 0"),
         ("flops_per_s", "fast", "flops_per_s=fast: must be a number above 0"),
         ("step_overhead_us", None, "step_overhead_us must be given"),
+        ("graph_us", -1, "graph_us=-1: must be a number of at least 0"),
         ("step_overhead_us", -1, "step_overhead_us=-1: must be a number of at least 0"),
         ("ranks_per_host", 0, "ranks_per_host=0: must be a whole number of at least 1"),
         ("ranks_per_host", 2.5, "ranks_per_host=2.5: must be a whole number"),

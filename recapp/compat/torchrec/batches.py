@@ -34,8 +34,9 @@ from torch.utils.data import IterableDataset
 from typing_extensions import override
 
 from recapp.console import note_once
+from recapp.engine.recorded_batch import Samples
 from recapp.engine.sharded_collection import sharded_tables
-from recapp.engine.step_graph import Samples, StepGraph
+from recapp.engine.step_graph import StepGraph
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -327,7 +328,7 @@ class TrainPipelineBase(Generic[In, Out]):
         self._forward = custom_model_fwd or model
         self._source: Iterator[In] | None = None
         self._batches: Iterator[In] = iter(())
-        step = StepGraph(model, self._loss, optimizer) if graph else None
+        step = StepGraph(model, self._loss, optimizer, setting="graph=True") if graph else None
         self._graph = step if step and not step.why_not else None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:

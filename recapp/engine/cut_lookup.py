@@ -1,0 +1,95 @@
+"""A step whose lookups are done before its model runs, and whose tables are updated behind it: what
+is between them has fixed shapes and no messages, so it can be recorded, on any number of ranks.
+
+    lookups    ids are exchanged, vectors looked up
+    model      reads their values (`shares`), computes the loss, leaves the gradients of the vectors
+    update     gradients go back to the owners, which update their rows
+
+`recapp/engine/step_graph.py` records the part in the middle.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recapp.engine.requests import Requests
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+
+class CutLookup:
+    """The vectors of a batch between their lookup and the model.
+
+    Args:
+        features: The ids of the batch. A collection that is called with other ids looks them up.
+        requests: The finished requests of the batch.
+        parts: The vectors, by which autograd reaches the tables.
+
+    Attributes:
+        values: The values of the vectors.
+        is_read: Whether the model has read them.
+        gradients: The gradients of the vectors, once the backward of the model has run; None for
+            those without influence on the loss.
+    """
+
+    def __init__(
+        self,
+        features: KeyedJaggedTensor,
+        requests: Requests,
+        parts: Sequence[Tensor],
+    ) -> None:
+        self.features = features
+        self.requests = requests
+        self.parts = parts
+        self.values = [part.detach() for part in parts]
+        self.gradients: Sequence[Tensor | None] = [None] * len(parts)
+        self.is_read = False
+
+    def copy(self) -> "CutLookup":
+        """Return the same vectors in memory of their own, for a recorded step."""
+        return CutLookup(self.features, self.requests, [value.clone() for value in self.values])
+
+    def fill(self, other: "CutLookup") -> None:
+        """Take the values of another batch, whose model is a recorded one."""
+        torch._foreach_copy_(self.values, other.values)
+        other.requests.called_by |= self.requests.called_by
+        other.is_read = True
+
+    def read(self) -> Sequence[Tensor]:
+        """Return the vectors for the model, whose backward ends here."""
+        self.is_read = True
+        anchor = torch.zeros(0, device=self.values[0].device, requires_grad=True)
+        vectors: Sequence[Tensor] = _Read.apply(anchor, self)  # type: ignore[no-untyped-call]
+        return vectors
+
+    def update(self, gradients: Sequence[Tensor | None]) -> None:
+        """Bring the gradients of the vectors to the tables, which are updated, if the model has
+        read them. Every rank calls it.
+
+        Args:
+            gradients: A gradient for each vector; None for zeros.
+        """
+        if not self.is_read:  # the model has looked up other ids, by itself
+            self.requests.release()
+            return
+        known = [(p, x) for p, x in zip(self.parts, gradients, strict=True) if x is not None]
+        known = known or [(self.parts[0], torch.zeros_like(self.parts[0]))]
+        torch.autograd.backward([p for p, _ in known], [x for _, x in known])
+
+
+class _Read(torch.autograd.Function):
+    """The values of cut vectors. Its backward keeps their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, cut: CutLookup) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.cut = cut
+        return tuple(value.detach() for value in cut.values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
+        ctx.cut.gradients = gradients
+        return None, None

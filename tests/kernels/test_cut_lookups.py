@@ -1,0 +1,187 @@
+"""Recorded steps whose lookups need the host: on several ranks, and with tables that grow. There is
+no CUDA graph here: a recorder notes the work between lookup and update, and does it again.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine.engine_cases import make_plan, same_bits
+from gpu_first.recorder import captured
+
+from recapp.engine.recorded_batch import WARM_UP
+from recapp.engine.sharded_collection import shard_model, sharded_tables
+from recapp.engine.step_graph import OfRanks, StepGraph
+from recapp.errors import IdError, TrainingError
+from recapp.optim.optimizer import hybrid
+from recapp.optim.rules import rowwise_adagrad
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import Comm
+
+ROWS = {"a": 23, "b": 9, "c": 40}
+B = 6
+
+
+class Model(torch.nn.Module):
+    """Its vectors come behind its numbers. Where it weighs ids, it looks up other ones than those
+    of the batch.
+    """
+
+    def __init__(self, weighs=False, **of_table):
+        super().__init__()
+        torch.manual_seed(1)
+        self.weighs = weighs
+        self.tables = [
+            EmbeddingBagConfig(
+                **{"num_embeddings": n, "embedding_dim": 4 + 4 * (f == "c"), "name": f} | of_table,
+                feature_names=[f],
+            )
+            for f, n in ROWS.items()
+        ]
+        self.bags = EmbeddingBagCollection(self.tables, seed=2, is_weighted=weighs or None)
+        self.bottom = torch.nn.Linear(3, 4)
+        self.top = torch.nn.Linear(20, 1)
+
+    def forward(self, batch):
+        ids = batch.sparse
+        if self.weighs:
+            ids = ids.with_weights(torch.arange(len(ids.values())) / 8)
+        return self.top(self.bags(ids).prepend(self.bottom(batch.dense_BI))).squeeze(1)
+
+
+def loss(model, batch):
+    return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
+
+
+def batch_of(seed, rank, infinite=False, bad=False):
+    drawn = torch.Generator().manual_seed(10 * seed + rank)
+    per_F = [torch.randint(0, 9, (), generator=drawn).item() for _ in ROWS]
+    ids = [
+        torch.randint(rows, (n,), generator=drawn)
+        for rows, n in zip(ROWS.values(), per_F, strict=True)
+    ]
+    bags = [torch.randint(B, (n,), generator=drawn).bincount(minlength=B) for n in per_F]
+    ids = torch.cat(ids)
+    if bad and rank:
+        ids[0] = 99
+    features = KeyedJaggedTensor(list(ROWS), ids, lengths=torch.cat(bags))
+    numbers = torch.randn(B, 3, generator=drawn)
+    if infinite and rank:
+        numbers[0, 0] = torch.inf
+    return Batch(numbers, features, (torch.rand(B, generator=drawn) < 0.4).float())
+
+
+class Trained:
+    """A model and its steps: recorded, or those of a loop without `StepGraph`."""
+
+    def __init__(self, comm, plan, steps, **model):
+        self.comm = comm
+        self.model = Model(**model)
+        plan = make_plan(plan, self.model.tables, comm.world, column_width=4)
+        self.model.bags.leave_room(4)
+        shard_model(self.model, plan, comm, rowwise_adagrad(0.125), "triton")
+        self.tables = sharded_tables(self.model)
+        dense = torch.optim.Adam(self.model.parameters(), 2**-7, fused=True)
+        self.optimizer = hybrid(dense, self.tables)
+        self.captures = self.replays = 0
+        ranks = OfRanks(self.share, self.average) if comm.world > 1 else None
+        if steps != "loop":
+            self.step = StepGraph(self.model, loss, self.optimizer, self.capture, ranks=ranks)
+        else:
+            self.step = self.plain_step
+
+    def share(self):
+        return 1.5 - self.comm.rank
+
+    def average(self, tensors):
+        for tensor in tensors if self.comm.world > 1 else ():
+            dist.all_reduce(tensor, group=self.comm.group)
+            tensor /= self.comm.world
+
+    def capture(self, step):
+        value, recorder = captured(step, [self.step._verdict.stopped])
+        self.captures += 1
+        assert recorder.counts()["waits"] == recorder.counts()["messages"] == 0
+
+        def replay():
+            self.replays += 1
+            recorder.replay()
+
+        return value, replay
+
+    def plain_step(self, batch):
+        self.optimizer.zero_grad()
+        value = loss(self.model, batch)
+        (value * self.share() if self.comm.world > 1 else value).backward()
+        self.average([p.grad for p in self.model.parameters()])
+        self.optimizer.step()
+        return value.detach()
+
+    def train(self, seeds, **faults):
+        for seed in seeds:
+            yield self.step(batch_of(seed, self.comm.rank, **faults)).clone()
+
+    def weights(self):
+        data = [b.data for t in self.tables for store in t.stores for b in store.blocks()]
+        rows = [x if isinstance(x, torch.Tensor) else x.memory[x.slots] for x in data]
+        return [x.detach().clone() for x in (*self.model.parameters(), *rows)]
+
+
+def compare(comm, plan, **of_table):
+    """Train with recorded steps, and in an ordinary loop."""
+    seeds = range(WARM_UP + 4)
+    recorded, loop = (Trained(comm, plan, steps, **of_table) for steps in ("recorded", "loop"))
+    values = [[*way.train(seeds), *way.weights()] for way in (recorded, loop)]
+    recorded.step.finish()
+    assert (recorded.captures, recorded.replays) == (1, len(seeds) - WARM_UP - 1)
+    assert all(map(same_bits, *values))
+
+
+def stops(comm, fault):
+    """Train until a fault on the last rank, and on for some steps: no weight changes."""
+    trained = Trained(comm, "row_wise", "recorded")
+    list(trained.train(range(WARM_UP + 3)))
+    before = trained.weights()
+    kind = IdError if fault == "bad" else TrainingError
+    text = "which is outside its" if fault == "bad" else f"step {WARM_UP + 4}: the loss is not"
+    with pytest.raises(kind, match=text):
+        list(trained.train([50], **{fault: True}))
+        list(trained.train(range(60, 64)))
+    assert all(map(same_bits, before, trained.weights()))
+
+
+def looks_up_other_ids(comm):
+    """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
+    model = {"weighs": True, "num_embeddings": "dynamic"}
+    trained, loop = (Trained(comm, "table_wise", s, **model) for s in ("recorded", "loop"))
+    values = [[*way.train(range(WARM_UP + 3)), *way.weights()] for way in (trained, loop)]
+    assert all(map(same_bits, *values))
+    assert "other ids" in trained.step.why_not and not trained.captures
+
+
+@pytest.mark.parametrize(
+    "of_table",
+    [
+        {"num_embeddings": "dynamic"},
+        pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
+    ],
+    ids=["dynamic", "drop"],
+)
+def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
+    compare(Comm(), "table_wise", **of_table)
+
+
+@pytest.mark.parametrize("plan", ["row_wise", pytest.param("column_wise", marks=pytest.mark.full)])
+def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan):
+    ranks.run(compare, 2, plan)
+
+
+@pytest.mark.parametrize("fault", ["bad", pytest.param("infinite", marks=pytest.mark.full)])
+def test_a_fault_of_one_rank_stops_all(interpreted, ranks, fault):
+    ranks.run(stops, 2, fault)
+
+
+@pytest.mark.full
+def test_lookups_of_other_ids_are_those_of_the_model(interpreted):
+    looks_up_other_ids(Comm())

@@ -17,7 +17,7 @@ that the kernels do not know, and as the definition of the result.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from recapp.engine.batch_places import (
     places_of_pieces,
     places_of_requests,
 )
-from recapp.engine.dynamic_keys import MOST_SLOTS
 from recapp.engine.exchange_modes import (
     HomeRequests,
     ServedRequests,
@@ -43,20 +42,24 @@ from recapp.engine.integers import TRAINED_WEIGHTS, WEIGHTED, modes_of, weightin
 from recapp.engine.row_statistics import RowPieces
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
+from recapp.engine.table_numbers import (
+    groups_of_pieces,
+    numbers_of_own_pieces,
+    numbers_of_pieces,
+    numbers_of_slots,
+    numbers_of_tables,
+    rows_of_stores,
+    searched,
+)
 from recapp.kernels.batch_arrays import (
-    MODES,
     NOTHING,
     DistinctRows,
     Entries,
-    GroupRequests,
-    PieceNumbers,
     Sizes,
-    SlotNumbers,
 )
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
-from recapp.tables.config import PoolingType
-from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable, rule_of
+from recapp.tables.ids import LookupRows, OutsideTable
 from recapp.transport.step_messages import HEADER, MessageLayout
 
 
@@ -88,37 +91,37 @@ class FusedIntegers:
         device = state.comm.device
         self.kernels = state.backend.fused_integers
         self.exchange = state.backend.fused_requests
-        slots = _numbers_of_slots(state)
+        slots = numbers_of_slots(state)
         modes = modes_of(state.routes, weighting)
         self.pooled_G = np.array([m == "pooled" and state.comm.world > 1 for m in modes])
         self.pooled = np.flatnonzero(self.pooled_G).tolist()
-        pieces = _numbers_of_pieces(state, self.pooled)
+        pieces = numbers_of_pieces(state, self.pooled)
         self.pieces = np.array(pieces, np.int64)
         self.slots = to_device(np.array(slots, np.int64), device)
         self.piece_rows = to_device(self.pieces, device)
         of_strips = [int(r.rows_I.sum()) for r in state.routes]
-        self.own_pieces = _numbers_of_own_pieces(state)
+        self.own_pieces = numbers_of_own_pieces(state)
         self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
-        self.own_requests = _groups_of_pieces(
+        self.own_requests = groups_of_pieces(
             state, self.own_pieces, modes_of(state.routes, TRAINED_WEIGHTS)
         )
-        self.requests = _groups_of_pieces(state, pieces, modes)
+        self.requests = groups_of_pieces(state, pieces, modes)
         self.owners: tuple[Tensor | None, Tensor | None] = None, None
         if self.pooled:
-            of_rows = np.array(_numbers_of_pieces(state), np.int64)
-            groups = _groups_of_pieces(state, _numbers_of_pieces(state), modes)
+            of_rows = np.array(numbers_of_pieces(state), np.int64)
+            groups = groups_of_pieces(state, numbers_of_pieces(state), modes)
             self.owners = to_device(of_rows, device), groups
         self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
-        self.store_rows_G = np.array(_rows_of_stores(state), np.int64)
+        self.store_rows_G = np.array(rows_of_stores(state), np.int64)
         self.rows_G = np.array(of_strips) if state.comm.world > 1 else self.store_rows_G
         self.wire = weights_on_wire(state.dtype, state.routes[0].row_dtype)
         self.most_rows = int(self.store_rows_G[self.pooled_G].max(initial=0))
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
         self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
-        self.table_S, self.table_G = _numbers_of_tables(state)
+        self.table_S, self.table_G = numbers_of_tables(state)
         self._last: tuple[object, Places | None] = None, None
-        self.searched = _searched(state)
+        self.searched = searched(state)
         self._most = {
             t.name: t.dynamic.max_rows
             for t in state.layout.tables
@@ -161,7 +164,7 @@ class FusedIntegers:
             and all(
                 s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
             )
-            and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
+            and ((state.comm.world == 1 and not state.row_statistics) or not searched(state))
             # products of mixed rows have 64 bits
             and all(x.table.num_embeddings < 2**31 for x in state.layout.lookups)
         )
@@ -423,7 +426,8 @@ class FusedBatch:
             use_V: Its factor.
         """
         for g in self.fused.pooled:
-            asked, region = self.asked[g], self.regions[g]
+            asked = self.asked[g]
+            region = self.regions[g]
             sums = int(self.counts_WG3[:, g, 1].sum())
             here = slice(region.entry, region.entry + sums)
             use = None if use_V is None else use_V[here]
@@ -493,7 +497,8 @@ class FusedBatch:
             else None
         )
         for g, (s, region) in enumerate(zip(served, places.regions, strict=True)):
-            here, bags = region.here, region.its_bags
+            here = region.here
+            bags = region.its_bags
             s.answer_links = Links(
                 entries.row_P[here], None, None, entries.where_P[here], region.entries
             )
@@ -545,117 +550,6 @@ class FusedBatch:
     def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the integers of served requests."""
         return self.take(f"served {name}", n, dtype)
-
-
-def _rows_of_stores(state: EngineState) -> list[int]:
-    """Return the rows of each group on the rank that has most of them, or the most slots of a store
-    that finds rows.
-    """
-    searched = _searched(state)
-    return [
-        MOST_SLOTS if g in searched else max(group.rows_W)
-        for g, group in enumerate(state.layout.groups)
-    ]
-
-
-def _searched(state: EngineState) -> list[int]:
-    """Return the groups of dynamic tables, whose stores find rows."""
-    return [g for g, r in enumerate(state.routes) if r.dynamic]
-
-
-def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
-    """Return the constants of the slots, group by group. Where this rank has all rows of a group,
-    keys are rows of the store; where a search finds the rows, the key of a slot is its strip.
-    """
-    layout = state.layout
-    order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
-    lookups_before = set[int]()
-    numbers = []
-    for r in state.routes:
-        first_I = starts(r.rows_I).tolist()
-        local = state.comm.world == 1 or r.mode == "replicated"
-        base_I = r.base_K[r.piece_I1[:-1]].tolist() if local else first_I
-        for f, strip in zip(r.lookups, r.strip_S.tolist(), strict=True):
-            x = layout.lookups[f]
-            order = order_of[x.table.name]
-            key = base_I[strip] if state.comm.world == 1 else first_I[strip]
-            key = strip if r.dynamic else key
-            numbers.append(
-                SlotNumbers(
-                    *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
-                    *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
-                    *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
-                    *(f not in lookups_before, x.hotness or 1, x.dim if x.hotness else 0),
-                )
-            )
-            lookups_before.add(f)
-    return numbers
-
-
-def _numbers_of_pieces(state: EngineState, pooled: Sequence[int] = ()) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group; a search needs none.
-
-    Args:
-        state: The engine state of the tables.
-        pooled: The groups whose owners sum bags: there an owner is a piece.
-    """
-    numbers = []
-    for g, r in enumerate(state.routes):
-        if g in pooled:
-            numbers += [PieceNumbers(g, w, w + 1, 0, w) for w in range(state.comm.world)]
-        if r.dynamic or g in pooled:
-            continue
-        first_I = starts(r.rows_I).tolist()
-        edge_I1 = r.piece_I1.tolist()
-        start_K = r.start_K.tolist()
-        base_K = r.base_K.tolist()
-        rank_K = [-1] * len(base_K) if r.mode == "replicated" else r.rank_K.tolist()
-        for strip, (k, end) in enumerate(pairwise(edge_I1)):
-            keys = [first_I[strip] + start for start in start_K[k:end]]
-            for key, key_end, base, rank in zip(
-                keys,
-                [*keys[1:], first_I[strip + 1]],
-                base_K[k:end],
-                rank_K[k:end],
-                strict=True,
-            ):
-                numbers.append(PieceNumbers(g, key, key_end, base, rank))
-    return numbers
-
-
-def _numbers_of_own_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the pieces of this rank's stores whose strips exchange row statistics."""
-    statistics = state.row_statistics
-    return [
-        PieceNumbers(g, piece.base, piece.base + len(piece.rows), piece.base, state.comm.rank)
-        for g in range(len(state.routes))
-        if statistics and statistics.means_G[g]
-        for piece in state.layout.pieces_of(state.comm.rank, g)
-    ]
-
-
-def _numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
-    """Return the number of each slot's table, where each group numbers its tables behind those of
-    the groups before, and the first number of each group.
-    """
-    tables = len(state.layout.tables)
-    number = {t.name: n for n, t in enumerate(state.layout.tables)}
-    table_F = [number[x.table.name] for x in state.layout.lookups]
-    of_slots = [g * tables + table_F[f] for g, r in enumerate(state.routes) for f in r.lookups]
-    known_T, table_S = np.unique(of_slots, return_inverse=True)
-    return table_S, np.searchsorted(known_T, np.arange(len(state.routes)) * tables)
-
-
-def _groups_of_pieces(
-    state: EngineState, pieces: Sequence[PieceNumbers], modes: Sequence[str]
-) -> Tensor:
-    """Return the pieces of each group, int64 [G x `GroupRequests`]."""
-    edge_G1 = np.searchsorted([p.group for p in pieces], range(len(state.routes) + 1))
-    groups = [
-        GroupRequests(*edge, r.width, MODES.index(mode))
-        for edge, r, mode in zip(pairwise(edge_G1.tolist()), state.routes, modes, strict=True)
-    ]
-    return to_device(np.array(groups, np.int64), state.comm.device)
 
 
 def _places(fused: FusedIntegers, output: BatchOutput) -> Places:

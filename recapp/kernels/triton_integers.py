@@ -316,25 +316,20 @@ def rows(
     position_P = _positions_of(row_P, slot_P, here_P)
     store_P = position_P + tl.load(slot_P + BASE, mask=here_P, other=0)
     key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + position_P
-    bags = edges + tl.load(slot_P + LOOKUP, mask=here_P, other=0) * samples
-    at_P = tl.load(bags, mask=here_P, other=0) + nth_P  # `id_at_P`, unless features have free room
-    zero_P = p_P * 0
-    bag_P = _first_above(bags, 1, zero_P, zero_P + tl.where(here_P, samples, 0), at_P) - 1
-    begin_P = tl.load(bags + bag_P, mask=here_P, other=0)
-    length_P = tl.load(bags + bag_P + 1, mask=here_P, other=1) - begin_P
+    bag_P, in_bag_P, length_P = _bag_of(nth_P, edges, slot_P, samples, here_P)
     sequence_P = tl.load(slot_P + SEQUENCE, mask=here_P, other=0) > 0
     where_P = tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
     where_P += tl.load(place_P + VECTOR, mask=here_P, other=0)
-    where_P += (at_P - begin_P) * tl.load(slot_P + APART, mask=here_P, other=0)
-    if requests is not None:
+    where_P += in_bag_P * tl.load(slot_P + APART, mask=here_P, other=0)
+    if requests is not None and tl.load(requests + of_group * OUT + MODE) == POOLED:
+        bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
         request = requests + of_group * OUT
-        if tl.load(request + MODE) == POOLED:
-            bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
-            key_P, where_P = _of_owner(key_P, bag_P, pieces, request, group, BLOCK)
-            length_P = zero_P + 1  # the owner's part of a sum has sample weights alone
+        key_P, where_P = _of_owner(key_P, bag_P, pieces, request, group, BLOCK)
+        length_P = p_P * 0 + 1  # the owner's part of a sum has sample weights alone
     key_P += tl.load(group + KEY)
-    first_slot = slots + tl.load(group + SLOTS) * SLOT
-    if tl.load(first_slot + RULE) == DYNAMIC:  # a search takes position and strip
+    if (
+        tl.load(slots + tl.load(group + SLOTS) * SLOT + RULE) == DYNAMIC
+    ):  # a search takes position and strip
         store_P = position_of(id_P)
         key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0)
     key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))
@@ -347,6 +342,18 @@ def rows(
         if weights is not None:
             use_P = use_P * tl.load(weights + id_at_P, mask=here_P, other=0.0).to(SCALE)
         tl.store(use + p_P, use_P, mask=here_P)
+
+
+@triton.jit
+def _bag_of(nth_P, edges, slot_P, samples, here_P):
+    """Return the sample of each entry, the ids of its bag before it, and all ids of the bag."""
+    bags = edges + tl.load(slot_P + LOOKUP, mask=here_P, other=0) * samples
+    at_P = tl.load(bags, mask=here_P, other=0) + nth_P  # of the batch, without free room
+    zero_P = nth_P * 0
+    bag_P = _first_above(bags, 1, zero_P, zero_P + tl.where(here_P, samples, 0), at_P) - 1
+    begin_P = tl.load(bags + bag_P, mask=here_P, other=0)
+    length_P = tl.load(bags + bag_P + 1, mask=here_P, other=1) - begin_P
+    return bag_P, at_P - begin_P, length_P
 
 
 @triton.jit

@@ -380,6 +380,51 @@ def _sums_before(bag_N, owner_N, row, first, end, at, request, bags):
     return before_N
 
 
+@triton.jit
+def _ask_for_sums(
+    p_P,
+    u_P,
+    row_P,
+    k_P,
+    nth_P,
+    row,
+    start,
+    gradient,
+    at,
+    request,
+    group,
+    bits,
+    ids,
+    end,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the requested rows of a block of sorted entries, their sample weights, and where the
+    rows of a block of sums end. Return the place of each sum in the order of bags, and its bag.
+    """
+    here_P = p_P < end
+    end_P = tl.load(start + p_P + 1, mask=here_P, other=0)
+    end_P -= tl.load(at + k_P * AT + FIRST_ENTRY, mask=here_P, other=0)
+    to_P = tl.load(at + k_P * AT + FIRST_END, mask=here_P, other=0) + nth_P
+    tl.store(ids + to_P, end_P.to(ids.dtype.element_ty), mask=here_P)
+    first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
+    bags = tl.load(group + BAGS_END) - first_bag
+    owner_P = k_P - tl.load(request + PIECES)
+    bag_P = row_P - owner_P * bags
+    first = tl.load(group + BLOCKS) * BLOCK
+    sum_P = first + _sums_before(bag_P, owner_P, row, first, end, at, request, bags)
+    entry_P = p_P < tl.load(group + ENTRIES_END)
+    k_P, nth_P = _piece_of(u_P, at, request, entry_P, FIRST_ENTRY)
+    asked_P = tl.load(gradient + p_P, mask=entry_P, other=0)
+    to_P = tl.load(at + k_P * AT + FIRST_ID, mask=entry_P, other=0) + nth_P
+    tl.store(ids + to_P, asked_P.to(ids.dtype.element_ty), mask=entry_P)
+    to_P = tl.load(at + k_P * AT + FIRST_WEIGHT, mask=entry_P, other=0) + nth_P * WORDS
+    for word in tl.static_range(WORDS):
+        word_P = tl.load(bits + p_P * WORDS + word, mask=entry_P, other=0)
+        tl.store(ids + to_P + word, word_P, mask=entry_P)
+    return sum_P, first_bag + bag_P
+
+
 @Launch
 @triton.jit(do_not_specialize=["group_count", "world"])
 def ask(
@@ -426,30 +471,30 @@ def ask(
     row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
     vector_P = tl.load(at + k_P * AT + FIRST_VECTOR, mask=here_P, other=0) + nth_P * width
     if mode == POOLED:
-        end_P = tl.load(start + p_P + 1, mask=here_P, other=0)
-        end_P -= tl.load(at + k_P * AT + FIRST_ENTRY, mask=here_P, other=0)
-        to_P = tl.load(at + k_P * AT + FIRST_END, mask=here_P, other=0) + nth_P
-        tl.store(ids + to_P, end_P.to(ids.dtype.element_ty), mask=here_P)
-        first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
-        bags = tl.load(group + BAGS_END) - first_bag
-        owner_P = k_P - tl.load(request + PIECES)
-        bag_P = row_P - owner_P * bags
         end = first + tl.load(count + of_group)
-        sum_P = first + _sums_before(bag_P, owner_P, row, first, end, at, request, bags)
-        where_P = tl.load(where + first_bag + bag_P, mask=here_P, other=0)
+        sum_P, bag_P = _ask_for_sums(
+            p_P,
+            u_P,
+            row_P,
+            k_P,
+            nth_P,
+            row,
+            start,
+            gradient,
+            at,
+            request,
+            group,
+            bits,
+            ids,
+            end,
+            WORDS,
+            BLOCK,
+        )
+        where_P = tl.load(where + bag_P, mask=here_P, other=0)
         tl.store(vector + sum_P, vector_P.to(vector.dtype.element_ty), mask=here_P)
         tl.store(source + sum_P, where_P.to(source.dtype.element_ty), mask=here_P)
         if scale is not None:
-            scale_P = tl.load(scale + first_bag + bag_P, mask=here_P, other=0.0)
-            tl.store(use + sum_P, scale_P, mask=here_P)
-        k_P, nth_P = _piece_of(u_P, at, request, entry_P, FIRST_ENTRY)
-        asked_P = tl.load(gradient + p_P, mask=entry_P, other=0)
-        to_P = tl.load(at + k_P * AT + FIRST_ID, mask=entry_P, other=0) + nth_P
-        tl.store(ids + to_P, asked_P.to(ids.dtype.element_ty), mask=entry_P)
-        to_P = tl.load(at + k_P * AT + FIRST_WEIGHT, mask=entry_P, other=0) + nth_P * WORDS
-        for word in tl.static_range(WORDS):
-            word_P = tl.load(bits + p_P * WORDS + word, mask=entry_P, other=0)
-            tl.store(ids + to_P + word, word_P, mask=entry_P)
+            tl.store(use + sum_P, tl.load(scale + bag_P, mask=here_P, other=0.0), mask=here_P)
     else:
         row_P = row_P - tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
         row_P = row_P + tl.load(pieces + k_P * PIECE + PIECE_BASE, mask=here_P, other=0)

@@ -425,7 +425,7 @@ class FusedUpdate:
         for g, (store, scratch, x) in enumerate(
             zip(state.stores, self._scratch_G, row_gradients_G, strict=True)
         ):
-            if not statistics.means_G[g]:
+            if not (statistics.means_G[g] and isinstance(store, FloatRows)):
                 continue
             links = one_by_one(x.links.bags, store.width, state.comm.device)
             flat = scratch("summed", links.bags * store.width, state.dtype)

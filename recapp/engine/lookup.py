@@ -23,7 +23,7 @@ takes a third of the time (measured).
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -248,30 +248,12 @@ def weights_gradient(
     return total_L
 
 
-class GroupForm(NamedTuple):
-    """The links from the ids of a batch to the bags of a group, without the rows.
-
-    Args:
-        ids: The ids of the batch that the slots of the group look up, slot by slot.
-        number_P: The first row of each id's table in the store; its strip, where rows are
-            positions of keys.
-        offsets_M1: The offsets at which the ids of each bag begin and end.
-        scale_P: The factor of each id's row; None where all factors are 1.
-        where_M: The offset of each bag in the output.
-    """
-
-    ids: slice | Tensor
-    number_P: Tensor
-    offsets_M1: Tensor
-    scale_P: Tensor | None
-    where_M: Tensor
-
-
-class BatchForm(NamedTuple):
-    """The parts of a lookup that depend only on the number of ids in each bag of a batch."""
-
-    output: BatchOutput
-    groups: list[GroupForm]
+# The links from the ids of a batch to the bags of a group, with the first row of each id's table in
+# the store in the place of its row (its strip, where rows are positions of keys); and the ids of
+# the batch that the slots of the group look up, slot by slot.
+GroupForm = tuple[Links, slice | Tensor]
+# The parts of a lookup that depend only on the number of ids in each bag of a batch.
+BatchForm = tuple[BatchOutput, list[GroupForm]]
 
 
 class LocalLookup:
@@ -287,12 +269,10 @@ class LocalLookup:
         self._state = state
         self._fused = fused
         self._forms: dict[tuple[int, ...], BatchForm] = {}
-        self._strip_of_slot_G = [r.strip_S.cpu().numpy() for r in state.routes]
         # this rank has all pieces of a strip, one behind the other
-        first_G = [r.piece_I1[:-1] for r in state.routes]
-        self._base_of_strip_G = [
-            r.base_K[first_I].cpu().numpy() if len(r.base_K) else np.zeros(0, np.int64)
-            for r, first_I in zip(state.routes, first_G, strict=True)
+        self._first_of_slot_G = [
+            r.strip_S.short() if r.dynamic else r.base_K[r.piece_I1[r.strip_S]]
+            for r in state.routes
         ]
 
     def read(
@@ -377,43 +357,37 @@ class LocalLookup:
         state = self._state
         output = state.outputs.of(rows, taken)
         bags_G = state.bags(rows, output)
-        return BatchForm(output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)])
+        return output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)]
 
     def _group_form(self, group: int, bags: Bags) -> GroupForm:
         count_S = bags.last_S - bags.first_S
-        total = int(count_S.sum())
-        device = bags.where_M.device
-        strip_S = self._strip_of_slot_G[group]
-        base_S = self._base_of_strip_G[group]
-        dynamic = self._state.routes[group].dynamic
-        number_P = to_device(np.repeat(strip_S if dynamic else base_S[strip_S], count_S), device)
+        total = bags.pairs
         lengths_M = bags.lengths_M
+        counts = to_device(count_S, lengths_M.device)
+        first_P = torch.repeat_interleave(self._first_of_slot_G[group], counts, output_size=total)
         scale_P = None
         if bags.scale_M is not None:
             scale_P = torch.repeat_interleave(bags.scale_M, lengths_M, output_size=total)
-        return GroupForm(
-            _ids_of_slots(bags.first_S, count_S, total, device),
-            number_P.to(torch.int16) if dynamic else number_P,
-            starts(lengths_M).int(),
-            scale_P,
-            bags.where_M,
-        )
+        where_M = bags.where_M
+        links = Links(first_P, starts(lengths_M).int(), scale_P, where_M, len(where_M))
+        return links, _ids_of_slots(bags.first_S, count_S, total, lengths_M.device)
 
     def _links(
         self, group: int, form: GroupForm, rows_L: Tensor, weights_L: Tensor | None
     ) -> Links:
         """Return the matrix from the rows of a group to its bags."""
+        links, ids = form
         store = self._state.stores[group]
-        row_P = rows_L[form.ids]
+        row_P = rows_L[ids]
         routes = self._state.routes[group]
         if routes.dynamic:
-            index_P = store.locate(row_P, form.number_P)
+            index_P = store.locate(row_P, links.index_N)
         else:
-            index_P = store.locate(row_P + form.number_P).to(routes.row_dtype)
-        weights_P = form.scale_P
+            index_P = store.locate(row_P + links.index_N).to(routes.row_dtype)
+        weights_P = links.weights_N
         if weights_P is not None and weights_L is not None:
-            weights_P = weights_P * weights_L[form.ids]
-        return Links(index_P, form.offsets_M1, weights_P, form.where_M, len(form.where_M))
+            weights_P = weights_P * weights_L[ids]
+        return links._replace(index_N=index_P, weights_N=weights_P)
 
 
 def _ids_of_slots(

@@ -18,7 +18,7 @@ from typing_extensions import override
 from recapp.engine.row_store import RowStore, StoreBytes, StoredGroup
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
-from recapp.kernels.quantised import QuantisedRows, quantise
+from recapp.kernels.quantised import QuantisedRows
 from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block
 
@@ -40,7 +40,7 @@ class ReadOnlyStore(RowStore):
     Raises:
         ValueError: The shape of the rows is not the shape of the group.
 
-    `pooled` are the rows that `pool` reads: `held`, or a copy for one batch.
+    `pooled` is `held`, or a copy for one batch.
     """
 
     def __init__(self, group: StoredGroup, held: Held) -> None:
@@ -58,21 +58,6 @@ class ReadOnlyStore(RowStore):
     def nbytes(self) -> StoreBytes:
         """Return the memory of the rows. For mapped rows this is the size after all were read."""
         return StoreBytes(values_of(self.held).nbytes, 0)
-
-    @property
-    @override
-    def example(self) -> Held:
-        if isinstance(self.held, QuantisedRows):
-            return quantise(torch.zeros(1, self.held.width, device="cpu"), self.held.bits)
-        return torch.zeros(1, self.width, dtype=self.held.dtype, device="cpu")
-
-    @override
-    def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
-        rows = self.pooled
-        source = rows if isinstance(rows, QuantisedRows) else rows.view(-1)
-        width = self.width
-        dtype = self.group.dtype
-        self.backend.pool(source, width, width, links, target, dtype, in_lines=in_lines)
 
     def update(
         self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate

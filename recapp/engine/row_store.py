@@ -236,9 +236,10 @@ class RowStore(nn.Module, ABC):
     `rows` is larger than any located row that `pool` and `update` take. `finds_rows` is true where
     `locate` must search for rows. `needs_exact` is true where `update` takes no rows whose number
     only the device knows. Located rows are valid until `settled` changes. `average` is the average
-    of the rows, if there is one.
+    of the rows, if there is one, and `pooled` are the rows that `pool` reads.
     """
 
+    pooled: Tensor | QuantisedRows
     average: RowAverage | None = None
     finds_rows = False
     needs_exact = True
@@ -286,7 +287,6 @@ class RowStore(nn.Module, ABC):
     def settle(self, step: int) -> None:
         """End a step after its update, the update of this number."""
 
-    @abstractmethod
     def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         """Sum rows along a sparse matrix: `pool` of the kernels, with this store as the source.
 
@@ -295,6 +295,11 @@ class RowStore(nn.Module, ABC):
             target: The flat buffer for the sums, in any dtype.
             in_lines: A hint that results fill whole cache lines and are not read soon.
         """
+        rows = self.pooled
+        source = rows if isinstance(rows, QuantisedRows) else rows.view(-1)
+        width = self.width
+        dtype = self.group.dtype
+        self.backend.pool(source, width, width, links, target, dtype, in_lines=in_lines)
 
     @abstractmethod
     def update(
@@ -313,19 +318,6 @@ class RowStore(nn.Module, ABC):
         Raises:
             ConfigError: The store is read-only.
         """
-
-    def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        """Return the fp64 sums of squares over the columns of the store, for the K row statistics
-        of the rule: [K, U]. By default these are the squares of the gradients.
-
-        Args:
-            gradients: As for `update`.
-            links: As for `update`.
-            row_U: As for `update`.
-            lr: As for `update`.
-        """
-        dtype = self.group.dtype
-        return self.backend.square_sums(gradients, self.width, links, dtype)[None]
 
     def catch_up(self, row_N: Tensor | None = None) -> None:
         """Take the steps that rows have missed, before they are read or written. By default no row
@@ -379,11 +371,6 @@ class RowStore(nn.Module, ABC):
     @abstractmethod
     def nbytes(self) -> StoreBytes:
         """Return the memory that the store holds."""
-
-    @property
-    @abstractmethod
-    def example(self) -> Tensor | QuantisedRows:
-        """Return one row in the stored format, with which kernels are compiled."""
 
 
 class FloatRows(RowStore):
@@ -446,6 +433,11 @@ class FloatRows(RowStore):
         """Return the rows that lookups read, [R, width]: those that train, or their average."""
         shown = None if self.average is None else self.average.shown
         return self._weights.rows if shown is None else shown
+
+    @property
+    def pooled(self) -> Tensor:  # type: ignore[override]
+        """Return the rows that `pool` reads."""
+        return self.weights
 
     @override
     def keep_average(self) -> None:
@@ -523,24 +515,11 @@ class FloatRows(RowStore):
         if (steps_R := self.steps) is not None and self.missed is not None:
             steps_R[rows] = self.missed.now
 
-    @property
-    @override
-    def example(self) -> Tensor:
-        return torch.zeros(1, self.width, dtype=self.weights.dtype, device="cpu")
-
     @override
     def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         if self.average is None or self.average.shown is None:  # rows that are read catch up
             self.catch_up(links.index_N)
-        self.backend.pool(
-            self.weights.view(-1),
-            self.width,
-            self.width,
-            links,
-            target,
-            self.group.dtype,
-            in_lines=in_lines,
-        )
+        super().pool(links, target, in_lines)
 
     @override
     def update(
@@ -557,10 +536,17 @@ class FloatRows(RowStore):
             steps.index_fill_(0, row_U.long(), self.missed.now + 1)
             self.frozen.fill(steps, self.missed.now + 1)  # no step is for frozen rows
 
-    @override
     def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
-        if self.rule is None or self.rule.squares is None:
-            return super().squares(gradients, links, row_U, lr)
+        """Return the fp64 sums of squares over the columns of the store, for the K row statistics
+        of the rule: [K, U].
+
+        Args:
+            gradients: As for `update`.
+            links: As for `update`.
+            row_U: As for `update`.
+            lr: As for `update`.
+        """
+        assert self.rule is not None
         dtype = self.group.dtype
         return self.backend.row_squares(
             gradients, links, row_U, self.weights, self.state, dtype, lr, self.rule

@@ -280,7 +280,7 @@ class ShardedTables(nn.Module):
                 state.backend,
                 state.routes,
                 self.comm.world,
-                [store.example for store in state.stores],
+                [store.pooled for store in state.stores],
                 state.in_lines_G,
                 self.dtype,
                 state.payload,

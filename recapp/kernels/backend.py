@@ -33,7 +33,7 @@ from torch import Tensor
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.links import Bags, Links, Routes, Scratch
-from recapp.kernels.quantised import QuantisedRows
+from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import RowRule
 
@@ -160,7 +160,7 @@ def warm_up(
         kernels: The numba backend.
         routes: The routes of each group, for width and mode.
         world: The number of ranks.
-        stored: One row of each group's store (`RowStore.example`).
+        stored: The rows of each group's store, of which only the format matters.
         in_lines: Whether each group's results may be written past the caches.
         dtype: The type of the arithmetic.
         payload: The type of vectors in messages.
@@ -174,9 +174,12 @@ def warm_up(
     kernels.positions_of_rows(torch.zeros(1, dtype=torch.int32), [0, 1], no_numbers)
     if world == 1:
         payload = dtype  # without messages, the output's gradient updates the rows
-    for r, example, lines, rule, exchanged in zip(
+    for r, rows, lines, rule, exchanged in zip(
         routes, stored, in_lines, rule_G, exchanged_G, strict=True
     ):
+        of_floats = torch.float32 if isinstance(rows, QuantisedRows) else rows.dtype
+        one_row = torch.zeros(1, r.width, dtype=of_floats)
+        example = quantise(one_row, rows.bits) if isinstance(rows, QuantisedRows) else one_row
         if r.dynamic and isinstance(example, Tensor):
             _find_rows(kernels, example)
         for n, ids in kernels.sizes():
@@ -311,11 +314,7 @@ def _update(
     ]
     if exchanges_squares:
         summed = torch.zeros(r.width, dtype=dtype)
-        squares = (
-            kernels.square_sums(summed, r.width, links, dtype)
-            if rule.squares is None
-            else kernels.row_squares(summed, links, rows, weights, state, dtype, rate, rule)[0]
-        )
+        squares, *_ = kernels.row_squares(summed, links, rows, weights, state, dtype, rate, rule)
         piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
         kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
     # gradients whose squares were exchanged have been summed in `dtype`

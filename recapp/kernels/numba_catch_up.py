@@ -8,54 +8,28 @@ as one wide row: several rows cost the time of one.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from recapp.kernels.numba_cache import inlined
-from recapp.kernels.numba_vectors import ThreadedKernel, bound_rule
+from recapp.kernels.numba_vectors import ThreadedKernel, Touched, bound_rule, held_row
 from recapp.kernels.simd import get, load, prefetch, put, store, zeros
 
 COLUMNS_TOGETHER = 32  # of rows that take their steps together
 ROWS_AHEAD = 6  # rows are prefetched this many rows before their steps
 
 
-class Behind(NamedTuple):
-    """The rows of a store with missed steps.
-
-    Args:
-        steps: The steps that each row has taken.
-        weights: The weights of the store.
-        state0: The first state tensor of the rule; empty where it has none.
-        state1: The second state tensor.
-        like: Any number in the type of the arithmetic.
-    """
-
-    steps: Any
-    weights: Any
-    state0: Any
-    state1: Any
-    like: Any
-
-
 @lru_cache(None)
 def rate_at(rates: int) -> Callable[..., Any]:
-    """Return the function that reads the `lr` of a step: a number, or a tuple of numbers."""
-    if rates == 1:
+    """Return the function that reads the `lr` of a step: a number, or a tuple of two or three."""
+    last = rates - 1
 
-        @inlined(rates)
-        def rate_at(rates_N: Any, t: Any) -> Any:
-            return get(rates_N, t)
-
-    elif rates == 2:
-
-        @inlined(rates)
-        def rate_at(rates_N: Any, t: Any) -> Any:
-            return get(rates_N, 2 * t), get(rates_N, 2 * t + 1)
-
-    else:
-
-        @inlined(rates)
-        def rate_at(rates_N: Any, t: Any) -> Any:
-            return get(rates_N, 3 * t), get(rates_N, 3 * t + 1), get(rates_N, 3 * t + 2)
+    @inlined(rates)
+    def rate_at(rates_N: Any, t: Any) -> Any:
+        first = rates * t
+        if rates == 1:
+            return get(rates_N, first)
+        three = get(rates_N, first), get(rates_N, first + 1), get(rates_N, first + last)
+        return three[:rates]
 
     return rate_at
 
@@ -66,40 +40,37 @@ def advancing(
     constants: tuple[float, ...],
     state: int,
     rates: int,
-    columns: int,
+    width: int,
+    rows: int,
 ) -> Callable[..., None]:
-    """Return the function that takes the steps begin .. end of the numbers at .. at + columns.
+    """Return the function that takes the steps begin .. end of `rows` neighbours, from a row on.
 
     Args:
         step: The rule's expression.
         constants: The constants of the rule.
         state: The number of state tensors, at most two.
         rates: The numbers of the `lr` of a step.
-        columns: The columns of the rows that take the steps.
+        width: The columns of a row.
+        rows: The rows that take the steps together.
     """
-    rule = bound_rule(step, constants)
+    rule = bound_rule(step, constants, state)
     read = rate_at(rates)
+    columns = rows * width
+    first_kind, second_kind = (*["element"] * state, "none", "none")[:2]
+    _, read0, write0 = held_row(first_kind, width, columns)
+    _, read1, write1 = held_row(second_kind, width, columns)
 
-    @inlined(step, constants, state, rates, columns)
-    def advancing(b: Behind, rates_N: Any, at: Any, begin: Any, end: Any) -> None:
+    @inlined(step, constants, state, rates, width, rows)
+    def advancing(b: Touched, rates_N: Any, row: Any, begin: Any, end: Any) -> None:
         zero = zeros(b.like, columns)
-        w = load(b.weights, at, b.like, columns)
-        if state == 0:
-            for t in range(begin, end):
-                (w,) = rule(w, zero, b.like, read(rates_N, t), ())
-        elif state == 1:
-            e = load(b.state0, at, b.like, columns)
-            for t in range(begin, end):
-                w, e = rule(w, zero, b.like, read(rates_N, t), (e,))
-            store(b.state0, at, e)
-        else:
-            e = load(b.state0, at, b.like, columns)
-            f = load(b.state1, at, b.like, columns)
-            for t in range(begin, end):
-                w, e, f = rule(w, zero, b.like, read(rates_N, t), (e, f))
-            store(b.state0, at, e)
-            store(b.state1, at, f)
-        store(b.weights, at, w)
+        w = load(b.weights, row * width, b.like, columns)
+        e = read0(b.state0, row, b.like)
+        f = read1(b.state1, row, b.like)
+        for t in range(begin, end):
+            w, e, f = rule(w, zero, b.like, read(rates_N, t), e, f)
+        write0(b.state0, row, e)
+        write1(b.state1, row, f)
+        store(b.weights, row * width, w)
 
     return advancing
 
@@ -113,7 +84,8 @@ def catching_up(
     width: int,
     of_all: bool,
 ) -> Callable[..., None]:
-    """Return the function that takes the missed steps of the rows row_N[first] .. row_N[last].
+    """Return the function that takes the missed steps of the rows first .. last of `Touched`, and
+    counts them in the steps of the store.
 
     Args:
         step: As for `advancing`, like `constants`, `state` and `rates`.
@@ -125,33 +97,33 @@ def catching_up(
             neighbours take their steps together.
     """
     rows = max(COLUMNS_TOGETHER // width, 1) if of_all else 1
-    advance = advancing(step, constants, state, rates, width)
-    advance_all = advancing(step, constants, state, rates, rows * width)
+    advance = advancing(step, constants, state, rates, width, 1)
+    advance_all = advancing(step, constants, state, rates, width, rows)
 
     @inlined(step, constants, state, rates, width, of_all)
     def catching_up(
-        row_N: Any, behind: Any, rates_N: Any, span: Any, first: Any, last: Any
+        steps_R: Any, touched: Any, rates_N: Any, span: Any, first: Any, last: Any
     ) -> None:
-        b = Behind(*behind)
+        b = Touched(*touched)
         begin, now = span
         n = first
         while n < last:
-            row = n if of_all else int(get(row_N, n))
-            step_of_rows = int(get(b.steps, row))
+            row = n if of_all else int(get(b.row_U, n))
+            step_of_rows = int(get(steps_R, row))
             end = row + 1
             if of_all:
-                while end < min(row + rows, last) and int(get(b.steps, end)) == step_of_rows:
+                while end < min(row + rows, last) and int(get(steps_R, end)) == step_of_rows:
                     end += 1
             elif n + ROWS_AHEAD < last:
-                prefetch(b.steps, int(get(row_N, n + ROWS_AHEAD)), 1)
+                prefetch(steps_R, int(get(b.row_U, n + ROWS_AHEAD)), 1)
             if step_of_rows < now:
                 if end == row + rows:
-                    advance_all(b, rates_N, row * width, step_of_rows - begin, now - begin)
+                    advance_all(b, rates_N, row, step_of_rows - begin, now - begin)
                 else:
                     for each in range(row, end):
-                        advance(b, rates_N, each * width, step_of_rows - begin, now - begin)
+                        advance(b, rates_N, each, step_of_rows - begin, now - begin)
                 for each in range(row, end):
-                    put(b.steps, each, now)
+                    put(steps_R, each, now)
             n += end - row
 
     return catching_up

@@ -6,8 +6,8 @@ used again from batch to batch. The reference documents the functions; `numba_in
 `numba_unique.py` and `numba_vectors.py` explain the fast algorithms.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,6 +32,7 @@ from recapp.kernels.links import (
 )
 from recapp.kernels.numba_integers import Strips
 from recapp.kernels.numba_key_index import HashIndex, find_sorted
+from recapp.kernels.numba_unique import Unique
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend, rows_behind
 from recapp.optim.rules import Rate, RowRule
@@ -112,15 +113,6 @@ def touched(
     return *rows, state0, state1, float(decay), scalar(dtype, 0)
 
 
-def behind(
-    steps_R: Tensor, weights_RD: Tensor, state: Sequence[Tensor], dtype: torch.dtype
-) -> tuple[Any, ...]:
-    """Return the fields of `Behind`: the rows of a store with missed steps."""
-    none = array_or_empty(None, dtype)
-    state0, state1, *_ = [*(array(s.view(-1)) for s in state), none, none]
-    return array(steps_R), array(weights_RD.view(-1)), state0, state1, scalar(dtype, 0)
-
-
 def threads_of_torch() -> int:
     """Return the number of threads that torch uses, at most those of numba's pool."""
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
@@ -137,27 +129,6 @@ def parts_of_bags(links: Links) -> Any:
     return vectors.split_bags(offsets_M1, links.bags, threads)
 
 
-def run_strips(
-    serial: Callable[..., Any],
-    on_threads: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    threads: int,
-) -> None:
-    """Run a kernel whose strips have been assigned to threads.
-
-    Args:
-        serial: The kernel for one thread.
-        on_threads: The kernel for several threads.
-        arguments: The kernel's arguments before the threads.
-        threads: The number of threads.
-    """
-    if threads == 1:
-        serial(*arguments, 0, 1)
-        return
-    numba.set_num_threads(threads)
-    on_threads(*arguments, np.arange(threads + 1))
-
-
 # Torch has loaded libgomp, which serves numba's OpenMP layer too: so there is one pool of threads.
 # The threads of TBB or of numba's own layer would compete with this pool for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
@@ -166,30 +137,6 @@ numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 STAGE_FROM_READS = 3
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer ids, at 10 ns an id
 THREADS_FROM_PAIRS = 16384
-
-
-class UniqueRows(NamedTuple):
-    """The distinct rows of a group in one batch, strip by strip.
-
-    Args:
-        number_P: The number of each pair's row among the distinct rows of its strip.
-        row_U: The number of each row in its owner's store.
-        rank_U: The owner of each row.
-        count_U: The number of pairs of each row.
-        pair_I1: Strip i has pairs pair[i] .. pair[i + 1].
-        row_I1: Strip i has distinct rows row[i] .. row[i + 1].
-        thread_I: The thread that works on each strip.
-        threads: The number of threads.
-    """
-
-    number_P: Tensor
-    row_U: Tensor
-    rank_U: Tensor
-    count_U: Tensor
-    pair_I1: Counts
-    row_I1: Counts
-    thread_I: Counts
-    threads: int
 
 
 class NumbaBackend(TorchBackend):
@@ -313,9 +260,7 @@ class NumbaBackend(TorchBackend):
         )
 
     @override
-    def route_rows(
-        self, r: Routes, b: Bags, world: int, take: Scratch
-    ) -> tuple[UniqueRows, Counts]:
+    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[Unique, Counts]:
         strips = self._strips(r)
         P = b.pairs
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
@@ -338,27 +283,24 @@ class NumbaBackend(TorchBackend):
             found_I,
             n_IW,
         )
-        run_strips(
-            unique_kernels.route_strips,
-            unique_kernels.route_strips_on_threads,
+        unique_kernels.route(
+            (),
             (
                 (array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
                 tuple(strips),
                 row_arrays,
                 self._buckets(int(np.diff(pair_I1).max(initial=1)), threads),
             ),
-            threads,
+            np.arange(threads + 1),
         )
         U = unique_kernels.compact_rows(row_arrays, row_I1)
-        return UniqueRows(
-            number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
-        ), n_IW
+        return Unique(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I), n_IW
 
     @override
     def write_row_requests(
         self,
         r: Routes,
-        unique: UniqueRows,
+        unique: Unique,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -383,7 +325,7 @@ class NumbaBackend(TorchBackend):
         self,
         r: Routes,
         b: Bags,
-        unique: UniqueRows,
+        unique: Unique,
         source_U: Tensor,
         dtype: torch.dtype,
         take: Scratch,
@@ -399,21 +341,14 @@ class NumbaBackend(TorchBackend):
             (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
         )
         staged, staged_S = self._staging(r, b, unique)
-        run_strips(
-            unique_kernels.link_strips,
-            unique_kernels.link_strips_on_threads,
+        unique_kernels.link(
+            (),
             (
                 _slots(b),
                 tuple(self._strips(r)),
+                tuple(array(x) if isinstance(x, Tensor) else x for x in unique),
                 (
-                    array(unique.number_P),
-                    array(unique.count_U),
                     array(source_U),
-                    unique.pair_I1,
-                    unique.row_I1,
-                    unique.thread_I,
-                ),
-                (
                     array(b.where_M),
                     array_or_empty(b.scale_M, dtype),
                     array_or_empty(b.weights_L, dtype),
@@ -427,11 +362,11 @@ class NumbaBackend(TorchBackend):
                     array_or_empty(use_T, dtype),
                 ),
             ),
-            unique.threads,
+            np.arange(unique.thread_I.max(initial=0) + 2),
         )
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
-    def _staging(self, r: Routes, b: Bags, unique: UniqueRows) -> tuple[Staged | None, Counts]:
+    def _staging(self, r: Routes, b: Bags, unique: Unique) -> tuple[Staged | None, Counts]:
         """Return the strips in which gradients are copied, and the places of slots in the copies.
 
         Returns:
@@ -575,16 +510,6 @@ class NumbaBackend(TorchBackend):
             self._run_staged(staged_for, source, links, result, 1, dtype)
 
     @override
-    def square_sums(
-        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
-    ) -> Tensor:
-        total_U = torch.empty(links.bags, dtype=torch.float64)
-        vectors.squares(width)(
-            array(gradients), matrix(links, dtype), scalar(dtype, 0), links.bags, array(total_U)
-        )
-        return total_U
-
-    @override
     def row_squares(
         self,
         gradients: Tensor,
@@ -597,11 +522,10 @@ class NumbaBackend(TorchBackend):
         rule: RowRule,
     ) -> Tensor:
         kinds = tuple(kind for _, kind in rule.state)
-        total_KU = torch.empty(rule.means, links.bags, dtype=torch.float64)
-        assert rule.squares is not None
-        vectors.row_squares(
-            rule.squares, tuple(rule.constants), kinds, rule.means, weights_RD.shape[1]
-        )(
+        means = 1 if rule.squares is None else rule.means
+        total_KU = torch.empty(means, links.bags, dtype=torch.float64)
+        width = weights_RD.shape[1]
+        vectors.row_squares(rule.squares, tuple(rule.constants), kinds, means, width)(
             array(gradients),
             matrix(links, dtype),
             touched(row_U, None, weights_RD, state, dtype),
@@ -697,8 +621,8 @@ class NumbaBackend(TorchBackend):
             *(weights_RD.shape[1], row_N is None),
         )
         arguments = (
-            array(steps_R if row_N is None else row_N),
-            behind(steps_R, weights_RD, state, dtype),
+            array(steps_R),
+            touched(steps_R if row_N is None else row_N, None, weights_RD, state, dtype),
             array(rates_TK.view(-1)),
             span,
         )

@@ -9,14 +9,12 @@ that of the strips, whatever the number of threads. Letters are those of `numba_
 
 from typing import Any, NamedTuple
 
-from numba import prange
-
-from recapp.kernels.numba_cache import compiled
+from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_integers import Slots, Strips, find, hashing, piece_of
+from recapp.kernels.numba_vectors import ThreadedKernel
 from recapp.kernels.simd import get, put
 
 jit = compiled()
-parallel_jit = compiled(parallel=True)
 
 
 class Pairs(NamedTuple):
@@ -62,20 +60,22 @@ class Found(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """The distinct rows of a batch, as `link_strips` reads them.
+    """The distinct rows of a group in one batch, strip by strip.
 
     Args:
         number_P: The number of each pair's row among the distinct rows of its strip.
+        row_U: The number of each row in its owner's store.
+        rank_U: The owner of each row.
         count_U: The number of pairs of each row.
-        source_U: Where the vector of each row stands.
         pair_I1: Strip i has the pairs pair[i] .. pair[i + 1].
         row_I1: Strip i has the distinct rows row[i] .. row[i + 1].
         thread_I: The thread that works on each strip.
     """
 
     number_P: Any
+    row_U: Any
+    rank_U: Any
     count_U: Any
-    source_U: Any
     pair_I1: Any
     row_I1: Any
     thread_I: Any
@@ -86,6 +86,7 @@ class Matrices(NamedTuple):
     the gradient of row u is summed from order[start[u] : start[u + 1]].
 
     Args:
+        source_U: Where the vector of each row stands.
         where_M: The offset of each bag in the output.
         scale_M: The factor of each bag; empty: all are 1, and no entries are written.
         weights_L: The weight of each id; empty: all are 1.
@@ -100,6 +101,7 @@ class Matrices(NamedTuple):
         use_T: The entries of the transpose; empty where all are 1.
     """
 
+    source_U: Any
     where_M: Any
     scale_M: Any
     weights_L: Any
@@ -113,7 +115,7 @@ class Matrices(NamedTuple):
     use_T: Any
 
 
-@jit
+@inlined()
 def route_strips(
     pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, first: Any, last: Any
 ) -> None:
@@ -163,13 +165,7 @@ def route_strips(
             put(vectors_W, rank, get(vectors_W, rank) + 1)
 
 
-@parallel_jit
-def route_strips_on_threads(
-    pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, edge_T1: Any
-) -> None:
-    """Run `route_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
-    for t in prange(len(edge_T1) - 1):
-        route_strips(pairs, group, row_arrays, bucket_TH, edge_T1[t], edge_T1[t + 1])
+route = ThreadedKernel(lambda: route_strips)
 
 
 @jit
@@ -219,7 +215,7 @@ def _begin_rows(start_U1: Any, count_U: Any, first: Any, last: Any, start: Any) 
     put(start_U1, last, start)  # the next strip writes the same number
 
 
-@jit
+@inlined()
 def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, last: Any) -> None:
     """Write the parts of the matrices for the strips of threads first .. last. At the border of two
     strips both threads write the same number. The first four arguments have the fields of `Slots`,
@@ -250,7 +246,7 @@ def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, la
                     u = base + int(get(unique.number_P, p))
                     k = int(get(unique.count_U, u))
                     put(unique.count_U, u, k + 1)
-                    put(m.index_P, p, get(unique.source_U, u))
+                    put(m.index_P, p, get(m.source_U, u))
                     put(m.order_P, k, where)
                     if scaled:
                         use = get(m.scale_M, bag)
@@ -264,8 +260,4 @@ def link_strips(slots: Any, group: Any, rows: Any, matrices: Any, first: Any, la
         put(m.offsets_M1, b.bags_S1[strips.slot_I1[i + 1]], p)
 
 
-@parallel_jit
-def link_strips_on_threads(slots: Any, group: Any, rows: Any, matrices: Any, edge_T1: Any) -> None:
-    """Run `link_strips` for the threads edge[t] .. edge[t + 1] on each thread t."""
-    for t in prange(len(edge_T1) - 1):
-        link_strips(slots, group, rows, matrices, edge_T1[t], edge_T1[t + 1])
+link = ThreadedKernel(lambda: link_strips)

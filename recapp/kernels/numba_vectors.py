@@ -46,8 +46,6 @@ from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.numba_integers import piece_of
 from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_packed_row
 from recapp.kernels.simd import (
-    broadcast,
-    cast,
     fence,
     get,
     load,
@@ -244,17 +242,25 @@ class StagedSource(NamedTuple):
 
 
 @lru_cache(None)
-def summed(width: int) -> Callable[..., Any]:
+def summed(width: int, bits: int = 0) -> Callable[..., Any]:
     """Return the function that sums weights[k] * source[index[k] * stride : +width] over k in
     begin .. end, in that order.
 
-    For wide rows the prefetches have a loop of their own: in the loop of the additions they take
-    registers, and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times as long
-    with AVX2). For narrow rows a second loop is 5 to 25 % slower.
-    """
-    prefetch_loop = width > WIDE_COLUMNS
+    For wide rows of floats the prefetches have a loop of their own: in the loop of the additions
+    they take registers, and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times
+    as long with AVX2). For narrow rows a second loop is 5 to 25 % slower.
 
-    @inlined(width)
+    Args:
+        width: The columns of a vector.
+        bits: The bits of packed rows; 0 where the source holds floats. The memory of packed rows is
+            (bytes, numbers), and their values are computed when a row is added
+            (`recapp/kernels/quantised.py`).
+    """
+    prefetch_loop = width > WIDE_COLUMNS and not bits
+    size = bytes_of_packed_row(width, bits) if bits else 0
+    numbers = size // NUMBER_TYPES[bits].itemsize if bits else 0
+
+    @inlined(width, bits)
     def summed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
         index_N = m.index_N
         row = zeros(like, width)
@@ -264,49 +270,26 @@ def summed(width: int) -> Callable[..., Any]:
             for k in range(begin + AHEAD, min(end + AHEAD, N)):
                 prefetch(source, get(index_N, k) * stride, width)
         for k in range(begin, end):
-            if not prefetch_loop and k + AHEAD < N:
-                prefetch(source, get(index_N, k + AHEAD) * stride, width)
-            here = load(source, get(index_N, k) * stride, like, width)
+            if bits:
+                packed, floats = source
+                if k + FAR_AHEAD < N:
+                    prefetch_far(packed, get(index_N, k + FAR_AHEAD) * size, size)
+                if k + NEAR_AHEAD < N:
+                    prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
+                r = int(get(index_N, k))
+                scale = load(floats, r * numbers + (numbers - 2), like, 1)
+                bias = load(floats, r * numbers + (numbers - 1), like, 1)
+                here = load_packed(packed, r * size, like, width, bits) * scale + bias
+            else:
+                if not prefetch_loop and k + AHEAD < N:
+                    prefetch(source, get(index_N, k + AHEAD) * stride, width)
+                here = load(source, get(index_N, k) * stride, like, width)
             if weighted:
                 here = here * get(m.weights_N, k)
             row = row + here
         return row
 
     return summed
-
-
-@lru_cache(None)
-def summed_packed(width: int, bits: int) -> Callable[..., Any]:
-    """Return the function that sums packed rows as `summed` sums floats.
-
-    Its `source` is the memory of the packed rows as (bytes, numbers), its `stride` the bytes of
-    one. It computes the values of a row when it adds the row (`recapp/kernels/quantised.py`).
-    """
-    size = bytes_of_packed_row(width, bits)
-    numbers = size // NUMBER_TYPES[bits].itemsize
-
-    @inlined(width, bits)
-    def summed_packed(source: Any, stride: Any, m: Matrix, begin: Any, end: Any, like: Any) -> Any:
-        packed, floats = source
-        index_N = m.index_N
-        row = zeros(like, width)
-        weighted = len(m.weights_N) > 0
-        N = len(index_N)
-        for k in range(begin, end):
-            if k + FAR_AHEAD < N:
-                prefetch_far(packed, get(index_N, k + FAR_AHEAD) * size, size)
-            if k + NEAR_AHEAD < N:
-                prefetch(packed, get(index_N, k + NEAR_AHEAD) * size, size)
-            r = int(get(index_N, k))
-            scale = broadcast(floats, r * numbers + (numbers - 2), like, width)
-            bias = broadcast(floats, r * numbers + (numbers - 1), like, width)
-            here = load_packed(packed, r * size, like, width, bits) * scale + bias
-            if weighted:
-                here = here * get(m.weights_N, k)
-            row = row + here
-        return row
-
-    return summed_packed
 
 
 @lru_cache(None)
@@ -324,7 +307,7 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
             larger than the caches (measured; 4 times on a busy machine).
         bits: The bits of packed rows; 0 where the source holds floats.
     """
-    total = summed_packed(width, bits) if bits else summed(width)
+    total = summed(width, bits)
     size = bytes_of_packed_row(width, bits) if bits else 0
 
     @inlined(width, streamed, bits)
@@ -393,47 +376,57 @@ def staging(
 
 
 def bound_rule(
-    step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
+    step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], states: int
 ) -> Callable[..., Any]:
-    """Return a rule's expression with its constants filled in, as kernels compile it."""
+    """Return a rule's expression with its constants filled in, as kernels compile it: it takes and
+    returns two values of state, of which the rule leaves those behind its own as they are.
+    """
     # the expression stays a plain function: the cache on disk finds it by its name
     register_jitable(error_model="numpy")(step)
 
     @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
-    def bound(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
-        return step(w, g, mean, lr, sqrt, *(constants + state))
+    def bound(w: Any, g: Any, mean: Any, lr: Any, e: Any, f: Any) -> Any:
+        state = (e, f)[:states]
+        return step(w, g, mean, lr, sqrt, *(constants + state)) + (e, f)[states:]
 
-    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
-    def bound_bare(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
-        return step(w, g, mean, lr, sqrt, *state)
-
-    return bound if constants else bound_bare  # type: ignore[no-any-return]
+    return bound  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
-def held_row(kind: str, width: int) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """Return the functions that read and write a row's state: one number, or `width` numbers."""
-    if kind == "row":
+def held_row(
+    kind: str, width: int, columns: int
+) -> tuple[Callable[..., None], Callable[..., Any], Callable[..., None]]:
+    """Return the functions that fetch, read and write what a store holds for a row.
 
-        @inlined(kind, width)
-        def read_held(values: Any, row: Any, like: Any) -> Any:
+    Args:
+        kind: "row" for one number, "element" for `columns` numbers, "none" for nothing.
+        width: The columns of the store.
+        columns: The columns that are read and written, from the first one of the row on.
+    """
+
+    @inlined(kind, width, columns)
+    def fetch_held(values: Any, row: Any) -> None:
+        if kind == "row":  # a cache miss of its own: a tenth of the update's time
+            prefetch(values, row, 1)
+        elif kind == "element":
+            prefetch(values, row * width, columns)
+
+    @inlined(kind, width, columns)
+    def read_held(values: Any, row: Any, like: Any) -> Any:
+        if kind == "row":
             return get(values, row)
+        if kind == "none":
+            return like
+        return load(values, row * width, like, columns)
 
-        @inlined(kind, width)
-        def write_held(values: Any, row: Any, value: Any) -> None:
+    @inlined(kind, width, columns)
+    def write_held(values: Any, row: Any, value: Any) -> None:
+        if kind == "row":
             put(values, row, value)
-
-    else:
-
-        @inlined(kind, width)
-        def read_held(values: Any, row: Any, like: Any) -> Any:
-            return load(values, row * width, like, width)
-
-        @inlined(kind, width)
-        def write_held(values: Any, row: Any, value: Any) -> None:
+        elif kind == "element":
             store(values, row * width, value)
 
-    return read_held, write_held
+    return fetch_held, read_held, write_held
 
 
 @lru_cache(None)
@@ -442,35 +435,28 @@ def means_of_row(means: int, squares: bool, width: int) -> Callable[..., Any]:
     mean square of its gradient.
 
     Args:
-        means: The number of mean squares that the rule reads.
+        means: The number of mean squares that the rule reads, at most four.
         squares: Whether the rule squares other tensors than the gradient: then all means are given.
         width: The columns of the store.
     """
-    if squares:
+    last = means - 1
 
-        @inlined(means, squares, width)
-        def means_of_row(mean_KU: Any, g: Any, u: Any, like: Any) -> Any:
+    @inlined(means, squares, width)
+    def means_of_row(mean_KU: Any, g: Any, u: Any, like: Any) -> Any:
+        if squares:
             U = len(mean_KU) // means
-            if means == 2:
-                return get(mean_KU, u), get(mean_KU, U + u)
-            return (
+            four = (
                 get(mean_KU, u),
-                get(mean_KU, U + u),
-                get(mean_KU, 2 * U + u),
-                get(mean_KU, 3 * U + u),
+                get(mean_KU, min(1, last) * U + u),
+                get(mean_KU, min(2, last) * U + u),
+                get(mean_KU, min(3, last) * U + u),
             )
-
-    else:
-
-        @inlined(means, squares, width)
-        def means_of_row(mean_KU: Any, g: Any, u: Any, like: Any) -> Any:
-            mean = like
-            if len(mean_KU) == 0:
-                if means:
-                    mean = cast(like, square_total(g) / width)
-            else:
-                mean = get(mean_KU, u)
-            return mean
+            return four[:means]
+        if means == 0:
+            return like
+        if len(mean_KU) == 0:
+            return type(like)(square_total(g) / width)
+        return get(mean_KU, u)
 
     return means_of_row
 
@@ -497,11 +483,11 @@ def updating(
         squares: Whether the rule squares other tensors than the gradient: then the means are given.
         width: The columns of the store.
     """
-    rule = bound_rule(step, constants)
+    rule = bound_rule(step, constants, len(state))
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
-    read0, write0 = held_row(first_kind, width)
-    read1, write1 = held_row(second_kind, width)
+    fetch0, read0, write0 = held_row(first_kind, width, width)
+    fetch1, read1, write1 = held_row(second_kind, width, width)
     means_of = means_of_row(means, squares, width)
 
     @inlined(step, constants, decays, state, means, squares, width)
@@ -512,33 +498,20 @@ def updating(
             if u + ROWS_AHEAD < last:
                 soon = get(t.row_U, u + ROWS_AHEAD)
                 prefetch(t.weights, soon * width, width)
-                if first_kind == "row":  # a cache miss of its own: a tenth of the update's time
-                    prefetch(t.state0, soon, 1)
-                elif first_kind == "element":
-                    prefetch(t.state0, soon * width, width)
-                if second_kind == "row":
-                    prefetch(t.state1, soon, 1)
-                elif second_kind == "element":
-                    prefetch(t.state1, soon * width, width)
+                fetch0(t.state0, soon)
+                fetch1(t.state1, soon)
             g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
             row = int(get(t.row_U, u))
-            at = row * width
             mean = means_of(t.mean_KU, g, u, t.like)
-            w = load(t.weights, at, t.like, width)
+            w = load(t.weights, row * width, t.like, width)
             if decays:
                 w = w - t.decay * w
-            if first_kind == "none":
-                (w,) = rule(w, g, mean, lr, ())
-            elif second_kind == "none":
-                w, e = rule(w, g, mean, lr, (read0(t.state0, row, t.like),))
-                write0(t.state0, row, e)
-            else:
-                w, e, f = rule(
-                    w, g, mean, lr, (read0(t.state0, row, t.like), read1(t.state1, row, t.like))
-                )
-                write0(t.state0, row, e)
-                write1(t.state1, row, f)
-            store(t.weights, at, w)
+            e = read0(t.state0, row, t.like)
+            f = read1(t.state1, row, t.like)
+            w, e, f = rule(w, g, mean, lr, e, f)
+            write0(t.state0, row, e)
+            write1(t.state1, row, f)
+            store(t.weights, row * width, w)
 
     return updating
 
@@ -548,32 +521,20 @@ update = ThreadedKernel(updating)
 run_staged = ThreadedKernel(staging)
 
 
-@lru_cache(None)
-def squares(width: int) -> Callable[..., None]:
-    """Return the kernel that writes the fp64 sum of squares of each touched row's gradient.
-
-    The strips of one row exchange these sums.
-    """
-    total = summed(width)
-
-    @jit
-    def squares(gradients: Any, matrix: Any, like: Any, U: Any, square_U: Any) -> None:
-        m = Matrix(*matrix)
-        for u in range(U):
-            g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), like)
-            put(square_U, u, square_total(g))
-
-    return squares
-
-
-def _bound_squares(
-    expression: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
+def bound_squares(
+    expression: Callable[..., tuple[Any, ...]] | None, constants: tuple[float, ...], states: int
 ) -> Callable[..., Any]:
-    """Return a rule's expression `squares` with the constants filled in."""
-    register_jitable(error_model="numpy")(expression)
+    """Return a rule's expression `squares` with the constants filled in; None squares the gradient.
+    Its arguments are those of `bound_rule`, without a mean.
+    """
+    if expression is not None:
+        register_jitable(error_model="numpy")(expression)
 
     @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
-    def bound_squares(w: Any, g: Any, lr: Any, state: Any) -> Any:
+    def bound_squares(w: Any, g: Any, lr: Any, e: Any, f: Any) -> Any:
+        if expression is None:
+            return (g,)
+        state = (e, f)[:states]
         return expression(w, g, lr, sqrt, *(constants + state))
 
     return bound_squares  # type: ignore[no-any-return]
@@ -581,27 +542,27 @@ def _bound_squares(
 
 @lru_cache(None)
 def row_squares(
-    expression: Callable[..., tuple[Any, ...]],
+    expression: Callable[..., tuple[Any, ...]] | None,
     constants: tuple[float, ...],
     state: tuple[str, ...],
     means: int,
     width: int,
 ) -> Callable[..., None]:
     """Return the kernel that writes the fp64 sums of squares of the tensors that a rule squares,
-    [K, U]. It reads the rows before their update.
+    [K, U]. It reads the rows before their update. The strips of one row exchange these sums.
 
     Args:
-        expression: The rule's expression `squares`.
+        expression: The rule's expression `squares`; None squares the gradient.
         constants: The constants of the rule.
-        state: "row" or "element" for each state tensor; one or two.
-        means: The number of sums, 2 or 4.
+        state: "row" or "element" for each state tensor; at most two.
+        means: The number of sums.
         width: The columns of the store.
     """
-    squared = _bound_squares(expression, constants)
+    squared = bound_squares(expression, constants, len(state))
     total = summed(width)
-    first_kind, second_kind = (*state, "none")[:2]
-    read0, _ = held_row(first_kind, width)
-    read1, _ = held_row(second_kind, width)
+    first_kind, second_kind = (*state, "none", "none")[:2]
+    _, read0, _ = held_row(first_kind, width, width)
+    _, read1, _ = held_row(second_kind, width, width)
 
     @jit
     def row_squares(gradients: Any, matrix: Any, rows: Any, lr: Any, square_KU: Any) -> None:
@@ -613,15 +574,9 @@ def row_squares(
             row = int(get(t.row_U, u))
             w = load(t.weights, row * width, t.like, width)
             e = read0(t.state0, row, t.like)
-            if second_kind == "none":
-                squares_K = squared(w, g, lr, (e,))
-            else:
-                squares_K = squared(w, g, lr, (e, read1(t.state1, row, t.like)))
-            put(square_KU, u, square_total(squares_K[0]))
-            put(square_KU, U + u, square_total(squares_K[1]))
-            if means == 4:
-                put(square_KU, 2 * U + u, square_total(squares_K[2]))
-                put(square_KU, 3 * U + u, square_total(squares_K[3]))
+            squares_K = squared(w, g, lr, e, read1(t.state1, row, t.like))
+            for k in range(means):
+                put(square_KU, k * U + u, square_total(squares_K[k]))
 
     return row_squares
 

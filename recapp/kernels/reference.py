@@ -199,33 +199,6 @@ class UniqueRows(NamedTuple):
     grouped: Grouped
 
 
-class _BagRows(NamedTuple):
-    """The pairs of a group in one batch, grouped into vectors: one vector per (bag, owner), bag by
-    bag.
-
-    Args:
-        rank_P: The owner of each pair, in the order of the vectors.
-        row_P: The row of each pair in its owner's store.
-        pair_P: The position of each pair in the batch.
-        nth_P: The number of the owner's pairs before each pair.
-        rank_V: The owner of each vector.
-        nth_V: The number of the owner's vectors before each vector.
-        bag_V: The bag of each vector.
-        end_V: The number of the owner's pairs up to the last of each vector.
-        count_W2: The number of pairs and of vectors that each rank owns.
-    """
-
-    rank_P: Tensor
-    row_P: Tensor
-    pair_P: Tensor
-    nth_P: Tensor
-    rank_V: Tensor
-    nth_V: Tensor
-    bag_V: Tensor
-    end_V: Tensor
-    count_W2: Tensor
-
-
 class TorchBackend:
     """The reference backend.
 
@@ -380,6 +353,7 @@ class TorchBackend:
             b.lengths_M,
             output_size=len(row_P),
         )
+        # one vector for each bag and owner, bag by bag
         vector = group((bag_P * world + rank_P).to(offset_dtype(len(b.where_M) * world)))
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
@@ -389,11 +363,8 @@ class TorchBackend:
         nth_P, rows_W = numbered(rank_P, world)
         end_V = nth_P[vector.start_U1[1:].long() - 1] + 1
         count_W2 = torch.stack([rows_W, vectors_W], 1)
-        bag_rows = _BagRows(
-            *(rank_P, local_P[order], pair_P[order], nth_P),
-            *(rank_V, nth_V, bag_V, end_V, count_W2),
-        )
-        return bag_rows, to_host(count_W2).numpy()
+        pairs = rank_P, local_P[order], pair_P[order], nth_P
+        return (*pairs, rank_V, nth_V, bag_V, end_V, count_W2), to_host(count_W2).numpy()
 
     def write_bag_requests(
         self,
@@ -573,23 +544,6 @@ class TorchBackend:
                 column_D = torch.arange(width, device=target.device)
                 target[links.at_M[first:last, None].long() + column_D] = rows_MD.to(target.dtype)
 
-    def square_sums(
-        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
-    ) -> Tensor:
-        """Return the fp64 sum of squares of every touched row's gradient, [U].
-
-        Squares are added within blocks of `SQUARE_BLOCK` columns, then block by block. So a table
-        cut into strips of this width, whose owners add each other's sums, gets the bits of an uncut
-        table.
-
-        Args:
-            gradients: The flat message, or the output's gradient.
-            width: The columns of a row here.
-            links: The sparse matrix that sums the gradient of each touched row.
-            dtype: The type in which gradients are summed, fp32 or fp64.
-        """
-        return squares(self._gradients(gradients, width, links, dtype))
-
     def row_squares(
         self,
         gradients: Tensor,
@@ -601,9 +555,12 @@ class TorchBackend:
         lr: Rate,
         rule: RowRule,
     ) -> Tensor:
-        """Return the fp64 sums of squares of the tensors that a rule's `squares` computes, [K, U].
+        """Return the fp64 sums of squares of the tensors that a rule squares, [K, U]: those of its
+        `squares`, or else the gradients.
 
-        Squares are added as in `square_sums`. The arguments are those of `update`; none is changed.
+        Squares are added within blocks of `SQUARE_BLOCK` columns, then block by block. So a table
+        cut into strips of this width, whose owners add each other's sums, gets the bits of an uncut
+        table. The arguments are those of `update`; none is changed.
         """
         grad_UD = self._gradients(gradients, weights_RD.shape[1], links, dtype)
         old = [x.index_select(0, row_U.long()).to(dtype) for x in (weights_RD, *state)]

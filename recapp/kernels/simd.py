@@ -2,17 +2,16 @@
 
 `Row(element, width)` lowers to LLVM's `<width x float>`. So the source of a kernel is plain
 arithmetic, and a row rule written for torch blocks (`recapp/optim/rules.py`) compiles unchanged.
-Any width works: LLVM splits it into machine registers.
+Any width works: LLVM splits it into machine registers. A number, or a row of one column, becomes a
+row of equal numbers where it meets a row.
 
     zeros(like, width)                an empty accumulator in the type of the number `like`
     load(array, at, like, width)      width elements of a flat array from element `at` on, as a row
     load_packed(.., width, bits)      width unsigned integers of 8 or 4 bits, as a row
-    broadcast(array, at, like, width) one element, as a row of equal numbers
     store(array, at, row)             write a row into an array
     stream(array, at, row), fence()   write a row past the caches
     prefetch(array, at, width)        fetch elements into the cache ahead of use; `prefetch_far`
                                       into its second level
-    cast(like, x)                     a number in the type of `like`
     square_total(row)                 fp64 sum of squares, in a fixed order
     get(array, i), put(array, i, x)   one number
 
@@ -83,6 +82,16 @@ def _vector_address(
     )
 
 
+def _loaded(
+    context: Any, builder: Any, array_type: Any, array: Any, offset: Any, width: int
+) -> Any:
+    """Return `width` elements from array[offset] on, in the type of the array."""
+    at, size = _vector_address(context, builder, array_type, array, offset, width)
+    raw = builder.load(at)
+    raw.align = size
+    return raw
+
+
 def _splat(value: Any, width: int) -> Any:
     return ir.Constant(ir.VectorType(value.type, width), [value.constant] * width)
 
@@ -139,12 +148,9 @@ def load(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
     row = Row(like, width.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], row.width)
-        raw = builder.load(at)
-        raw.align = size
-        return _widen(
-            builder, raw, signature.args[0].dtype, context.get_value_type(row.element), row.width
-        )
+        kind = signature.args[0]
+        raw = _loaded(context, builder, kind, args[0], args[1], row.width)
+        return _widen(builder, raw, kind.dtype, context.get_value_type(row.element), row.width)
 
     return row(array, types.int64, like, width), codegen
 
@@ -161,9 +167,7 @@ def load_packed(typingctx: Any, array: Any, offset: Any, like: Any, width: Any, 
     count = (row.width + 1) // 2 if halves else row.width
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], count)
-        raw = builder.load(at)
-        raw.align = size
+        raw = _loaded(context, builder, signature.args[0], args[0], args[1], count)
         if halves:
             low = builder.and_(raw, _splat(I8(15), count))
             high = builder.lshr(raw, _splat(I8(4), count))
@@ -173,24 +177,6 @@ def load_packed(typingctx: Any, array: Any, offset: Any, like: Any, width: Any, 
         return builder.uitofp(raw, ir.VectorType(element, row.width))
 
     return row(array, types.int64, like, width, bits), codegen
-
-
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def broadcast(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
-    """Return the element at `offset` as a row of equal numbers of the type of `like`."""
-    row = Row(like, width.literal_value)
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0].dtype
-        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], 1)
-        raw = builder.load(at)
-        raw.align = size
-        one = _widen(builder, raw, kind, context.get_value_type(row.element), 1)
-        return builder.shuffle_vector(
-            one, ir.Constant(one.type, ir.Undefined), _mask([0] * row.width)
-        )
-
-    return row(array, types.int64, like, width), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -308,16 +294,6 @@ def zeros(typingctx: Any, like: Any, width: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def cast(typingctx: Any, like: Any, number: Any) -> Any:
-    """Return a number in the type of `like`."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.cast(builder, args[1], signature.args[1], signature.args[0])
-
-    return like(like, number), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
 def square_total(typingctx: Any, row: Any) -> Any:
     """Return the fp64 sum of squares of a row, added in a fixed order.
 
@@ -367,21 +343,21 @@ def _shuffle(builder: Any, vector: Any, lanes: range) -> Any:
 
 
 def _spread(context: Any, builder: Any, value: Any, kind: Any, row: Row) -> Any:
-    """Return a number as a row of equal numbers; return a row unchanged."""
-    if isinstance(kind, Row):
+    """Return a number, or a row of one column, as a row of equal numbers."""
+    if kind == row:
         return value
-    value = context.cast(builder, value, kind, row.element)
-    vector = ir.VectorType(value.type, row.width)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
-    return builder.shuffle_vector(
-        one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, row.width), None)
-    )
+    if not isinstance(kind, Row):
+        value = context.cast(builder, value, kind, row.element)
+        one = ir.Constant(ir.VectorType(value.type, 1), ir.Undefined)
+        value = builder.insert_element(one, value, I32(0))
+    lanes = ir.Constant(ir.VectorType(I32, row.width), None)
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), lanes)
 
 
 def _define(op: Callable[..., Any], instruction: str) -> None:
     @intrinsic  # type: ignore[untyped-decorator]
     def binary(typingctx: Any, a: Any, b: Any) -> Any:
-        row = a if isinstance(a, Row) else b
+        row = max((x for x in (a, b) if isinstance(x, Row)), key=lambda x: x.width)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             left, right = (

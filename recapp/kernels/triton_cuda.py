@@ -70,16 +70,27 @@ class TritonBackend(TorchBackend):
         triton_vectors.pool(grid, (*matrix, target, links.at_M, scale), (form, in_lines), WARPS)
 
     @override
-    def square_sums(
-        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
+    def row_squares(
+        self,
+        gradients: Tensor,
+        links: Links,
+        row_U: Tensor,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        lr: Rate,
+        rule: RowRule,
     ) -> Tensor:
-        total_U = torch.empty(links.bags, dtype=torch.float64, device=gradients.device)
+        if rule.squares is not None:
+            of_rows = row_U, weights_RD, state
+            return super().row_squares(gradients, links, *of_rows, dtype, lr, rule)
+        total_KU = torch.empty(1, links.bags, dtype=torch.float64, device=gradients.device)
         if links.bags:
-            form = self._form(width, dtype)
+            form = self._form(weights_RD.shape[1], dtype)
             matrix = _matrix(gradients, form, links, dtype)
             grid = (triton_vectors.programs(links.bags, form),)
-            triton_vectors.square_sums(grid, (*matrix, total_U), (form,), WARPS)
-        return total_U
+            triton_vectors.square_sums(grid, (*matrix, total_KU), (form,), WARPS)
+        return total_KU
 
     @override
     def on_device(

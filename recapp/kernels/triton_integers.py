@@ -327,9 +327,8 @@ def rows(
         key_P, where_P = _of_owner(key_P, bag_P, pieces, request, group, BLOCK)
         length_P = p_P * 0 + 1  # the owner's part of a sum has sample weights alone
     key_P += tl.load(group + KEY)
-    if (
-        tl.load(slots + tl.load(group + SLOTS) * SLOT + RULE) == DYNAMIC
-    ):  # a search takes position and strip
+    # a search takes position and strip
+    if tl.load(slots + tl.load(group + SLOTS) * SLOT + RULE) == DYNAMIC:
         store_P = position_of(id_P)
         key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0)
     key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))

@@ -24,7 +24,6 @@ KERNELS = (
     "serve",
     "group_rows",
     "pool",
-    "square_sums",
     "row_squares",
 )
 

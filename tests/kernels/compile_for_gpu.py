@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import triton
+from kernels.gradient_squares import square_sums
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -111,7 +112,7 @@ def call_everything(width, dtype, stored, names):
             torch.zeros(BAGS * width, dtype=dtype),
             dtype,
         )
-    kernels.square_sums(rows_RD.view(-1), width, links, dtype)
+    square_sums(kernels, rows_RD.view(-1), width, links, dtype)
     for rule in [*(getattr(rules, name)() for name in names), rules.adagrad(weight_decay=0.1)]:
         state = [
             torch.zeros(ROWS, width if kind == "element" else 1, dtype=dtype)

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from kernels.gradient_squares import square_sums
 from tiers import cover, one_of
 
 from recapp.errors import ConfigError
@@ -291,7 +292,8 @@ def test_squares_of_strips_add_up_to_the_bits_of_the_whole_row(kernels, width):
     by_strip = torch.zeros(37, dtype=torch.float64)
 
     def squares(grad):
-        return kernels.square_sums(
+        return square_sums(
+            kernels,
             grad.contiguous().view(-1),
             grad.shape[1],
             one_gradient_each(len(grad))(grad.shape[1]),
@@ -312,9 +314,9 @@ def test_a_block_of_squares_is_a_strip_of_the_default_width():
 
 def test_squares_of_single_precision_gradients_are_summed_in_double(kernels):
     grad = torch.tensor([1.0, 1e-5, 1e-5])
-    assert kernels.square_sums(grad, 3, one_gradient_each(1)(3), torch.float32)[0] == 1 + 2 * float(
-        torch.tensor(1e-5).double() ** 2
-    )
+    assert square_sums(kernels, grad, 3, one_gradient_each(1)(3), torch.float32)[
+        0
+    ] == 1 + 2 * float(torch.tensor(1e-5).double() ** 2)
 
 
 @pytest.mark.parametrize(

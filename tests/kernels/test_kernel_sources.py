@@ -35,7 +35,7 @@ def kernels():
         "pool packed": numba_vectors.pool.on_threads(3, False, 8),
         "update": numba_vectors.update.on_one_thread(*updates),
         "row squares": numba_vectors.row_squares(*squares),
-        "link": numba_unique.link_strips,
+        "link": numba_unique.link.on_one_thread(),
         "group": group_rows,
         "hash": hash_of,
         "text": ids_of_texts,

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from kernels.gradient_squares import square_sums
 from kernels.test_key_index import crowded, few, random_steps, spread
 
 from recapp.kernels.backend import backend
@@ -142,8 +143,8 @@ def test_squares_of_strips_add_up_to_the_bits_of_the_whole_row(kernels, width):
 
     def squares(grad):
         links = gradient_links._replace(index_N=grad.shape[1] * gradient_links.index_N)
-        return kernels.square_sums(
-            grad.to(GPU).contiguous().view(-1), grad.shape[1], there(links), torch.float32
+        return square_sums(
+            kernels, grad.to(GPU).contiguous().view(-1), grad.shape[1], there(links), torch.float32
         ).cpu()
 
     assert torch.equal(
@@ -277,7 +278,7 @@ def test_nothing_waits_for_the_device(kernels):
         torch.cuda.set_sync_debug_mode(mode)
         try:
             kernels.pool(rows_RD.view(-1), 64, 64, links, target, torch.float32, 0.5)
-            squares_U = kernels.square_sums(rows_RD.view(-1), 64, gradient_links, torch.float32)
+            squares_U = square_sums(kernels, rows_RD.view(-1), 64, gradient_links, torch.float32)
             for mean_U in (None, squares_U.float()):
                 kernels.update(
                     rows_RD.view(-1),

@@ -40,9 +40,8 @@ def trained(kernels, rule, width, dtype, given):
             TOUCHED,
         )
         rate = rule.rate_of(rule.lr, t)
-        if rule.squares is not None:
-            arguments = (row_U, weights_RD, state, dtype, rate, rule)
-            sums.append(kernels.row_squares(gradients, links, *arguments))
+        arguments = (row_U, weights_RD, state, dtype, rate, rule)
+        sums.append(kernels.row_squares(gradients, links, *arguments))
         mean = None
         if given and rule.means:  # as strips of a row get it
             mean = torch.rand(rule.means, TOUCHED, generator=generator, dtype=dtype)

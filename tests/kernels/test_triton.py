@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from kernels.gradient_squares import square_sums
 from parity.test_sharded_matches_unsharded import check
 
 from recapp.errors import ConfigError
@@ -173,7 +174,7 @@ def test_an_update_has_the_bits_of_the_reference_in_the_order_of_a_gpu(
     found, expected = (updated(k, grad_RD, links, row_U, rule, rate) for k in (kernels, reference))
     assert all(map(torch.equal, found, expected))
     squares = [
-        k.square_sums(grad_RD.view(-1), 5, links._replace(index_N=5 * links.index_N), dtype)
+        square_sums(k, grad_RD.view(-1), 5, links._replace(index_N=5 * links.index_N), dtype)
         for k in (kernels, reference)
     ]
     assert torch.equal(*squares)

@@ -35,11 +35,6 @@ class Region(NamedTuple):
         """The entries of the group."""
         return slice(self.entry, self.entry + self.entries)
 
-    @property
-    def its_bags(self) -> slice:
-        """The bags of the group."""
-        return slice(self.bag, self.bag + self.bags)
-
     def links_of(
         self, group: int, distinct: DistinctRows, at_U: Tensor | None, weighted: bool = True
     ) -> Links:

@@ -106,15 +106,21 @@ class FusedIntegers:
             state, self.own_pieces, modes_of(state.routes, TRAINED_WEIGHTS)
         )
         self.requests = groups_of_pieces(state, pieces, modes)
-        self.owners: tuple[Tensor | None, Tensor | None] = None, None
-        if self.pooled:
-            of_rows = np.array(numbers_of_pieces(state), np.int64)
-            groups = groups_of_pieces(state, numbers_of_pieces(state), modes)
-            self.owners = to_device(of_rows, device), groups
+        of_rows = numbers_of_pieces(state)
+        self.owners = (
+            (
+                to_device(np.array(of_rows, np.int64), device),
+                groups_of_pieces(state, of_rows, modes),
+            )
+            if self.pooled
+            else (None, None)
+        )
         self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
         self.store_rows_G = np.array(rows_of_stores(state), np.int64)
         self.rows_G = np.array(of_strips) if state.comm.world > 1 else self.store_rows_G
         self.wire = weights_on_wire(state.dtype, state.routes[0].row_dtype)
+        # the integers of a sample weight in the requests
+        self.words = self.wire.itemsize // state.routes[0].row_dtype.itemsize if self.pooled else 0
         self.most_rows = int(self.store_rows_G[self.pooled_G].max(initial=0))
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
@@ -287,10 +293,7 @@ class FusedBatch:
         kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
         scale = state.dtype if state.any_mean or weights_L is not None else None
-        # the integers of a sample weight in the requests
-        self.words = 0
-        if weights_L is not None and self.fused.pooled:
-            self.words = self.fused.wire.itemsize // state.routes[0].row_dtype.itemsize
+        self.words = 0 if weights_L is None else self.fused.words
         self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
@@ -353,7 +356,7 @@ class FusedBatch:
         weight_P = self.entries.weight_P
         for g, (asked, region) in enumerate(zip(self.asked, self.regions, strict=True)):
             if (source_P is None) is asked.local:
-                bags = region.its_bags
+                bags = slice(region.bag, region.bag + region.bags)
                 asked.combine_links = Links(
                     (self.entries.row_P if source_P is None else source_P)[region.here],
                     offset_M[bags.start : bags.stop + 1],
@@ -406,7 +409,7 @@ class FusedBatch:
         sizes = self.sizes._replace(offset=torch.promote_types(vector, self.sizes.offset))
         at_U, source_P, use_V = fused.exchange.write_requests(
             *(self.distinct, fused.piece_rows, self.groups, at_K, fused.requests, words_WG),
-            *(at_M, scale_M, (weights_P, self.words), ids),
+            *(at_M, scale_M, weights_P, self.words, ids),
             *(sizes, self.take),
         )
         self._link_home(source_P, at_U)
@@ -433,7 +436,7 @@ class FusedBatch:
             use = None if use_V is None else use_V[here]
             asked.combine_links = asked.combine_links._replace(
                 index_N=at_V[here],
-                offsets_M1=offset_M[region.bag : region.its_bags.stop + 1],
+                offsets_M1=offset_M[region.bag : region.bag + region.bags + 1],
                 weights_N=use,
                 longest=self.state.comm.world,
             )
@@ -498,7 +501,7 @@ class FusedBatch:
         )
         for g, (s, region) in enumerate(zip(served, places.regions, strict=True)):
             here = region.here
-            bags = region.its_bags
+            bags = slice(region.bag, region.bag + region.bags)
             s.answer_links = Links(
                 entries.row_P[here], None, None, entries.where_P[here], region.entries
             )

@@ -162,7 +162,8 @@ def write_requests(
     words_WG: Tensor,
     at_M: Tensor,
     scale_M: Tensor | None,
-    weights: tuple[Tensor | None, int],
+    bits_P: Tensor | None,
+    words: int,
     ids: Tensor,
     sizes: Sizes,
     take: Take,
@@ -179,8 +180,9 @@ def write_requests(
             get all requests.
         at_M: The offset of each bag's vector in the output.
         scale_M: The factor of each bag; None where all are 1, or no owner sums bags.
-        weights: The sample weights of the entries as integers of the message, row by row, and how
-            many of these a weight has: of groups whose owners sum bags.
+        bits_P: The sample weights of the entries as integers of the message, row by row, for
+            groups whose owners sum bags.
+        words: The number of integers of a sample weight.
         ids: The message of ids, which is written.
         sizes: The sizes of the batch; `offset` is the type of offsets in the message of vectors
             and, where owners sum bags, in the output.
@@ -194,13 +196,12 @@ def write_requests(
     at_U = take("vector", sizes.entries, sizes.offset)
     source_P = take("source", sizes.entries, sizes.offset)
     world = len(words_WG) // sizes.groups
-    bits, words = weights
     use_V = None if scale_M is None else take("sum scale", sizes.entries, scale_M.dtype)
     ask(
         (sizes.entries // BLOCK,),
         (
             *(distinct.row_U, distinct.start_U, distinct.gradient_P, distinct.count_G),
-            *(distinct.number_P, pieces, groups, at, requests, words_WG, at_M, scale_M, bits),
+            *(distinct.number_P, pieces, groups, at, requests, words_WG, at_M, scale_M, bits_P),
             *(ids, at_U, source_P, use_V, sizes.groups, world),
         ),
         (words, BLOCK),
@@ -571,9 +572,8 @@ def serve(
         begin_P = tl.load(ids + ends_P + v_P - 1, mask=here_P & (v_P > 0), other=0)
         where_P += v_P * step_P
         first_P = here_P & (nth_P == begin_P)
-        to_P = tl.load(place_P + BAG, mask=here_P, other=0) + v_P
+        to_P = tl.where(here_P, tl.load(place_P + BAG, mask=here_P, other=0) + v_P, end_bag)
         tl.store(at + to_P, where_P.to(at.dtype.element_ty), mask=first_P)
-        to_P = tl.where(here_P, to_P, end_bag)
         n_P = (p_P - tl.load(group + BLOCKS) * BLOCK).to(tl.int32)
         tl.store(offset + to_P, n_P, mask=first_P | (p_P == end))
         for word in tl.static_range(WORDS):

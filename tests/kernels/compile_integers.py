@@ -59,7 +59,7 @@ def call_everything(key, offset, scale, weighted):
     exchange.count_requests(*of_pieces, WORLD, words, *counts)
     exchange.count_rows(*of_pieces, numbers[:3])
     exchange.find_pieces(*of_pieces, sizes, take)
-    to_bags = numbers[: WORLD * 2], at_M, scale_M, (ids if wire else None, words)
+    to_bags = numbers[: WORLD * 2], at_M, scale_M, ids if wire else None, words
     exchange.write_requests(*of_pieces, numbers, *to_bags, ids, sizes, take)
     exchange.first_sums(*of_pieces, sizes, take)
     exchange.entries_of_requests(ids, numbers, numbers, wire, scale or torch.float32, sizes, take)

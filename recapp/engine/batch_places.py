@@ -3,7 +3,6 @@ other in regions of whole blocks (`recapp/kernels/batch_arrays.py`), the slots o
 the other in its region, and the requests of each piece in the messages.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,15 +35,18 @@ class Region(NamedTuple):
         """The entries of the group."""
         return slice(self.entry, self.entry + self.entries)
 
-    def links_of(self, group: int, distinct: DistinctRows, at_U: Tensor | None) -> Links:
+    def links_of(
+        self, group: int, distinct: DistinctRows, at_U: Tensor | None, weighted: bool = True
+    ) -> Links:
         """Return the links from the distinct rows of the group to the offsets of their gradients.
 
         Args:
             group: The number of the group.
             distinct: The distinct rows.
             at_U: The offset of each row's result; None: results stand side by side.
+            weighted: Whether entries of the group may have weights.
         """
-        weight_P = distinct.weight_P
+        weight_P = distinct.weight_P if weighted else None
         return Links(
             distinct.gradient_P[self.here],
             distinct.start_U[self.entry : self.here.stop + 1],
@@ -63,11 +65,13 @@ class Places(NamedTuple):
         of_slots: The places of the slots, [S x `SlotPlace`].
         of_groups: The places of the groups, [G x `GroupPlace`].
         regions: The regions of the groups.
+        keys: The number of all keys.
     """
 
     of_slots: Counts
     of_groups: Counts
     regions: list[Region]
+    keys: int
 
 
 def block_behind(end: int) -> int:
@@ -76,20 +80,31 @@ def block_behind(end: int) -> int:
 
 
 def places_of_requests(
-    keys: Sequence[int],
+    rows_G: Counts,
     width_G: Counts,
-    rows_WG: Counts,
+    counts_WG3: Counts,
+    pooled_G: Counts,
     words: MessageLayout,
     vectors: MessageLayout,
 ) -> Places:
-    """Return the places of the requests of each rank, group by group, and of the groups."""
-    world, groups = rows_WG.shape
+    """Return the places of the requests of each rank, group by group, and of the groups.
+
+    Args:
+        rows_G: The rows of each group.
+        width_G: The columns of its vectors.
+        counts_WG3: The numbers of rows, vectors and words that each rank requests.
+        pooled_G: Whether vectors are sums of the rows.
+        words: The offsets in the message of ids.
+        vectors: The offsets in the message of vectors.
+    """
+    world, groups, _ = counts_WG3.shape
     id_S, vector_S = (x.served_WG1[:, :-1].T.ravel() for x in (words, vectors))
-    rows_S = rows_WG.T.ravel()
-    sizes_S2 = np.stack([rows_S, np.zeros_like(rows_S)], 1)
+    sizes_WG2 = np.where(pooled_G[:, None] | [True, False], counts_WG3[..., :2], 0)
     places = id_S, vector_S, np.repeat(width_G, world)
-    longest_G = np.full(groups, world)  # each rank asks for a row once
-    return in_regions(*places, sizes_S2, np.arange(groups + 1) * world, keys, longest_G)
+    # each rank asks for a row once, unless it asks for sums
+    longest_G = np.where(pooled_G, counts_WG3[..., 0].sum(0), world)
+    sizes_S2 = sizes_WG2.swapaxes(0, 1).reshape(-1, 2)
+    return in_regions(*places, sizes_S2, np.arange(groups + 1) * world, rows_G, longest_G)
 
 
 def in_regions(
@@ -98,7 +113,7 @@ def in_regions(
     step_S: Counts,
     sizes_S2: Counts,
     slot_G1: Counts,
-    keys: Sequence[int],
+    rows_G: Counts,
     longest_G: Counts,
 ) -> Places:
     """Return the places of slots and groups. The groups stand one behind the other in whole blocks,
@@ -110,7 +125,7 @@ def in_regions(
         step_S: The distance of two vectors.
         sizes_S2: The entries and bags of each slot.
         slot_G1: The slots of each group.
-        keys: The first key of each group.
+        rows_G: The rows of each group, which keys number, with a key more for no row.
         longest_G: A number of entries of a group that no bag and no row exceeds.
     """
     edge_S2 = np.concatenate([np.zeros((1, 2), np.int64), sizes_S2.cumsum(0)])
@@ -121,20 +136,22 @@ def in_regions(
     first_S2 = edge_S2[:-1] + np.repeat(first_G2 - edge_G2[:-1], np.diff(slot_G1), 0)
     entry_G, bag_G = first_G2.T
     entries_G, bags_G = size_G2.T
-    key_G1 = np.array(keys)
-    of_slots = [id_S, *first_S2.T, vector_S, step_S]
+    key_G1 = np.array([0, *(rows_G + 1).cumsum()])
+    end_S2 = id_S[:, None] + sizes_S2.cumsum(1)
+    of_slots = [id_S, *first_S2.T, vector_S, step_S, *end_S2.T]
     of_groups = [
         *(slot_G1[:-1], slot_G1[1:], entry_G // BLOCK, entry_G + entries_G),
         *(bag_G // BLOCK, bag_G + bags_G, key_G1[:-1], key_G1[1:] - 1),
     ]
     spans = np.stack([entry_G, entries_G, longest_G, bag_G, bags_G], 1)
     regions = [Region(*span) for span in spans.tolist()]
-    return Places(np.stack(of_slots, 1), np.stack(of_groups, 1), regions)
+    return Places(np.stack(of_slots, 1), np.stack(of_groups, 1), regions, int(key_G1[-1]))
 
 
 def places_of_pieces(
     pieces: Counts,
     rows_K: Counts,
+    counts_WG3: Counts,
     width_G: Counts,
     words: MessageLayout,
     vectors: MessageLayout,
@@ -146,6 +163,7 @@ def places_of_pieces(
     Args:
         pieces: The pieces, group by group, [K x `PieceNumbers`].
         rows_K: The number of distinct rows of each piece.
+        counts_WG3: The numbers of rows, vectors and words requested of each rank.
         width_G: The columns of the vectors of each group.
         words: The offsets in the message of ids.
         vectors: The offsets in the message of vectors.
@@ -158,7 +176,10 @@ def places_of_pieces(
     nth_K[by_rank] = _before(rows_K[by_rank], (group_K * len(words.asked_WG1) + rank_K)[by_rank])
     at_id = words.asked_WG1[rank_K, group_K] + nth_K
     at_vector = vectors.asked_WG1[rank_K, group_K] + nth_K * width_G[group_K]
-    return np.stack([_before(rows_K, group_K), at_id, at_vector], 1)
+    # of an owner of sums, which is one piece
+    ends = at_id[:, None] + counts_WG3[rank_K, group_K, :2].cumsum(1)
+    entry_K = _before(counts_WG3[rank_K, group_K, 0], group_K)
+    return np.stack([_before(rows_K, group_K), at_id, at_vector, entry_K, *ends.T], 1)
 
 
 def _before(rows_K: Counts, block_K: Counts) -> Counts:

@@ -225,7 +225,7 @@ class PooledRequests(HomeRequests):
 
     def route(self, bags: Bags) -> Counts:
         """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]. The
-        words are the rows, a length per bag, and the bits of the sample weights.
+        words are the rows, the end of each bag among them, and the bits of the sample weights.
         """
         self.bags = bags
         self.words_L = weight_words(bags.weights_L, self.routes.row_dtype)
@@ -374,6 +374,7 @@ def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | N
     if weights_L is None:
         return None
     wire = weights_L.to(weights_on_wire(weights_L.dtype, row_dtype)).contiguous()
+    wire = wire.as_strided(wire.shape, (1,))  # a single weight may have any stride
     return wire.view(row_dtype).view(len(weights_L), wire.element_size() // row_dtype.itemsize)
 
 

@@ -16,7 +16,8 @@ that the kernels do not know, and as the definition of the result.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -31,24 +32,34 @@ from recapp.engine.batch_places import (
     places_of_pieces,
     places_of_requests,
 )
-from recapp.engine.dynamic_keys import MOST_SLOTS
-from recapp.engine.exchange_modes import HomeRequests, ServedRequests
+from recapp.engine.exchange_modes import (
+    HomeRequests,
+    ServedRequests,
+    weight_words,
+    weights_on_wire,
+)
+from recapp.engine.integers import TRAINED_WEIGHTS, WEIGHTED, modes_of, weighting
 from recapp.engine.row_statistics import RowPieces
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
+from recapp.engine.table_numbers import (
+    groups_of_pieces,
+    numbers_of_own_pieces,
+    numbers_of_pieces,
+    numbers_of_slots,
+    numbers_of_tables,
+    rows_of_stores,
+    searched,
+)
 from recapp.kernels.batch_arrays import (
     NOTHING,
     DistinctRows,
     Entries,
-    GroupRequests,
-    PieceNumbers,
     Sizes,
-    SlotNumbers,
 )
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
-from recapp.tables.config import PoolingType
-from recapp.tables.ids import RULE_NUMBERS, LookupRows, OutsideTable, rule_of
+from recapp.tables.ids import LookupRows, OutsideTable
 from recapp.transport.step_messages import HEADER, MessageLayout
 
 
@@ -72,39 +83,66 @@ class FusedIntegers:
 
     Args:
         state: The engine state of the tables.
+        weighting: The sample weights of the batches.
     """
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, weighting: int = WEIGHTED) -> None:
         self.state = state
         device = state.comm.device
         self.kernels = state.backend.fused_integers
-        slots = _numbers_of_slots(state)
-        pieces = _numbers_of_pieces(state)
+        self.exchange = state.backend.fused_requests
+        slots = numbers_of_slots(state)
+        modes = modes_of(state.routes, weighting)
+        self.pooled_G = np.array([m == "pooled" and state.comm.world > 1 for m in modes])
+        self.pooled = np.flatnonzero(self.pooled_G).tolist()
+        pieces = numbers_of_pieces(state, self.pooled)
         self.pieces = np.array(pieces, np.int64)
         self.slots = to_device(np.array(slots, np.int64), device)
         self.piece_rows = to_device(self.pieces, device)
         of_strips = [int(r.rows_I.sum()) for r in state.routes]
-        self.own_pieces = _numbers_of_own_pieces(state)
+        self.own_pieces = numbers_of_own_pieces(state)
         self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
-        self.own_requests = _groups_of_pieces(state, self.own_pieces)
-        self.requests = _groups_of_pieces(state, pieces)
+        self.own_requests = groups_of_pieces(
+            state, self.own_pieces, modes_of(state.routes, TRAINED_WEIGHTS)
+        )
+        self.requests = groups_of_pieces(state, pieces, modes)
+        of_rows = numbers_of_pieces(state)
+        self.owners = (
+            (
+                to_device(np.array(of_rows, np.int64), device),
+                groups_of_pieces(state, of_rows, modes),
+            )
+            if self.pooled
+            else (None, None)
+        )
         self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
-        self.home_keys = _keys(of_strips if state.comm.world > 1 else _rows_of_stores(state))
-        self.store_keys = _keys(_rows_of_stores(state))
+        self.store_rows_G = np.array(rows_of_stores(state), np.int64)
+        self.rows_G = np.array(of_strips) if state.comm.world > 1 else self.store_rows_G
+        self.wire = weights_on_wire(state.dtype, state.routes[0].row_dtype)
+        # the integers of a sample weight in the requests
+        self.words = self.wire.itemsize // state.routes[0].row_dtype.itemsize if self.pooled else 0
+        self.most_rows = int(self.store_rows_G[self.pooled_G].max(initial=0))
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
         self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
-        self.table_S, self.table_G = _numbers_of_tables(state)
+        self.table_S, self.table_G = numbers_of_tables(state)
         self.shape: Hashable = None  # of the last batch
         self._places: Places | None = None
         # the edges of ids, the bags and the mark of their kernels, for batches of single ids
-        self.known_bags: dict[Hashable, tuple[Tensor, tuple[Tensor, Tensor], object]] = {}
-        self.searched = _searched(state)
+        self.known_bags: dict[
+            Hashable, tuple[Tensor, tuple[Tensor, Tensor, Tensor | None], object]
+        ] = {}
+        self.searched = searched(state)
         self._most = {
             t.name: t.dynamic.max_rows
             for t in state.layout.tables
             if t.dynamic and t.dynamic.max_rows is not None
         }
+
+    @cached_property
+    def with_trained_weights(self) -> "FusedIntegers":
+        """The integers of batches whose sample weights need a gradient, which homes apply."""
+        return FusedIntegers(self.state, TRAINED_WEIGHTS) if self.pooled else self
 
     def places(self, output: BatchOutput) -> Places:
         """Return the places of slots and groups in a batch. Those of the last batch are kept for
@@ -128,16 +166,15 @@ class FusedIntegers:
 
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables: no rank sums bags for another. Dynamic
-        tables must be on one rank, in whole rows.
+        """Return whether the kernels know these tables. Dynamic tables must be on one rank, in
+        whole rows.
         """
         return (
             state.backend.fused_integers is not None
             and all(
                 s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
             )
-            and ((state.comm.world == 1 and not state.row_statistics) or not _searched(state))
-            and (state.comm.world == 1 or all(r.mode != "pooled" for r in state.routes))
+            and ((state.comm.world == 1 and not state.row_statistics) or not searched(state))
             # products of mixed rows have 64 bits
             and all(x.table.num_embeddings < 2**31 for x in state.layout.lookups)
         )
@@ -168,7 +205,8 @@ class FusedBatch:
         output: BatchOutput,
         take: Scratch,
     ) -> None:
-        self.fused = fused
+        trained = weighting(ids) == TRAINED_WEIGHTS
+        self.fused = fused = fused.with_trained_weights if trained else fused
         self.state = state = fused.state
         self.rows = ids
         self.output = output
@@ -257,27 +295,33 @@ class FusedBatch:
         """Find the rows of all entries."""
         state = self.state
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
-        scales = state.any_mean or weights_L is not None
+        scale = state.dtype if state.any_mean or weights_L is not None else None
+        self.words = 0 if weights_L is None else self.fused.words
         last = self.regions[-1]
         self.sizes = Sizes(
             block_behind(last.here.stop),
             block_behind(last.bag + last.bags),
             len(self.regions),
             state.routes[0].row_dtype,
-            offset_dtype(self.fused.home_keys[-1]),
-            offset_dtype(output.numel),
+            offset_dtype(self.fused.places(output).keys),
+            offset_dtype(max(output.numel, self.fused.most_rows)),
         )
         of_slots = (self.fused.slots, self.places, self.groups)
-        self._find_bags(ids, output, of_slots)
+        self._find_bags(ids, output, of_slots, scale if self.fused.pooled else None)
         self.entries: Entries = self.fused.kernels.entries_of_ids(
-            *(ids.rows_L, self.edge_N1, weights_L, output.bags, *of_slots, self.report),
-            *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
+            *(ids.rows_L, self.edge_N1, weights_L, output.bags, *of_slots, self.fused.owners),
+            *(self.report, state.stopped, scale, self.sizes, self.take),
         )
 
     def _find_bags(
-        self, ids: LookupRows, output: BatchOutput, of_slots: tuple[Tensor, Tensor, Tensor]
+        self,
+        ids: LookupRows,
+        output: BatchOutput,
+        of_slots: tuple[Tensor, Tensor, Tensor],
+        scale: torch.dtype | None,
     ) -> None:
-        """Find where the ids of each bag begin, where its entries begin, and where its vector lies.
+        """Find where the ids of each bag begin, where its entries begin, and where its vector lies;
+        and its factor, in the type `scale`, where owners sum bags.
 
         A batch whose lengths are one number, expanded, has bags of equal sizes, and if there are as
         many ids as bags, the sizes are 1. Then all this follows from the shape: that of the first
@@ -285,7 +329,7 @@ class FusedBatch:
         """
         known = self.fused.known_bags
         single = ids.lengths_FB.stride() == (0, 0) and {*ids.per_F} == {output.bags}
-        shape = self.fused.shape if single else None
+        shape = (self.fused.shape, scale) if single else None
         if shape in known:
             self.edge_N1, self.bags, end = known[shape]
             self.state.comm.side.wait_for(end)
@@ -295,7 +339,7 @@ class FusedBatch:
             self.state.backend.place_entries(self.edge_N1, output.bags, *of_slots)
         take = Scratch(self.state.comm.device) if single and not known else self.take
         self.bags = self.fused.kernels.bags_of(
-            self.edge_N1, output.bags, *of_slots, self.sizes, take
+            self.edge_N1, output.bags, *of_slots, scale, self.sizes, take
         )
         if take is not self.take:
             known[shape] = self.edge_N1, self.bags, self.state.comm.side.mark_current()
@@ -312,7 +356,7 @@ class FusedBatch:
             key_P = self.entries.key_P[self.regions[g].here]
             slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
             row_P.copy_(slot_P)
-            key_P.copy_(slot_P + self.fused.home_keys[g])
+            key_P.copy_(slot_P + int((self.fused.rows_G[:g] + 1).sum()))
 
     def _find_rows(self) -> None:
         """Find the distinct rows, and count them by piece."""
@@ -323,11 +367,10 @@ class FusedBatch:
             self.entries, self.groups, self.sizes, self.take, several
         )
         if several:
-            kernels.count_requests(
-                *(self.distinct, self.fused.piece_rows, self.groups, state.comm.world),
-                *(self.message[: len(self.message) // 2], self.rows.rows_L, self.edge_N1),
-                self.output.bags,
-                *(self.report, self.count_K),
+            self.fused.exchange.count_requests(
+                *(self.distinct, self.fused.piece_rows, self.fused.requests, self.groups),
+                *(state.comm.world, self.words, self.message[: len(self.message) // 2]),
+                *(self.rows.rows_L, self.edge_N1, self.output.bags, self.report, self.count_K),
             )
         elif state.row_statistics:
             self._find_own_pieces(self.distinct, self.groups, self.sizes, self.count_K)
@@ -339,7 +382,7 @@ class FusedBatch:
             source_P: The offset of each entry's vector in the message; None: bags read the store.
             at_U: The offset of each distinct row's vector in the message.
         """
-        offset_M, at_M = self.bags
+        offset_M, at_M, _ = self.bags
         weight_P = self.entries.weight_P
         for g, (asked, region) in enumerate(zip(self.asked, self.regions, strict=True)):
             if (source_P is None) is asked.local:
@@ -388,14 +431,48 @@ class FusedBatch:
         if comm.world == 1:
             return
         at = places_of_pieces(
-            fused.pieces, self.rows_K, self.state.widths_G, words, vectors, comm.rank
+            *(fused.pieces, self.rows_K, self.counts_WG3, self.state.widths_G),
+            *(words, vectors, comm.rank),
         )
         at_K, words_WG = self._on_device("requests", at, words.asked_WG1[:, :-1])
-        at_U, source_P = fused.kernels.write_requests(
+        assert self.distinct is not None
+        _, at_M, scale_M = self.bags
+        weights_P = weight_words(self.distinct.weight_P if self.words else None, ids.dtype)
+        sizes = self.sizes._replace(offset=torch.promote_types(vector, self.sizes.offset))
+        at_U, source_P, use_V = fused.exchange.write_requests(
             *(self.distinct, fused.piece_rows, self.groups, at_K, fused.requests, words_WG),
-            *(ids, self.sizes._replace(offset=vector), self.take),
+            *(at_M, scale_M, weights_P, self.words, ids),
+            *(sizes, self.take),
         )
         self._link_home(source_P, at_U)
+        if fused.pooled:
+            of_sums = self.distinct, self.groups, at_K, fused.requests, sizes, self.take
+            self._link_sums(fused.exchange.first_sums(*of_sums), at_U, source_P, use_V)
+
+    def _link_sums(
+        self, offset_M: Tensor, at_V: Tensor, where_V: Tensor, use_V: Tensor | None
+    ) -> None:
+        """Link the bags of the groups whose owners sum bags to these sums.
+
+        Args:
+            offset_M: Where the sums of each bag begin.
+            at_V: The offset of each sum in the message.
+            where_V: The offset of its gradient in the output's.
+            use_V: Its factor.
+        """
+        for g in self.fused.pooled:
+            asked = self.asked[g]
+            region = self.regions[g]
+            sums = int(self.counts_WG3[:, g, 1].sum())
+            here = slice(region.entry, region.entry + sums)
+            use = None if use_V is None else use_V[here]
+            asked.combine_links = asked.combine_links._replace(
+                index_N=at_V[here],
+                offsets_M1=offset_M[region.bag : region.bag + region.bags + 1],
+                weights_N=use,
+                longest=self.state.comm.world,
+            )
+            asked.gradient_links = Links(where_V[here], None, use, at_V[here], sums)
 
     def link(self, *, late: bool) -> None:
         """Do nothing: links are made where their arrays are."""
@@ -417,7 +494,8 @@ class FusedBatch:
             vectors: The offsets of the message of vectors.
             vector: The type of these offsets.
             in_WG3: The numbers of rows, vectors and words that each rank requests.
-            weighting: The sample weights of the ranks, which change no mode here.
+            weighting: The sample weights of the ranks with ids, in whose mode a rank without ids
+                also serves requests.
         """
         state = self.state
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
@@ -433,34 +511,46 @@ class FusedBatch:
             if state.row_statistics:
                 self._cut_to_pieces(served, self.regions, self.rows_K)
             return list(served)
+        pooled_G = np.array([m == "pooled" for m in modes_of(state.routes, weighting)])
         places = places_of_requests(
-            *(self.fused.store_keys, state.widths_G, in_WG3[..., 0], words, vectors)
+            *(self.fused.store_rows_G, state.widths_G, in_WG3, pooled_G, words, vectors)
         )
-        regions = places.regions
         of_ranks, of_groups = self._on_device("served", places.of_slots, places.of_groups)
-        last = regions[-1].here.stop
-        key = offset_dtype(self.fused.store_keys[-1])
-        sizes = self.sizes._replace(entries=block_behind(last), key=key, offset=vector)
-        entries = self.fused.kernels.entries_of_requests(
-            ids, of_ranks, of_groups, sizes, self._take_served
+        last = places.regions[-1]
+        sizes = Sizes(
+            *(block_behind(last.here.stop), block_behind(last.bag + last.bags), len(served)),
+            *(state.routes[0].row_dtype, offset_dtype(places.keys), vector),
+        )
+        weighted = weighting == WEIGHTED and pooled_G.any()
+        entries, offset_V, at_V = self.fused.exchange.entries_of_requests(
+            *(ids, of_ranks, of_groups, self.fused.wire if weighted else None),
+            *(state.dtype, sizes, self._take_served),
         )
         distinct = (
             self.fused.kernels.distinct_rows(entries, of_groups, sizes, self._take_served, False)
             if torch.is_grad_enabled()
             else None
         )
-        for g, (s, region) in enumerate(zip(served, regions, strict=True)):
+        for g, (s, region) in enumerate(zip(served, places.regions, strict=True)):
             here = region.here
+            bags = slice(region.bag, region.bag + region.bags)
             s.answer_links = Links(
                 entries.row_P[here], None, None, entries.where_P[here], region.entries
             )
+            if pooled_G[g]:
+                s.answer_links = Links(
+                    *(entries.row_P[here], offset_V[bags.start : bags.stop + 1]),
+                    *(None if entries.weight_P is None else entries.weight_P[here], at_V[bags]),
+                    region.bags,
+                    longest=region.entries - region.bags + 1,  # no sum is empty
+                )
             if distinct is not None:
                 s.row_U = distinct.row_U[here]
-                s.gradient_links = region.links_of(g, distinct, None)
+                s.gradient_links = region.links_of(g, distinct, None, bool(pooled_G[g]))
         if distinct is not None and state.row_statistics:
             count_K = torch.empty(len(self.fused.own_pieces), dtype=torch.int64, device=ids.device)
             self._find_own_pieces(distinct, of_groups, sizes, count_K)
-            self._cut_to_pieces(served, regions, to_host(count_K).numpy())
+            self._cut_to_pieces(served, places.regions, to_host(count_K).numpy())
         return list(served)
 
     def _find_own_pieces(
@@ -468,10 +558,9 @@ class FusedBatch:
     ) -> None:
         """Find the pieces of distinct rows of this rank's stores, and count their rows."""
         fused = self.fused
-        fused.kernels.count_rows(distinct, fused.own_piece_rows, groups, count_K)
-        self.of_pieces = fused.kernels.find_pieces(
-            distinct, fused.own_piece_rows, fused.own_requests, groups, sizes, self.take
-        )
+        of_pieces = distinct, fused.own_piece_rows, fused.own_requests, groups
+        fused.exchange.count_rows(*of_pieces, count_K)
+        self.of_pieces = fused.exchange.find_pieces(*of_pieces, sizes, self.take)
 
     def _cut_to_pieces(
         self, served: Sequence[ServedRequests], regions: Sequence[Region], rows_K: Counts
@@ -498,113 +587,6 @@ class FusedBatch:
         return self.take(f"served {name}", n, dtype)
 
 
-def _keys(rows_G: Sequence[int]) -> list[int]:
-    """Return the first key of each group, and the key behind all."""
-    return [0, *accumulate(rows + 1 for rows in rows_G)]
-
-
-def _rows_of_stores(state: EngineState) -> list[int]:
-    """Return the rows of each group on the rank that has most of them, or the most slots of a store
-    that finds rows.
-    """
-    searched = _searched(state)
-    return [
-        MOST_SLOTS if g in searched else max(group.rows_W)
-        for g, group in enumerate(state.layout.groups)
-    ]
-
-
-def _searched(state: EngineState) -> list[int]:
-    """Return the groups of dynamic tables, whose stores find rows."""
-    return [g for g, r in enumerate(state.routes) if r.dynamic]
-
-
-def _numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
-    """Return the constants of the slots, group by group. Where this rank has all rows of a group,
-    keys are rows of the store; where a search finds the rows, the key of a slot is its strip.
-    """
-    layout = state.layout
-    order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
-    lookups_before = set[int]()
-    numbers = []
-    for r in state.routes:
-        first_I = starts(r.rows_I).tolist()
-        local = state.comm.world == 1 or r.mode == "replicated"
-        base_I = r.base_K[r.piece_I1[:-1]].tolist() if local else first_I
-        for f, strip in zip(r.lookups, r.strip_S.tolist(), strict=True):
-            x = layout.lookups[f]
-            order = order_of[x.table.name]
-            key = base_I[strip] if state.comm.world == 1 else first_I[strip]
-            key = strip if r.dynamic else key
-            numbers.append(
-                SlotNumbers(
-                    *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
-                    *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
-                    *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
-                    *(f not in lookups_before, x.hotness or 1, x.dim if x.hotness else 0),
-                )
-            )
-            lookups_before.add(f)
-    return numbers
-
-
-def _numbers_of_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group; a search needs none."""
-    numbers = []
-    for g, r in enumerate(state.routes):
-        if r.dynamic:
-            continue
-        first_I = starts(r.rows_I).tolist()
-        edge_I1 = r.piece_I1.tolist()
-        start_K = r.start_K.tolist()
-        base_K = r.base_K.tolist()
-        rank_K = [-1] * len(base_K) if r.mode == "replicated" else r.rank_K.tolist()
-        for strip, (k, end) in enumerate(pairwise(edge_I1)):
-            keys = [first_I[strip] + start for start in start_K[k:end]]
-            for key, key_end, base, rank in zip(
-                keys,
-                [*keys[1:], first_I[strip + 1]],
-                base_K[k:end],
-                rank_K[k:end],
-                strict=True,
-            ):
-                numbers.append(PieceNumbers(g, key, key_end, base, rank))
-    return numbers
-
-
-def _numbers_of_own_pieces(state: EngineState) -> list[PieceNumbers]:
-    """Return the pieces of this rank's stores whose strips exchange row statistics."""
-    statistics = state.row_statistics
-    return [
-        PieceNumbers(g, piece.base, piece.base + len(piece.rows), piece.base, state.comm.rank)
-        for g in range(len(state.routes))
-        if statistics and statistics.means_G[g]
-        for piece in state.layout.pieces_of(state.comm.rank, g)
-    ]
-
-
-def _numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
-    """Return the number of each slot's table, where each group numbers its tables behind those of
-    the groups before, and the first number of each group.
-    """
-    tables = len(state.layout.tables)
-    number = {t.name: n for n, t in enumerate(state.layout.tables)}
-    table_F = [number[x.table.name] for x in state.layout.lookups]
-    of_slots = [g * tables + table_F[f] for g, r in enumerate(state.routes) for f in r.lookups]
-    known_T, table_S = np.unique(of_slots, return_inverse=True)
-    return table_S, np.searchsorted(known_T, np.arange(len(state.routes)) * tables)
-
-
-def _groups_of_pieces(state: EngineState, pieces: Sequence[PieceNumbers]) -> Tensor:
-    """Return the pieces of each group, int64 [G x `GroupRequests`]."""
-    edge_G1 = np.searchsorted([p.group for p in pieces], range(len(state.routes) + 1))
-    groups = [
-        GroupRequests(*edge, r.width, r.mode == "replicated")
-        for edge, r in zip(pairwise(edge_G1.tolist()), state.routes, strict=True)
-    ]
-    return to_device(np.array(groups, np.int64), state.comm.device)
-
-
 def _places(fused: FusedIntegers, output: BatchOutput) -> Places:
     """Return the places of slots and groups in a batch."""
     outputs = fused.state.outputs
@@ -619,4 +601,6 @@ def _places(fused: FusedIntegers, output: BatchOutput) -> Places:
     np.add.at(per_T, fused.table_S, per_F[lookup_S])
     longest_G = np.maximum.reduceat(per_T, fused.table_G)
     places = id_S, vector_S, step_F[lookup_S]
-    return in_regions(*places, sizes_S2, fused.slot_G1, fused.home_keys, longest_G)
+    bags_G = np.add.reduceat(sizes_S2[:, 1], fused.slot_G1[:-1])
+    rows_G = np.where(fused.pooled_G, fused.state.comm.world * bags_G, fused.rows_G)
+    return in_regions(*places, sizes_S2, fused.slot_G1, rows_G, longest_G)

@@ -58,7 +58,7 @@ class GroupIntegers:
         self.asked = [
             _kind_of_requests(mode, world)(state.backend, r, world, take)
             for mode, r, take in zip(
-                _modes(state.routes, weighting(rows)), state.routes, lease, strict=False
+                modes_of(state.routes, weighting(rows)), state.routes, lease, strict=False
             )
         ]
         self.counts_WG3 = np.stack(
@@ -116,7 +116,7 @@ class GroupIntegers:
                 also serves requests.
         """
         state = self.state
-        modes = _modes(state.routes, weighting)
+        modes = modes_of(state.routes, weighting)
         served = [a.owner(mode) for a, mode in zip(self.asked, modes, strict=True)]
         trains = torch.is_grad_enabled()
         for g, (s, store) in enumerate(zip(served, state.stores, strict=True)):
@@ -157,7 +157,8 @@ def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequ
     return PooledRequests if mode == "pooled" else UniqueRequests
 
 
-def _modes(routes: list[Routes], weighting: int) -> list[str]:
+def modes_of(routes: list[Routes], weighting: int) -> list[str]:
+    """Return the mode of each group. Sample weights that need a gradient are applied at home."""
     return [
         "unique" if weighting == TRAINED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes
     ]

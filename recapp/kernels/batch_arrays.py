@@ -14,6 +14,7 @@ from torch import Tensor
 
 BLOCK = 1024  # entries of a program
 NOTHING = 2**62  # in a report: no id is outside of its table
+MODES = "unique", "replicated", "pooled"  # in their order, the numbers of `GroupRequests.mode`
 
 
 class SlotNumbers(NamedTuple):
@@ -61,6 +62,9 @@ class SlotPlace(NamedTuple):
         bag: Its first bag.
         vector: The offset of its first vector in the output.
         step: The distance of two vectors in the output.
+        ends: Where the ends of bags begin in the message of ids, if the slot is a request for
+            sums of bags.
+        weights: Where the sample weights of such a request begin.
     """
 
     id: int
@@ -68,14 +72,17 @@ class SlotPlace(NamedTuple):
     bag: int
     vector: int
     step: int
+    ends: int
+    weights: int
 
 
 class PieceNumbers(NamedTuple):
-    """The constants of a piece of a table.
+    """The constants of a piece of a table. Where owners sum bags, all pieces of an owner are one:
+    its keys number the bags of the group, a number that each batch decides on.
 
     Args:
         group: Its group.
-        key: Its first key among those of the group.
+        key: Its first key among those of the group; of an owner of sums, in units of the bags.
         key_end: The key behind its last.
         base: Its first row in the owner's store.
         rank: Its owner; -1: all ranks have it.
@@ -95,11 +102,18 @@ class PiecePlace(NamedTuple):
         first: The number of its first distinct row among those of its group.
         id: The offset of its first row in the message of ids.
         vector: The offset of its first vector in the message of vectors.
+        entry: The number of its first entry among those of its group, like the following only
+            where owners sum bags.
+        ends: The offset of the end of its first bag in the message of ids.
+        weights: The offset of its first sample weight there.
     """
 
     first: int
     id: int
     vector: int
+    entry: int
+    ends: int
+    weights: int
 
 
 class GroupRequests(NamedTuple):
@@ -109,13 +123,13 @@ class GroupRequests(NamedTuple):
         piece: Its first piece.
         piece_end: The piece behind its last.
         width: The columns of its vectors.
-        everywhere: Whether every rank gets all requests.
+        mode: The number of its mode in `MODES`.
     """
 
     piece: int
     piece_end: int
     width: int
-    everywhere: bool
+    mode: int
 
 
 class GroupPlace(NamedTuple):
@@ -150,8 +164,10 @@ class Entries(NamedTuple):
             dynamic table the strip, until a search has found the row.
         row_P: The row of each entry in this rank's store. Of a dynamic table the position of the
             key, until a search has found the row.
-        where_P: The offset of each entry's gradient.
-        weight_P: The weight of each entry; None where all are 1.
+        where_P: The offset of each entry's gradient; where owners sum bags, the row of the entry in
+            its owner's store.
+        weight_P: The weight of each entry; None where all are 1. Where owners sum bags, its sample
+            weight alone.
     """
 
     key_P: Tensor
@@ -161,7 +177,9 @@ class Entries(NamedTuple):
 
 
 class DistinctRows(NamedTuple):
-    """The distinct rows of a batch; those of a group stand at the start of its region.
+    """The distinct rows of a batch; those of a group stand at the start of its region. Where owners
+    sum bags, the pairs of an owner and a bag have the place of rows, owner by owner, and what
+    `Entries` says of offsets holds here.
 
     Args:
         row_U: The rows: keys, counted from the group's first.

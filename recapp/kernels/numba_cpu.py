@@ -407,12 +407,12 @@ class NumbaBackend(TorchBackend):
         index = take("index", V, offset_dtype)
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
-        length_W = id_first_W + counts_W2[:, 0]
+        end_W = id_first_W + counts_W2[:, 0]
         integers.write_bag_requests(
             _slots(b),
             tuple(self._strips(r)),
-            (id_first_W.copy(), length_W, length_W + counts_W2[:, 1], vector_first_W.copy()),
-            np.zeros(len(length_W), np.int64),
+            (id_first_W.copy(), end_W, end_W + counts_W2[:, 1], vector_first_W.copy()),
+            np.zeros(len(end_W), np.int64),
             r.width,
             *map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use)),
         )

@@ -74,13 +74,13 @@ class Requested(NamedTuple):
 
     Args:
         row_W: The offset of the next row.
-        length_W: The offset of the next bag length.
+        end_W: The offset of the end of the next bag.
         word_W: The offset of the next word of a sample weight.
         vector_W: The offset of the next vector, in the message of vectors.
     """
 
     row_W: Any
-    length_W: Any
+    end_W: Any
     word_W: Any
     vector_W: Any
 
@@ -240,7 +240,7 @@ def write_bag_requests(
     source_V: Any,
     use_V: Any,
 ) -> None:
-    """Write the requests: rows, bag lengths and the bits of the weights.
+    """Write the requests: rows, the ends of bags among them and the bits of the weights.
 
     index[v] is the offset at which vector v will arrive, source[v] the offset of its gradient. The
     entries of the matrix A are the scales of the bags alone: sample weights go to the owners, which
@@ -266,6 +266,9 @@ def write_bag_requests(
                 k = piece_of(row, strips.start_K, first, last)
                 rank = get(strips.rank_K, k)
                 if get(last_W, rank) != m:
+                    end = get(next.end_W, rank)
+                    put(ids, end, get(ids, end - 1) if get(last_W, rank) >= 0 else 0)
+                    put(next.end_W, rank, end + 1)
                     put(last_W, rank, m)
                     put(index_V, v, get(next.vector_W, rank))
                     put(source_V, v, get(where_M, m))
@@ -273,10 +276,8 @@ def write_bag_requests(
                         put(use_V, v, scale_M[m])
                     v += 1
                     put(next.vector_W, rank, get(next.vector_W, rank) + width)
-                    put(ids, get(next.length_W, rank), 0)
-                    put(next.length_W, rank, get(next.length_W, rank) + 1)
-                length = get(next.length_W, rank) - 1
-                put(ids, length, get(ids, length) + 1)
+                end = get(next.end_W, rank) - 1
+                put(ids, end, get(ids, end) + 1)
                 put(
                     ids, get(next.row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k)
                 )
@@ -385,7 +386,7 @@ def serve(
             offset += width
             if offsets_V1 is not None:
                 put(offsets_V1, v, end)
-                end += get(ids, at)
+                end = n - rows_W[w] + get(ids, at)
                 at += 1
             v += 1
         if word_N is not None:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.links import (
@@ -215,6 +216,7 @@ class TorchBackend:
     write_start_values: Any = None  # start values have their own torch operations
     begin_rows: Any = None  # the start values of all strips at once
     fused_integers: Any = None  # no functions for all groups at once
+    fused_requests: Any = None
     place_entries: Any = None  # the host knows the places
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
@@ -355,14 +357,14 @@ class TorchBackend:
         vector = group((bag_P * world + rank_P).to(offset_dtype(len(b.where_M) * world)))
         rank_V = vector.key_U.long() % world
         bag_V = vector.key_U.long() // world
-        length_V = vector.start_U1.diff()
         order = vector.order_N
         rank_P = rank_P[order]
         nth_V, vectors_W = numbered(rank_V, world)
         nth_P, rows_W = numbered(rank_P, world)
+        end_V = nth_P[vector.start_U1[1:].long() - 1] + 1
         count_W2 = torch.stack([rows_W, vectors_W], 1)
         pairs = rank_P, local_P[order], pair_P[order], nth_P
-        return (*pairs, rank_V, nth_V, bag_V, length_V, count_W2), to_host(count_W2).numpy()
+        return (*pairs, rank_V, nth_V, bag_V, end_V, count_W2), to_host(count_W2).numpy()
 
     def write_bag_requests(
         self,
@@ -376,8 +378,8 @@ class TorchBackend:
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
-        """Write the requests of bags into a message: for each rank the rows, the bag lengths and
-        the bits of the sample weights.
+        """Write the requests of bags into a message: for each rank the rows, the ends of the bags
+        among them and the bits of the sample weights.
 
         Args:
             r: The group.
@@ -396,11 +398,11 @@ class TorchBackend:
             message, to offsets in the output's gradient.
         """
         device = ids.device
-        rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2 = bag_rows
+        rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, end_V, count_W2 = bag_rows
         first_W, first_vector_W = to_device(np.stack([id_first_W, vector_first_W]), device).unbind()
         rows_W, vectors_W = count_W2.unbind(1)
         ids[first_W[rank_P] + nth_P] = row_P.to(ids.dtype)
-        ids[(first_W + rows_W)[rank_V] + nth_V] = length_V.to(ids.dtype)
+        ids[(first_W + rows_W)[rank_V] + nth_V] = end_V.to(ids.dtype)
         if words_L is not None:
             first = (first_W + rows_W + vectors_W)[rank_P] + nth_P * words_L.shape[1]
             ids[first[:, None] + torch.arange(words_L.shape[1], device=device)] = words_L[pair_P]
@@ -434,7 +436,7 @@ class TorchBackend:
             counts_W3: The rows, vectors and words of each request.
             vector_first_W: The offset of each rank's first answer in the message of vectors.
             width: The columns of the group.
-            pooled: Whether requests hold bag lengths.
+            pooled: Whether requests hold the ends of bags.
             words: The number of integers of a sample weight; 0 without weights.
             weights: The type of the weights.
             offset_dtype: The type of the offsets.
@@ -459,7 +461,9 @@ class TorchBackend:
                 for first, v in zip(vector_first_W.tolist(), counts_W3[:, 1].tolist(), strict=True)
             ]
         ).to(offset_dtype)
-        offsets = starts(torch.cat([lengths for _, lengths, _ in parts])).int() if pooled else None
+        before_W = counts_W3[:, 0].cumsum() - counts_W3[:, 0]
+        ends = [ends + n for (_, ends, _), n in zip(parts, before_W.tolist(), strict=False)]
+        offsets = F.pad(torch.cat(ends).int(), (1, 0)) if pooled else None
         use_N = torch.cat([bits for _, _, bits in parts]).view(weights) if words else None
         return Links(row_N, offsets, use_N, at_V, len(at_V))
 

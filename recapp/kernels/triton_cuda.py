@@ -1,5 +1,6 @@
 """The GPU backend: Triton kernels for the arithmetic and for the integers of all groups at once
-(`triton_integers.py`), and the integer functions of the reference, which run on any device.
+(`triton_integers.py`, `triton_requests.py`), and the integer functions of the reference, which run
+on any device.
 
 `recapp/kernels/reference.py` documents the functions, `triton_vectors.py` and `triton_update.py`
 the kernels of the arithmetic, which adds in the order of `sums.py`. No function waits for the
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels import triton_integers, triton_update, triton_vectors
+from recapp.kernels import triton_integers, triton_requests, triton_update, triton_vectors
 from recapp.kernels.links import DeviceRate, Links, rate_numbers
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
@@ -39,6 +40,7 @@ class TritonBackend(TorchBackend):
     name = "triton"
     blocks = GPU_ORDER
     fused_integers = triton_integers
+    fused_requests = triton_requests
     key_index = DeviceKeyIndex
     begin_rows = staticmethod(begin_rows)
     place_entries = staticmethod(place_entries)

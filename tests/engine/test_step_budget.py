@@ -18,6 +18,8 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
     ("tables", "eager", 2, 1): (15, 2, 1, 4, 4, 4, 0, 2),
     ("tables", "eager", 2, 2): (21, 2, 1, 4, 4, 4, 0, 2),
     ("tables", "eager", 2, 3): (27, 2, 1, 4, 4, 4, 0, 2),
+    ("sums", "eager", 2, 1): (15, 2, 1, 4, 4, 4, 0, 2),
+    ("sums", "eager", 2, 3): (25, 2, 1, 4, 4, 4, 0, 2),
     ("model", "eager", 1, 1): (10, 1, 1, 2, 43, 0, 0, 2),
     ("model", "eager", 1, 2): (14, 1, 1, 2, 47, 0, 0, 2),
     ("model", "eager", 1, 3): (18, 1, 1, 2, 50, 0, 0, 2),
@@ -39,7 +41,7 @@ def interpreter():
         pytest.skip("kernels are compiled for the GPU here: python -m tests.gpu_first")
 
 
-@pytest.mark.parametrize(("part", "mode", "ranks", "groups"), one_of(10, BARS))
+@pytest.mark.parametrize(("part", "mode", "ranks", "groups"), one_of(12, BARS))
 def test_a_step_gives_a_gpu_no_more_to_do_than_before(part, mode, ranks, groups):
     from gpu_first.counts import record
 

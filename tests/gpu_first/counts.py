@@ -1,6 +1,7 @@
 """What a training step of sharded tables gives a GPU to do, counted without one.
 
     tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
+    sums      the same where owners sum bags (mode `pooled`)
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
@@ -65,6 +66,7 @@ def counted_rows():
         }
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),
+            ("sums", "eager", (2,)),
             ("model", "eager", (1,)),
             ("model", "recorded", (1, 2)),
         )
@@ -81,10 +83,10 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables` or `model`.
+        part: What trains, `tables`, `sums` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
-    collection = sharded(ranks, groups)
+    collection = sharded(ranks, groups, "pooled" if part == "sums" else "unique")
     with tf32():
         if mode == "recorded":
             step = recorded_model(collection, samples)
@@ -106,7 +108,7 @@ def tf32():
         torch.set_float32_matmul_precision(before)
 
 
-def sharded(ranks, groups):
+def sharded(ranks, groups, mode="unique"):
     """Return sharded tables on one or two ranks, with streams on which nothing overlaps."""
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
@@ -118,7 +120,7 @@ def sharded(ranks, groups):
     ]
     places = CandidateRanks([*range(ranks)], [[*range(ranks)]])
     kind = "table_wise" if ranks == 1 else "row_wise"
-    plan = ShardingPlan({t.name: tile(t, kind, places) for t in tables}, ranks, kind)
+    plan = ShardingPlan({t.name: tile(t, kind, places, mode) for t in tables}, ranks, kind)
     return shard_bags(tables, plan, comm, rule(), backend="triton")
 
 
@@ -201,7 +203,7 @@ def _loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-PARTS = {"tables": tables_alone, "model": whole_model}
+PARTS = {"tables": tables_alone, "sums": tables_alone, "model": whole_model}
 
 
 def recorded(step, collection, batch):

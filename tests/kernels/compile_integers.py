@@ -15,6 +15,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from recapp.kernels import triton_integers as kernels
+from recapp.kernels import triton_requests as exchange
 from recapp.kernels.batch_arrays import Sizes
 from recapp.kernels.triton_places import place_entries
 
@@ -43,19 +44,25 @@ def call_everything(key, offset, scale, weighted):
     of_slots = numbers, numbers, numbers
     place_entries(numbers[:9], 2, *of_slots)
     stopped = torch.zeros(1, dtype=torch.int32) if weighted else None
-    entries = kernels.entries_of_ids(*batch, *of_slots, numbers, stopped, scale, sizes, take)
-    kernels.bags_of(numbers[:9], 2, *of_slots, sizes, take)
+    owners = (numbers, numbers) if scale else (None, None)
+    report = numbers, stopped
+    entries = kernels.entries_of_ids(*batch, *of_slots, owners, *report, scale, sizes, take)
+    _, at_M, scale_M = kernels.bags_of(numbers[:9], 2, *of_slots, scale, sizes, take)
     for several in (False, True):
         distinct = kernels.distinct_rows(entries, numbers, sizes, take, several)
     message = numbers[: WORLD * 12]
     counts = message, numbers[:10], numbers[:9], 2, numbers[:5], numbers[:3]
-    kernels.count_requests(distinct, numbers, numbers, WORLD, *counts)
-    kernels.count_rows(distinct, numbers, numbers, numbers[:3])
-    kernels.find_pieces(distinct, numbers, numbers, numbers, sizes, take)
+    of_pieces = distinct, numbers, numbers, numbers
     ids = torch.zeros(10, dtype=torch.int32)
-    of_pieces = numbers, numbers, numbers[: WORLD * 2]
-    kernels.write_requests(distinct, numbers, numbers, *of_pieces, ids, sizes, take)
-    kernels.entries_of_requests(ids, numbers, numbers, sizes, take)
+    wire = scale if weighted else None
+    words = wire.itemsize // ids.dtype.itemsize if wire else 0
+    exchange.count_requests(*of_pieces, WORLD, words, *counts)
+    exchange.count_rows(*of_pieces, numbers[:3])
+    exchange.find_pieces(*of_pieces, sizes, take)
+    to_bags = numbers[: WORLD * 2], at_M, scale_M, ids if wire else None, words
+    exchange.write_requests(*of_pieces, numbers, *to_bags, ids, sizes, take)
+    exchange.first_sums(*of_pieces, sizes, take)
+    exchange.entries_of_requests(ids, numbers, numbers, wire, scale or torch.float32, sizes, take)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from recapp.engine.requests import Requests
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.state import Member
 from recapp.errors import IdError
-from recapp.kernels import triton_integers
+from recapp.kernels import triton_integers, triton_requests
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, PoolingType, TableLookup
@@ -28,6 +28,7 @@ from recapp.transport.communicator import Comm
 
 FEATURES = "abcdefg"
 BAGS = (PoolingType.SUM, PoolingType.MEAN)
+MODES = "unique", "pooled"
 FAR = [MISSING, MISSING + 1, -1, 2**31, 2**62, 2**63 - 1]
 
 
@@ -40,11 +41,14 @@ class Case:
         dtype = rng.choice(["fp32", "fp64"])
         self.tables = [self._table(k, dtype) for k in range(rng.randint(1, 5))]
         self.members = [self._member() for _ in range(rng.randint(1, 3))]
-        used = {x.table.name for m in self.members for x in m.lookups}
+        lookups = [x for m in self.members for x in m.lookups]
+        used = {x.table.name for x in lookups}
         self.tables = [t for t in self.tables if t.name in used]
+        single = {x.table.name for x in lookups if not x.is_summed}
+        modes = {t: "unique" if t in single else rng.choice(MODES) for t in sorted(used)}
         cut = {
             t.name: replace(
-                sharding(rng.choice(["random", "mixed"]), t, world, rng, "unique"),
+                sharding(rng.choice(["random", "mixed"]), t, world, rng, modes[t.name]),
                 row_order=rng.choice(ROW_ORDERS),
             )
             for t in self.tables
@@ -219,6 +223,7 @@ def check(comm, seed):
     block = random.Random(seed).choice([16, 64, 1024])
     with (
         mock.patch.object(triton_integers, "BLOCK", block),
+        mock.patch.object(triton_requests, "BLOCK", block),
         mock.patch.object(batch_places, "BLOCK", block),
     ):
         shared = case.sharded(comm)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recapp.kernels.batch_arrays import BLOCK, DistinctRows
 from recapp.kernels.links import Counts, Links
+from recapp.tables.positions import STRETCHES
 from recapp.transport.step_messages import MessageLayout
 
 
@@ -82,6 +83,7 @@ def block_behind(end: int) -> int:
 def places_of_requests(
     rows_G: Counts,
     width_G: Counts,
+    strips_G: Counts,
     counts_WG3: Counts,
     pooled_G: Counts,
     words: MessageLayout,
@@ -92,6 +94,7 @@ def places_of_requests(
     Args:
         rows_G: The rows of each group.
         width_G: The columns of its vectors.
+        strips_G: The strips of each dynamic table's group (`GroupPlace.strips`).
         counts_WG3: The numbers of rows, vectors and words that each rank requests.
         pooled_G: Whether vectors are sums of the rows.
         words: The offsets in the message of ids.
@@ -104,7 +107,8 @@ def places_of_requests(
     # each rank asks for a row once, unless it asks for sums
     longest_G = np.where(pooled_G, counts_WG3[..., 0].sum(0), world)
     sizes_S2 = sizes_WG2.swapaxes(0, 1).reshape(-1, 2)
-    return in_regions(*places, sizes_S2, np.arange(groups + 1) * world, rows_G, longest_G)
+    slot_G1 = np.arange(groups + 1) * world
+    return in_regions(*places, sizes_S2, slot_G1, rows_G, strips_G, longest_G)
 
 
 def in_regions(
@@ -114,6 +118,7 @@ def in_regions(
     sizes_S2: Counts,
     slot_G1: Counts,
     rows_G: Counts,
+    strips_G: Counts,
     longest_G: Counts,
 ) -> Places:
     """Return the places of slots and groups. The groups stand one behind the other in whole blocks,
@@ -126,6 +131,7 @@ def in_regions(
         sizes_S2: The entries and bags of each slot.
         slot_G1: The slots of each group.
         rows_G: The rows of each group, which keys number, with a key more for no row.
+        strips_G: The strips of each dynamic table's group (`GroupPlace.strips`).
         longest_G: A number of entries of a group that no bag and no row exceeds.
     """
     edge_S2 = np.concatenate([np.zeros((1, 2), np.int64), sizes_S2.cumsum(0)])
@@ -141,7 +147,7 @@ def in_regions(
     of_slots = [id_S, *first_S2.T, vector_S, step_S, *end_S2.T]
     of_groups = [
         *(slot_G1[:-1], slot_G1[1:], entry_G // BLOCK, entry_G + entries_G),
-        *(bag_G // BLOCK, bag_G + bags_G, key_G1[:-1], key_G1[1:] - 1),
+        *(bag_G // BLOCK, bag_G + bags_G, strips_G, key_G1[:-1], key_G1[1:] - 1),
     ]
     spans = np.stack([entry_G, entries_G, longest_G, bag_G, bags_G], 1)
     regions = [Region(*span) for span in spans.tolist()]
@@ -153,7 +159,7 @@ def places_of_pieces(
     rows_K: Counts,
     counts_WG3: Counts,
     width_G: Counts,
-    words: MessageLayout,
+    words_WG: Counts,
     vectors: MessageLayout,
     own: int,
 ) -> Counts:
@@ -165,7 +171,7 @@ def places_of_pieces(
         rows_K: The number of distinct rows of each piece.
         counts_WG3: The numbers of rows, vectors and words requested of each rank.
         width_G: The columns of the vectors of each group.
-        words: The offsets in the message of ids.
+        words_WG: The offset of each rank's rows in the message of ids.
         vectors: The offsets in the message of vectors.
         own: This rank, which answers requests of which all ranks have the rows.
     """
@@ -173,13 +179,38 @@ def places_of_pieces(
     rank_K = np.where(pieces[:, -1] < 0, own, pieces[:, -1])
     by_rank = np.lexsort((rank_K, group_K))  # stable
     nth_K = np.empty_like(rows_K)
-    nth_K[by_rank] = _before(rows_K[by_rank], (group_K * len(words.asked_WG1) + rank_K)[by_rank])
-    at_id = words.asked_WG1[rank_K, group_K] + nth_K
+    nth_K[by_rank] = _before(rows_K[by_rank], (group_K * len(words_WG) + rank_K)[by_rank])
+    at_id = words_WG[rank_K, group_K] + nth_K
     at_vector = vectors.asked_WG1[rank_K, group_K] + nth_K * width_G[group_K]
     # of an owner of sums, which is one piece
     ends = at_id[:, None] + counts_WG3[rank_K, group_K, :2].cumsum(1)
     entry_K = _before(counts_WG3[rank_K, group_K, 0], group_K)
     return np.stack([_before(rows_K, group_K), at_id, at_vector, entry_K, *ends.T], 1)
+
+
+def heads_of_requests(
+    pieces: Counts, strips_G: Counts, words_WG: Counts, rows_K: Counts
+) -> tuple[Counts, Counts]:
+    """Return what is at the head of each rank's requests for rows of dynamic tables: the number of
+    rows of each strip, at its offset in the message of ids, [W x strips]; first the offsets.
+
+    Args:
+        pieces: The pieces, group by group, [K x `PieceNumbers`].
+        strips_G: The strips of each dynamic table's group (`GroupPlace.strips`).
+        words_WG: The offset of each rank's requests in the message.
+        rows_K: The number of distinct rows of each piece.
+    """
+    first_G = strips_G.cumsum() - strips_G
+    group_N = np.repeat(np.arange(len(strips_G)), strips_G)
+    at_WN = (words_WG - first_G)[:, group_N] + np.arange(len(group_N))
+    rows_WN = np.zeros_like(at_WN)
+    of_K = strips_G[pieces[:, 0]] > 0
+    group_K, key_K, _, _, rank_K = pieces[of_K].T
+    strip_K = first_G[group_K] + key_K // STRETCHES
+    np.add.at(rows_WN, (rank_K, strip_K), rows_K[of_K])
+    every_K = strip_K[rank_K < 0]  # all ranks have it: counted for the last one
+    rows_WN[:, every_K] = rows_WN[-1, every_K]
+    return at_WN, rows_WN
 
 
 def _before(rows_K: Counts, block_K: Counts) -> Counts:

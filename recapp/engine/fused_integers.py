@@ -28,6 +28,7 @@ from recapp.engine.batch_places import (
     Places,
     Region,
     block_behind,
+    heads_of_requests,
     in_regions,
     places_of_pieces,
     places_of_requests,
@@ -49,6 +50,7 @@ from recapp.engine.table_numbers import (
     numbers_of_slots,
     numbers_of_tables,
     rows_of_stores,
+    rows_of_strips,
     searched,
 )
 from recapp.kernels.batch_arrays import (
@@ -60,6 +62,7 @@ from recapp.kernels.batch_arrays import (
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
 from recapp.sparse.transfer import to_device, to_host
 from recapp.tables.ids import LookupRows, OutsideTable
+from recapp.tables.positions import STRETCHES
 from recapp.transport.step_messages import HEADER, MessageLayout
 
 
@@ -99,7 +102,9 @@ class FusedIntegers:
         self.pieces = np.array(pieces, np.int64)
         self.slots = to_device(np.array(slots, np.int64), device)
         self.piece_rows = to_device(self.pieces, device)
-        of_strips = [int(r.rows_I.sum()) for r in state.routes]
+        several = state.comm.world > 1
+        self.strips_G = np.array([len(r.rows_I) * (r.dynamic and several) for r in state.routes])
+        of_strips = [int(rows_of_strips(r).sum()) for r in state.routes]
         self.own_pieces = numbers_of_own_pieces(state)
         self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
         self.own_requests = groups_of_pieces(
@@ -133,6 +138,7 @@ class FusedIntegers:
             Hashable, tuple[Tensor, tuple[Tensor, Tensor, Tensor | None], object]
         ] = {}
         self.searched = searched(state)
+        self.copied = [g for g in self.searched if state.routes[g].mode == "replicated"]
         self._most = {
             t.name: t.dynamic.max_rows
             for t in state.layout.tables
@@ -166,15 +172,15 @@ class FusedIntegers:
 
     @staticmethod
     def takes(state: EngineState) -> bool:
-        """Return whether the kernels know these tables. Dynamic tables must be on one rank, in
-        whole rows.
+        """Return whether the kernels know these tables: dynamic ones that need no statistics over
+        rows that are cut into column strips.
         """
         return (
             state.backend.fused_integers is not None
             and all(
                 s.finds_rows == r.dynamic for s, r in zip(state.stores, state.routes, strict=True)
             )
-            and ((state.comm.world == 1 and not state.row_statistics) or not searched(state))
+            and not (state.row_statistics and searched(state))
             # products of mixed rows have 64 bits
             and all(x.table.num_embeddings < 2**31 for x in state.layout.lookups)
         )
@@ -227,7 +233,7 @@ class FusedBatch:
         """
         self._make_header(header)
         self._find_entries(self.rows, self.output)
-        if not self.fused.searched:
+        if self.state.comm.world > 1 or not self.fused.searched:
             self._find_rows()
             self._link_home()
         comm = self.state.comm
@@ -264,7 +270,7 @@ class FusedBatch:
         """
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
-        self._search(trains=False)
+        self._search(self.fused.searched, self.entries, self.home, trains=False)
         self._link_home()
         self.check(to_host(self.report).tolist())
         if self.failure:
@@ -279,12 +285,15 @@ class FusedBatch:
     def _make_header(self, header: Sequence[int]) -> None:
         """Bring the numbers of the batch to the device, and find its parts there."""
         places = self.fused.places(self.output)
+        self.home = places
         self.regions = places.regions
         world = self.state.comm.world
         numbers = len(header) + 3 * len(self.regions)
         ends = 2 * world * numbers, 2 * world * numbers + 1 + len(self.rows.per_F)
         read = np.zeros(ends[1] + self.fused.counted, np.int64)
-        read[: world * numbers].reshape(world, numbers)[:, : len(header)] = header
+        sent = read[: world * numbers].reshape(world, numbers)
+        sent[:, : len(header)] = header
+        sent[:, len(header) + 2 :: 3] = self.fused.strips_G
         read[ends[0]] = NOTHING
         self.places, self.groups, self._read = self._on_device(
             "header", places.of_slots, places.of_groups, read
@@ -344,27 +353,46 @@ class FusedBatch:
         if take is not self.take:
             known[shape] = self.edge_N1, self.bags, self.state.comm.side.mark_current()
 
-    def _search(self, *, trains: bool) -> None:
+    def _search(
+        self,
+        groups: Sequence[int],
+        entries: Entries,
+        places: Places,
+        trains: bool,
+        stretches: int = 0,
+    ) -> None:
         """Find the rows of dynamic tables. Until then their entries have positions in the place of
-        rows, and strips in the place of keys.
+        rows, and strips or stretches in the place of keys.
 
         Args:
+            groups: The groups of the tables.
+            entries: The entries.
+            places: The places of the groups.
             trains: Whether the batch is trained.
+            stretches: The stretches of a strip; 0: keys are strips.
         """
-        for g in self.fused.searched:
-            row_P = self.entries.row_P[self.regions[g].here]
-            key_P = self.entries.key_P[self.regions[g].here]
-            slot_P = self.state.stores[g].locate(row_P, key_P.to(torch.int16), trains)
+        for g in groups:
+            row_P = entries.row_P[places.regions[g].here]
+            key_P = entries.key_P[places.regions[g].here]
+            first_key = int(places.of_groups[g, -2])
+            strip_P = (key_P - first_key) // stretches if stretches else key_P
+            slot_P = self.state.stores[g].locate(row_P, strip_P.to(torch.int16), trains)
             row_P.copy_(slot_P)
-            key_P.copy_(slot_P + int((self.fused.rows_G[:g] + 1).sum()))
+            key_P.copy_(slot_P + first_key)
 
     def _find_rows(self) -> None:
         """Find the distinct rows, and count them by piece."""
         state = self.state
         kernels = self.fused.kernels
         several = state.comm.world > 1
+        position_P = None
+        if self.fused.strips_G.any():  # the others are in the order of the batch
+            position_P = torch.zeros_like(self.entries.row_P)
+            for g in self.fused.searched:
+                here = self.regions[g].here
+                position_P[here] = self.entries.row_P[here]
         self.distinct = kernels.distinct_rows(
-            self.entries, self.groups, self.sizes, self.take, several
+            self.entries, self.groups, self.sizes, self.take, several, position_P
         )
         if several:
             self.fused.exchange.count_requests(
@@ -430,11 +458,16 @@ class FusedBatch:
         comm = self.state.comm
         if comm.world == 1:
             return
+        first_WG = words.asked_WG1[:, :-1]
+        rows_WG = first_WG + fused.strips_G
         at = places_of_pieces(
             *(fused.pieces, self.rows_K, self.counts_WG3, self.state.widths_G),
-            *(words, vectors, comm.rank),
+            *(rows_WG, vectors, comm.rank),
         )
-        at_K, words_WG = self._on_device("requests", at, words.asked_WG1[:, :-1])
+        heads = heads_of_requests(fused.pieces, fused.strips_G, first_WG, self.rows_K)
+        at_K, words_WG, at_N, rows_N = self._on_device("requests", at, rows_WG, *heads)
+        if fused.searched:
+            ids[at_N] = rows_N
         assert self.distinct is not None
         _, at_M, scale_M = self.bags
         weights_P = weight_words(self.distinct.weight_P if self.words else None, ids.dtype)
@@ -498,12 +531,13 @@ class FusedBatch:
                 also serves requests.
         """
         state = self.state
+        trains = torch.is_grad_enabled()  # dynamic rows are found in the batch's own step
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
-        if self.fused.searched:  # only now, in the batch's own step
-            self._search(trains=torch.is_grad_enabled())
-            self._find_rows()
-            self._link_home()
         if state.comm.world == 1:
+            if self.fused.searched:
+                self._search(self.fused.searched, self.entries, self.home, trains)
+                self._find_rows()
+                self._link_home()
             assert self.distinct is not None
             for s, asked, region in zip(served, self.asked, self.regions, strict=True):
                 s.row_U = self.distinct.row_U[region.here]
@@ -513,7 +547,8 @@ class FusedBatch:
             return list(served)
         pooled_G = np.array([m == "pooled" for m in modes_of(state.routes, weighting)])
         places = places_of_requests(
-            *(self.fused.store_rows_G, state.widths_G, in_WG3, pooled_G, words, vectors)
+            *(self.fused.store_rows_G, state.widths_G, self.fused.strips_G, in_WG3),
+            *(pooled_G, words, vectors),
         )
         of_ranks, of_groups = self._on_device("served", places.of_slots, places.of_groups)
         last = places.regions[-1]
@@ -526,9 +561,11 @@ class FusedBatch:
             *(ids, of_ranks, of_groups, self.fused.wire if weighted else None),
             *(state.dtype, sizes, self._take_served),
         )
+        self._search(self.fused.searched, entries, places, trains)
+        self._search(self.fused.copied, self.entries, self.home, trains, STRETCHES)
         distinct = (
             self.fused.kernels.distinct_rows(entries, of_groups, sizes, self._take_served, False)
-            if torch.is_grad_enabled()
+            if trains
             else None
         )
         for g, (s, region) in enumerate(zip(served, places.regions, strict=True)):
@@ -603,4 +640,4 @@ def _places(fused: FusedIntegers, output: BatchOutput) -> Places:
     places = id_S, vector_S, step_F[lookup_S]
     bags_G = np.add.reduceat(sizes_S2[:, 1], fused.slot_G1[:-1])
     rows_G = np.where(fused.pooled_G, fused.state.comm.world * bags_G, fused.rows_G)
-    return in_regions(*places, sizes_S2, fused.slot_G1, rows_G, longest_G)
+    return in_regions(*places, sizes_S2, fused.slot_G1, rows_G, fused.strips_G, longest_G)

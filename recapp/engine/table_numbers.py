@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from recapp.engine.dynamic_keys import MOST_SLOTS
 from recapp.engine.state import EngineState
 from recapp.kernels.batch_arrays import MODES, GroupRequests, PieceNumbers, SlotNumbers
-from recapp.kernels.links import Counts, starts
+from recapp.kernels.links import Counts, Routes, starts
 from recapp.sparse.transfer import to_device
 from recapp.tables.config import PoolingType
 from recapp.tables.ids import RULE_NUMBERS, rule_of
+from recapp.tables.positions import STRETCHES, stretches_of
 
 
 def rows_of_stores(state: EngineState) -> list[int]:
@@ -26,6 +28,11 @@ def rows_of_stores(state: EngineState) -> list[int]:
         MOST_SLOTS if g in groups else max(group.rows_W)
         for g, group in enumerate(state.layout.groups)
     ]
+
+
+def rows_of_strips(r: Routes) -> Tensor:
+    """Return the rows of the strips of a group: the stretches of dynamic tables."""
+    return torch.full_like(r.rows_I, STRETCHES) if r.dynamic else r.rows_I
 
 
 def searched(state: EngineState) -> list[int]:
@@ -42,14 +49,14 @@ def numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
     lookups_before = set[int]()
     numbers = []
     for r in state.routes:
-        first_I = starts(r.rows_I).tolist()
+        first_I = starts(rows_of_strips(r)).tolist()
         local = state.comm.world == 1 or r.mode == "replicated"
         base_I = r.base_K[r.piece_I1[:-1]].tolist() if local else first_I
         for f, strip in zip(r.lookups, r.strip_S.tolist(), strict=True):
             x = layout.lookups[f]
             order = order_of[x.table.name]
-            key = base_I[strip] if state.comm.world == 1 else first_I[strip]
-            key = strip if r.dynamic else key
+            alone = strip if r.dynamic else base_I[strip]
+            key = alone if state.comm.world == 1 else first_I[strip]
             numbers.append(
                 SlotNumbers(
                     *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
@@ -63,7 +70,7 @@ def numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
 
 
 def numbers_of_pieces(state: EngineState, pooled: Sequence[int] = ()) -> list[PieceNumbers]:
-    """Return the constants of the pieces, group by group; a search needs none.
+    """Return the constants of the pieces, group by group.
 
     Args:
         state: The engine state of the tables.
@@ -73,11 +80,10 @@ def numbers_of_pieces(state: EngineState, pooled: Sequence[int] = ()) -> list[Pi
     for g, r in enumerate(state.routes):
         if g in pooled:
             numbers += [PieceNumbers(g, w, w + 1, 0, w) for w in range(state.comm.world)]
-        if r.dynamic or g in pooled:
             continue
-        first_I = starts(r.rows_I).tolist()
+        first_I = starts(rows_of_strips(r)).tolist()
         edge_I1 = r.piece_I1.tolist()
-        start_K = r.start_K.tolist()
+        start_K = (stretches_of(r.start_K) if r.dynamic else r.start_K).tolist()
         base_K = r.base_K.tolist()
         rank_K = [-1] * len(base_K) if r.mode == "replicated" else r.rank_K.tolist()
         for strip, (k, end) in enumerate(pairwise(edge_I1)):

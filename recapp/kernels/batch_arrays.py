@@ -29,7 +29,8 @@ class SlotNumbers(NamedTuple):
         shift: The shift of mixed rows.
         mixed: The number of mixed rows; 0 where rows are not mixed.
         base: The strip's first row in the store, where this rank has all rows of the strip.
-        key: The strip's first key among those of its group; the strip of a dynamic table.
+        key: The strip's first key among those of its group; on a single rank, the strip of a
+            dynamic table.
         sequence: Whether each id is a bag.
         mean: Whether the ids of a bag are averaged.
         first: Whether the slot is the first of its lookup.
@@ -142,6 +143,8 @@ class GroupPlace(NamedTuple):
         entry_end: The entry behind its last.
         bag_block: Its first block of bags.
         bag_end: The bag behind its last.
+        strips: The strips of a dynamic table's group whose rows ranks request of each other, and
+            the numbers at the head of a request, the rows of each strip; else 0.
         key: Its first key.
         no_key: The key that stands for no entry.
     """
@@ -152,6 +155,7 @@ class GroupPlace(NamedTuple):
     entry_end: int
     bag_block: int
     bag_end: int
+    strips: int
     key: int
     no_key: int
 
@@ -161,7 +165,8 @@ class Entries(NamedTuple):
 
     Args:
         key_P: The key of each entry's row; behind the entries of a group, its `no_key`. Of a
-            dynamic table the strip, until a search has found the row.
+            dynamic table the strip, until a search has found the row; for the ranks that hold the
+            rows, the stretch of the strip.
         row_P: The row of each entry in this rank's store. Of a dynamic table the position of the
             key, until a search has found the row.
         where_P: The offset of each entry's gradient; where owners sum bags, the row of the entry in
@@ -190,6 +195,7 @@ class DistinctRows(NamedTuple):
         count_G: The number of distinct rows of each group, int32.
         number_P: The number of each entry's row among the distinct rows, int32, in the order of the
             batch; None where nobody asks for it.
+        position_U: The position of each row of a dynamic table; None where ranks request none.
     """
 
     row_U: Tensor
@@ -198,6 +204,7 @@ class DistinctRows(NamedTuple):
     weight_P: Tensor | None
     count_G: Tensor
     number_P: Tensor | None
+    position_U: Tensor | None
 
 
 class Sizes(NamedTuple):

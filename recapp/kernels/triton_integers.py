@@ -42,6 +42,7 @@ from recapp.kernels.batch_arrays import (
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_start_values import position_of
 from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
+from recapp.tables.positions import STRETCH_BITS, STRETCHES
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 # A function that returns memory by name, size and type, undefined.
@@ -55,7 +56,7 @@ SEQUENCE, MEAN, FIRST, PLACES, APART = OF_BAGS
 ID, ENTRY, BAG, VECTOR, STEP, ENDS, WEIGHTS = (
     tl.constexpr(i) for i in range(len(SlotPlace._fields))
 )
-SLOTS, SLOTS_END, BLOCKS, ENTRIES_END, BAG_BLOCKS, BAGS_END, KEY, NO_KEY = (
+SLOTS, SLOTS_END, BLOCKS, ENTRIES_END, BAG_BLOCKS, BAGS_END, STRIPS, KEY, NO_KEY = (
     tl.constexpr(i) for i in range(len(GroupPlace._fields))
 )
 OF_GROUP, PIECE_KEY, PIECE_KEY_END, PIECE_BASE, RANK = (
@@ -73,6 +74,8 @@ ERROR, HASH, CLAMP, _, DYNAMIC = (
 NO_ID = tl.constexpr(MISSING)
 NO_INT32 = tl.constexpr(MISSING_INT32)
 NONE = tl.constexpr(NOTHING)
+BELOW_STRETCH = tl.constexpr(64 - STRETCH_BITS)
+MIDDLE = tl.constexpr(STRETCHES // 2)
 
 
 def entries_of_ids(
@@ -156,7 +159,12 @@ def bags_of(
 
 
 def distinct_rows(
-    entries: Entries, groups: Tensor, sizes: Sizes, take: Take, numbers: bool
+    entries: Entries,
+    groups: Tensor,
+    sizes: Sizes,
+    take: Take,
+    numbers: bool,
+    position_P: Tensor | None = None,
 ) -> DistinctRows:
     """Return the distinct rows of a batch.
 
@@ -166,14 +174,22 @@ def distinct_rows(
         sizes: The sizes of the batch.
         take: Memory for the results.
         numbers: Whether to number the row of each entry.
+        position_P: The position of each entry of a dynamic table, whose key is that of a stretch;
+            0 for others. None if ranks request no positions.
     """
     n = sizes.entries
     blocks = n // BLOCK
     sorted_P = take("sorted", n, sizes.key)
     order_P = take("order", n, torch.int64)
-    torch.sort(entries.key_P, stable=True, out=(sorted_P, order_P))
+    if position_P is None:
+        torch.sort(entries.key_P, stable=True, out=(sorted_P, order_P))
+    else:
+        first_P = position_P.argsort(stable=True)
+        torch.sort(entries.key_P[first_P], stable=True, out=(sorted_P, order_P))
+        order_P = first_P[order_P]
     head_J = take("heads", blocks, torch.int32)
-    count_heads((blocks,), (sorted_P, groups, head_J, sizes.groups), (BLOCK,))
+    in_order = sorted_P, order_P, position_P
+    count_heads((blocks,), (*in_order, groups, head_J, sizes.groups), (BLOCK,))
     weight_P = entries.weight_P
     distinct = DistinctRows(
         take("row", n, sizes.key),
@@ -182,10 +198,11 @@ def distinct_rows(
         None if weight_P is None else take("gradient_weight", n, weight_P.dtype),
         take("count", sizes.groups, torch.int32),
         take("number", n, torch.int32) if numbers else None,
+        None if position_P is None else take("position", n, torch.int64),
     )
     write_heads(
         (blocks,),
-        (sorted_P, order_P, entries.where_P, weight_P, head_J, groups, *distinct, sizes.groups),
+        (*in_order, entries.where_P, weight_P, head_J, groups, *distinct, sizes.groups),
         (BLOCK,),
     )
     return distinct
@@ -322,14 +339,17 @@ def rows(
     where_P += in_bag_P * tl.load(slot_P + APART, mask=here_P, other=0)
     if requests is not None and tl.load(requests + of_group * OUT + MODE) == POOLED:
         bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
-        request = requests + of_group * OUT
-        key_P, where_P = _of_owner(key_P, bag_P, pieces, request, group, BLOCK)
+        key_P, where_P = _of_owner(key_P, bag_P, pieces, requests + of_group * OUT, group, BLOCK)
         length_P = p_P * 0 + 1  # the owner's part of a sum has sample weights alone
     key_P += tl.load(group + KEY)
     # a search takes position and strip
     if tl.load(slots + tl.load(group + SLOTS) * SLOT + RULE) == DYNAMIC:
         store_P = position_of(id_P)
-        key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0)
+        # the stretch of the strip, where ranks hold stretches
+        stretch_P = tl.load(group + KEY) + (store_P >> BELOW_STRETCH) + MIDDLE
+        key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + tl.where(
+            tl.load(group + STRIPS) > 0, stretch_P, 0
+        )
     key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))
     tl.store(key + p_P, key_P.to(key.dtype.element_ty))
     tl.store(index + p_P, store_P.to(index.dtype.element_ty), mask=here_P)
@@ -429,7 +449,7 @@ def bags(
 
 
 @triton.jit
-def _heads(sorted_keys, groups, group_count, BLOCK: tl.constexpr):
+def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constexpr):
     """Return the number of the group that has this program's block, the positions and keys of the
     block's entries, whether each is there, and whether it is the first of its row.
     """
@@ -441,14 +461,19 @@ def _heads(sorted_keys, groups, group_count, BLOCK: tl.constexpr):
     key_P = tl.load(sorted_keys + p_P, mask=here_P, other=-1)
     inner_P = here_P & (p_P > tl.load(group + BLOCKS) * BLOCK)
     before_P = tl.load(sorted_keys + p_P - 1, mask=inner_P, other=-1)
-    return number, p_P, key_P, here_P, here_P & (key_P != before_P)
+    head_P = here_P & (key_P != before_P)
+    if positions is not None:
+        at_P = tl.load(order + p_P, mask=inner_P, other=0)
+        before_P = tl.load(order + p_P - 1, mask=inner_P, other=0)
+        head_P |= inner_P & (tl.load(positions + at_P) != tl.load(positions + before_P))
+    return number, p_P, key_P, here_P, head_P
 
 
 @Launch
 @triton.jit(do_not_specialize=["group_count"])
-def count_heads(sorted_keys, groups, heads, group_count, BLOCK: tl.constexpr):
+def count_heads(sorted_keys, order, positions, groups, heads, group_count, BLOCK: tl.constexpr):
     """Write the number of entries of a block that are the first of their row."""
-    _, _, _, _, head_P = _heads(sorted_keys, groups, group_count, BLOCK)
+    _, _, _, _, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
     tl.store(heads + tl.program_id(0), tl.sum(head_P.to(tl.int32), 0))
 
 
@@ -457,6 +482,7 @@ def count_heads(sorted_keys, groups, heads, group_count, BLOCK: tl.constexpr):
 def write_heads(
     sorted_keys,
     order,
+    positions,
     where,
     use,
     heads,
@@ -467,6 +493,7 @@ def write_heads(
     gradient_use,
     count,
     number,
+    position,
     group_count,
     BLOCK: tl.constexpr,
 ):
@@ -474,7 +501,9 @@ def write_heads(
     the offset and weight of each entry's gradient. The last block of a group writes the number of
     its distinct rows.
     """
-    of_group, p_P, key_P, here_P, head_P = _heads(sorted_keys, groups, group_count, BLOCK)
+    of_group, p_P, key_P, here_P, head_P = _heads(
+        sorted_keys, order, positions, groups, group_count, BLOCK
+    )
     group = groups + of_group * GROUP
     block = tl.program_id(0)
     first_block = tl.load(group + BLOCKS)
@@ -491,6 +520,8 @@ def write_heads(
     tl.store(start + u_P, (p_P - first).to(tl.int32), mask=head_P)
     entry_P = tl.load(order + p_P, mask=here_P, other=0)
     tl.store(gradient + p_P, tl.load(where + entry_P, mask=here_P, other=0), mask=here_P)
+    if position is not None:
+        tl.store(position + u_P, tl.load(positions + entry_P), mask=head_P)
     if number is not None:
         tl.store(number + entry_P, nth_P.to(tl.int32), mask=here_P)
     if use is not None:

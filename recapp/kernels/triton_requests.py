@@ -41,6 +41,7 @@ from recapp.kernels.triton_integers import (
     RANK,
     REPLICATED,
     STEP,
+    STRIPS,
     VECTOR,
     WEIGHTS,
     WIDTH,
@@ -200,9 +201,9 @@ def write_requests(
     ask(
         (sizes.entries // BLOCK,),
         (
-            *(distinct.row_U, distinct.start_U, distinct.gradient_P, distinct.count_G),
-            *(distinct.number_P, pieces, groups, at, requests, words_WG, at_M, scale_M, bits_P),
-            *(ids, at_U, source_P, use_V, sizes.groups, world),
+            *(distinct.row_U, distinct.position_U, distinct.start_U, distinct.gradient_P),
+            *(distinct.count_G, distinct.number_P, pieces, groups, at, requests, words_WG),
+            *(at_M, scale_M, bits_P, ids, at_U, source_P, use_V, sizes.groups, world),
         ),
         (words, BLOCK),
     )
@@ -242,7 +243,8 @@ def entries_of_requests(
     Args:
         ids: The message of ids.
         places: The places of the requests, int64 [W G x `SlotPlace`]: `id` and `vector` are offsets
-            in the messages, and `step` is the width. Only requests for sums have bags.
+            in the messages, and `step` is the width. Only requests for sums have bags. Those of
+            dynamic tables begin with the number of rows of each strip.
         groups: The places of the groups.
         wire: The type in which sample weights travel with requests for sums; None: without any.
         scale: The type of the weights of entries.
@@ -430,6 +432,7 @@ def _ask_for_sums(
 @triton.jit(do_not_specialize=["group_count", "world"])
 def ask(
     row,
+    position,
     start,
     gradient,
     count,
@@ -499,6 +502,9 @@ def ask(
     else:
         row_P = row_P - tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
         row_P = row_P + tl.load(pieces + k_P * PIECE + PIECE_BASE, mask=here_P, other=0)
+        if position is not None:
+            found_P = here_P & (tl.load(group + STRIPS) > 0)
+            row_P = tl.where(found_P, tl.load(position + p_P, mask=found_P, other=0), row_P)
         if mode == REPLICATED:
             for rank in range(world):
                 to_P = tl.load(words + rank * group_count + of_group) + u_P
@@ -548,7 +554,7 @@ def serve(
     BLOCK: tl.constexpr,
 ):
     """Write the row, the sort key, the offset of the vector and the weight of a block of requested
-    rows, and where each sum begins.
+    rows, and where each sum begins; of dynamic tables the position and the strip.
     """
     block = tl.program_id(0)
     group = groups + _group_of(block, groups, group_count, BLOCKS) * GROUP
@@ -557,9 +563,17 @@ def serve(
     here_P = p_P < end
     place_P = places + _slot_of(p_P, places, group, ENTRY) * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
-    id_P = tl.load(place_P + ID, mask=here_P, other=0) + nth_P
-    row_P = tl.load(ids + id_P, mask=here_P, other=0).to(tl.int64)
-    key_P = tl.where(here_P, tl.load(group + KEY) + row_P, tl.load(group + NO_KEY))
+    ids_P = ids + tl.load(place_P + ID, mask=here_P, other=0)
+    strips = tl.load(group + STRIPS)
+    row_P = tl.load(ids_P + strips + nth_P, mask=here_P, other=0).to(tl.int64)
+    key_P = tl.load(group + KEY) + row_P
+    if strips > 0:  # a search takes position and strip
+        key_P = nth_P * 0
+        end_P = nth_P * 0
+        for strip in range(strips):
+            end_P += tl.load(ids_P + strip, mask=here_P, other=0).to(tl.int64)
+            key_P += (end_P <= nth_P).to(tl.int64)
+    key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))
     tl.store(key + p_P, key_P.to(key.dtype.element_ty))
     tl.store(index + p_P, row_P.to(index.dtype.element_ty), mask=here_P)
     where_P = tl.load(place_P + VECTOR, mask=here_P, other=0)

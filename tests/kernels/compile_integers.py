@@ -48,8 +48,9 @@ def call_everything(key, offset, scale, weighted):
     report = numbers, stopped
     entries = kernels.entries_of_ids(*batch, *of_slots, owners, *report, scale, sizes, take)
     _, at_M, scale_M = kernels.bags_of(numbers[:9], 2, *of_slots, scale, sizes, take)
-    for several in (False, True):
-        distinct = kernels.distinct_rows(entries, numbers, sizes, take, several)
+    positions = None if weighted else numbers[:2048]
+    for several, position_P in ((False, None), (True, positions)):
+        distinct = kernels.distinct_rows(entries, numbers, sizes, take, several, position_P)
     message = numbers[: WORLD * 12]
     counts = message, numbers[:10], numbers[:9], 2, numbers[:5], numbers[:3]
     of_pieces = distinct, numbers, numbers, numbers

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from recapp.cli.stored_recipe import recipe_of_stored
+from recapp.data_parallel import own_device, process_group_of, tables_group
 from recapp.dataset.collate import RawRows, RawTable
 from recapp.errors import ConfigError
 from recapp.inference.scorer import Scorer
-from recapp.parallel import own_device, process_group_of, tables_group
 from recapp.run.model import check_outputs, meta_model, raw_rows_of
 from recapp.run.recipe import Train
 from recapp.run.trained_model import trained, with_columns_of

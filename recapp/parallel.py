@@ -8,9 +8,6 @@ collection of a model is replaced by its sharded twin, and DDP wraps the rest.
     torch.save(model.state_dict(), f"rank{rank}.pt")    # the strips of this rank
     whole = gathered_state_dict(model)                  # on rank 0, as the unsharded model has it
 
-Two functions serve Lightning's strategy (`recapp/trainer/strategy.py`) as well: `wrap_dense` wraps
-the rest of a sharded model, the dense part, in DDP, and `compile_dense` compiles it.
-
 A sharder has the settings of sharding. It also shards a single collection:
 
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})
@@ -21,18 +18,15 @@ Names and argument order are those of TorchRec's classes. One sharder serves all
 model, of bags and of sequences. There is only one engine, so no sharder needs to be registered.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar, Self
-from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recapp.console import note_once
+from recapp.data_parallel import own_device, process_group_of, tables_group, wrap_dense
 from recapp.engine.sharded_collection import (
     ShardedCollection,
     shard_model,
@@ -40,13 +34,12 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
     sharded_twins,
 )
-from recapp.engine.table_weights import TableParameter
 from recapp.errors import ConfigError
+from recapp.module_graph import ModuleGraph
 from recapp.optim.named_rules import Rules, is_rules
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule, with_frozen_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
-from recapp.processes.faults import fault_of_compiler
 from recapp.settings.other_systems import fused
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
@@ -55,13 +48,7 @@ from recapp.tables.collections import (
     EmbeddingCollection,
     UnshardedCollection,
 )
-from recapp.transport.communicator import Comm
 from recapp.transport.join_ranks import make_comm
-from recapp.transport.step_messages import AverageOverRanks
-
-_OF_TRAINERS: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup | None]] = (
-    WeakKeyDictionary()
-)
 
 
 class CollectionSharder:
@@ -203,75 +190,6 @@ def payload_of(sharders: Sequence[CollectionSharder] | None) -> torch.dtype | No
     return payloads[0] if payloads else None
 
 
-def process_group_of(env: Any) -> dist.ProcessGroup | None:
-    """Return the process group of an environment; None where this process is alone.
-
-    Args:
-        env: A process group, an object that has one as `process_group`, or None for the default
-            group. An object whose `world_size` is 1 needs no group.
-
-    Raises:
-        ConfigError: The environment has no process group.
-    """
-    if env is None:
-        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    group = env if isinstance(env, dist.ProcessGroup) else getattr(env, "process_group", None)
-    if group is None and getattr(env, "world_size", None) == 1:
-        return None
-    if not isinstance(group, dist.ProcessGroup):
-        raise ConfigError(
-            f"env is a {type(env).__name__} without a process group: pass a "
-            "torch.distributed.ProcessGroup, an object that has one as process_group, or nothing "
-            "for the default group"
-        )
-    return group
-
-
-def tables_group(
-    ranks: dist.ProcessGroup | None, timeout: timedelta | None = None
-) -> dist.ProcessGroup | None:
-    """Return the process group of the tables' messages, which have an order of their own.
-
-    For the default group of several ranks, make another group. Any other group is used itself,
-    because only all ranks of the default group together can make a new group. A single rank sends
-    no messages, and a group of its own would hold sockets until the process ends.
-
-    Args:
-        ranks: The process group of the ranks; None where this process is alone.
-        timeout: The longest wait of the made group; None takes torch's.
-    """
-    if ranks is None or ranks is not dist.group.WORLD or ranks.size() == 1:
-        return ranks
-    group = dist.new_group(timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def group_of_trainers(timeout: timedelta) -> dist.ProcessGroup | None:
-    """Return the process group of the messages of all trainers in this process.
-
-    Trainers run one after the other, so they share one group: torch keeps the sockets of a group
-    until the default group is destroyed.
-
-    Args:
-        timeout: The longest wait; each has a group of its own.
-    """
-    ranks = dist.group.WORLD
-    if ranks is None or ranks.size() == 1:
-        return tables_group(ranks)
-    groups = _OF_TRAINERS.setdefault(ranks, {})
-    if timeout not in groups:
-        groups[timeout] = tables_group(ranks, timeout)
-    return groups[timeout]
-
-
-def own_device(ranks: dist.ProcessGroup | None) -> torch.device:
-    """Return the device of this rank: the rank's GPU where the group is NCCL, else the CPU."""
-    if ranks is not None and dist.get_backend(ranks) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 class DistributedModelParallel(nn.Module):
     """A model with sharded tables and a replicated dense part, outside of Lightning.
 
@@ -295,6 +213,12 @@ class DistributedModelParallel(nn.Module):
             `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
         transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
+        graph: Whether to record forward and backward of training calls as two CUDA graphs, on one
+            rank with a GPU (`recapp/module_graph.py`). The Python of the model then runs in the
+            first calls only. Where that cannot be, a note says why, and nothing changes.
+
+    Attributes:
+        graph: The recorded calls (`ModuleGraph`); None without `graph=True`.
 
     Raises:
         ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser
@@ -328,6 +252,7 @@ class DistributedModelParallel(nn.Module):
         init_parameters: bool = True,
         *,
         transport: str = "auto",
+        graph: bool = False,
     ) -> None:
         super().__init__()
         self._ranks = process_group_of(env)
@@ -345,6 +270,7 @@ class DistributedModelParallel(nn.Module):
         self._rate_is_known = user_rule is not None
         for shared in sharded_tables(module):
             shared.update.before_first_update = self._note_rate
+        self.graph = ModuleGraph(self.module, self.device) if graph else None
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     def init_data_parallel(self) -> None:
@@ -368,7 +294,7 @@ class DistributedModelParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        return self._wrapped(*args, **kwargs)
+        return (self.graph or self._wrapped)(*args, **kwargs)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freeze or train all parameters, those of the tables too. Every rank calls it.
@@ -390,7 +316,13 @@ class DistributedModelParallel(nn.Module):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the module, under the names of the module without wrappers. Every
         rank calls it.
+
+        Raises:
+            IdError: With a graph, an id of one of the last calls is outside of its table.
+            TrainingError: With a graph, a gradient of one of the last calls was not finite.
         """
+        if self.graph is not None:
+            self.graph.finish()
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
@@ -467,74 +399,3 @@ def _materialise(module: nn.Module, device: torch.device, with_values: bool) -> 
         part.to_empty(device=device, recurse=False)
         if with_values and reset is not None:
             reset()
-
-
-def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
-    """Wrap a model with sharded tables in DDP for its dense part. Return the module itself where no
-    gradient needs a reduction.
-
-    DDP ignores the tables: shards are neither parameters nor buffers, and the gradients of tables
-    that are parameters are already reduced. On CPUs dense gradients use the transport of the tables
-    and are added in rank order (`recapp/transport/step_messages.py`). On GPUs they use DDP's
-    all-reduce.
-
-    Raises:
-        ConfigError: Dense parameters have an optimiser in backward, on several CPU ranks.
-    """
-    tables = [
-        f"{path}.weight".lstrip(".")
-        for path, part in module.named_modules(remove_duplicate=False)
-        if isinstance(part, TableParameter)
-    ]
-    dense = {
-        name: p for name, p in module.named_parameters() if p.requires_grad and name not in tables
-    }
-    if comm.world == 1 or not dense:
-        return module
-    in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
-    if in_backward and comm.device.type == "cpu":
-        raise ConfigError(
-            f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's "
-            "DDP supports on GPUs only: call apply_optimizer_in_backward for the tables alone, "
-            "and step an optimizer of the dense parameters yourself"
-        )
-    if tables:
-        ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-        ignore(module, tables)
-    # torch 2.13 renames broadcast_buffers; 2.11 has only the old name
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
-        wrapped = DistributedDataParallel(module, **settings)
-    if comm.device.type == "cpu":
-        wrapped.register_comm_hook(None, AverageOverRanks(comm.twin()))
-    return wrapped
-
-
-def compile_dense(module: nn.Module) -> list[str]:
-    """Compile every part of a model without tables by `torch.compile`, in place. Names and start
-    values stay. Metrics are not compiled.
-
-    Call this function after sharding and before DDP. torch compiles a part at its first call, which
-    takes minutes for a large part.
-
-    Returns:
-        The paths of the compiled parts.
-
-    Raises:
-        ConfigError: torch cannot compile for the CPU here.
-    """
-    from torchmetrics import Metric, MetricCollection
-
-    device = next((p.device.type for p in module.parameters()), "cpu")
-    if device == "cpu" and (fault := fault_of_compiler()):
-        raise ConfigError(f"engine.compile=true: {fault}, or set engine.compile=false")
-    paths: list[str] = []
-    for path, child in module.named_children():
-        if isinstance(child, ShardedCollection | Metric | MetricCollection):
-            continue
-        if sharded_collections(child):
-            paths += [f"{path}.{below}" for below in compile_dense(child)]
-        else:
-            child.compile()
-            paths.append(path)
-    return paths

@@ -23,6 +23,7 @@ run
 serving
 trainer | inference
 parallel | reporting
+module_graph | data_parallel
 stored | engine | planner
 transport
 processes
@@ -61,6 +62,7 @@ THIRD_PARTIES = {
         "transport",
         "compat",
         "parallel",
+        "data_parallel",
         "engine.sharded_state",
         "trainer.strategy",
         "planner.embedding_planner",

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
+from recapp.data_parallel import group_of_trainers, wrap_dense
 from recapp.engine.sharded_collection import (
     ShardedEmbeddingBagCollection,
     embedding_tables,
@@ -26,12 +27,7 @@ from recapp.engine.sharded_collection import (
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.parallel import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    group_of_trainers,
-    wrap_dense,
-)
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 

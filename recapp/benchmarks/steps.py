@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from recapp.benchmarks.session import Session, listed, rule
 from recapp.benchmarks.timing import Measured, Steps, compared, in_turn, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
+from recapp.data_parallel import compile_dense, wrap_dense
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks
@@ -50,7 +51,6 @@ from recapp.engine.sharded_collection import ShardedCollection, shard_model, sha
 from recapp.errors import ConfigError
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
-from recapp.parallel import compile_dense, wrap_dense
 from recapp.processes.process_memory import forget_peak_resident, peak_resident_bytes, settled_bytes
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import KeyedTensor

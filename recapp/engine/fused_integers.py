@@ -15,7 +15,7 @@ the number of distinct rows of each piece.
 that the kernels do not know, and as the definition of the result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -95,7 +95,10 @@ class FusedIntegers:
         self.column_S = np.concatenate([r.column_S for r in state.routes])
         self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
         self.table_S, self.table_G = _numbers_of_tables(state)
-        self._last: tuple[object, Places | None] = None, None
+        self.shape: Hashable = None  # of the last batch
+        self._places: Places | None = None
+        # the edges of ids, the bags and the mark of their kernels, for batches of single ids
+        self.known_bags: dict[Hashable, tuple[Tensor, tuple[Tensor, Tensor], object]] = {}
         self.searched = _searched(state)
         self._most = {
             t.name: t.dynamic.max_rows
@@ -107,12 +110,11 @@ class FusedIntegers:
         """Return the places of slots and groups in a batch. Those of the last batch are kept for
         batches with as many ids of each lookup.
         """
-        shape = (output.per_F, output.bags, output.taken, tuple(self.state.outputs.room))
-        last, places = self._last
-        if places is None or last != shape:
-            places = _places(self, output)
-            self._last = shape, places
-        return places
+        shape = tuple(output.per_F), output.bags, output.taken, tuple(self.state.outputs.room)
+        if self._places is None or self.shape != shape:
+            self._places = _places(self, output)
+            self.shape = shape
+        return self._places
 
     def has_room(self, ids: LookupRows) -> bool:
         """Return whether no table can have more ids in a batch than `max_rows`, so that nobody has
@@ -254,10 +256,8 @@ class FusedBatch:
     def _find_entries(self, ids: LookupRows, output: BatchOutput) -> None:
         """Find the rows of all entries."""
         state = self.state
-        kernels = self.fused.kernels
         weights_L = None if ids.weights_L is None else ids.weights_L.detach()
         scales = state.any_mean or weights_L is not None
-        self.edge_N1 = edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
         last = self.regions[-1]
         self.sizes = Sizes(
             block_behind(last.here.stop),
@@ -268,13 +268,37 @@ class FusedBatch:
             offset_dtype(output.numel),
         )
         of_slots = (self.fused.slots, self.places, self.groups)
-        if state.counts_ids:
-            state.backend.place_entries(edge_N1, output.bags, *of_slots)
-        self.entries: Entries = kernels.entries_of_ids(
-            *(ids.rows_L, edge_N1, weights_L, output.bags, *of_slots, self.report),
+        self._find_bags(ids, output, of_slots)
+        self.entries: Entries = self.fused.kernels.entries_of_ids(
+            *(ids.rows_L, self.edge_N1, weights_L, output.bags, *of_slots, self.report),
             *(state.stopped, state.dtype if scales else None, self.sizes, self.take),
         )
-        self.bags = kernels.bags_of(edge_N1, output.bags, *of_slots, self.sizes, self.take)
+
+    def _find_bags(
+        self, ids: LookupRows, output: BatchOutput, of_slots: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Find where the ids of each bag begin, where its entries begin, and where its vector lies.
+
+        A batch whose lengths are one number, expanded, has bags of equal sizes, and if there are as
+        many ids as bags, the sizes are 1. Then all this follows from the shape: that of the first
+        such batch is kept for others of its shape.
+        """
+        known = self.fused.known_bags
+        single = ids.lengths_FB.stride() == (0, 0) and {*ids.per_F} == {output.bags}
+        shape = self.fused.shape if single else None
+        if shape in known:
+            self.edge_N1, self.bags, end = known[shape]
+            self.state.comm.side.wait_for(end)
+            return
+        self.edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
+        if self.state.counts_ids:
+            self.state.backend.place_entries(self.edge_N1, output.bags, *of_slots)
+        take = Scratch(self.state.comm.device) if single and not known else self.take
+        self.bags = self.fused.kernels.bags_of(
+            self.edge_N1, output.bags, *of_slots, self.sizes, take
+        )
+        if take is not self.take:
+            known[shape] = self.edge_N1, self.bags, self.state.comm.side.mark_current()
 
     def _search(self, *, trains: bool) -> None:
         """Find the rows of dynamic tables. Until then their entries have positions in the place of
@@ -338,10 +362,12 @@ class FusedBatch:
             report: The report of the kernels.
         """
         first, *changed_F = report
-        edge = [0, *accumulate(self.rows.per_F)]
         try:
             self.state.id_rules.count_changed(
-                -1 if first == NOTHING else first, changed_F, self.rows.rows_L, edge
+                -1 if first == NOTHING else first,
+                changed_F,
+                self.rows.rows_L,
+                [0, *accumulate(self.rows.per_F)],
             )
         except OutsideTable as error:
             self.failure = error

@@ -194,6 +194,11 @@ class FusedUpdate:
         """
         self._in_flight.add(lookup)
 
+    @property
+    def expected(self) -> list[Any]:
+        """The lookups whose gradients have not arrived."""
+        return [*self._in_flight]
+
     def take(
         self, lookup: object, gradients: Tensor, row_gradients_G: Sequence[RowGradients]
     ) -> None:

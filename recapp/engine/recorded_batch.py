@@ -155,9 +155,11 @@ class BatchForms:
         keys = tuple((key, bags, key in self._pooled or n) for key, bags, n in of_keys)
         cuts = (t.cut for t in self._tables if t.cut is not None)
         vectors = tuple(value.shape for cut in cuts for value in cut.values)
-        parameters = tuple((x.data_ptr(), x.requires_grad) for x in self._model.parameters())
+        parts = [*self._model.modules()]  # once: the walk takes longer than all else here
+        found = (x for part in parts for x in part._parameters.values() if x is not None)
+        parameters = tuple((id(x), x.data_ptr(), x.requires_grad) for x in found)
         frozen = tuple(t.frozen for t in self._tables)
-        trains = tuple(part.training for part in self._model.modules())
+        trains = tuple(part.training for part in parts)
         return keys, shapes, vectors, parameters, frozen, trains
 
     def new(self, form: Hashable, batch: Samples) -> StaticBatch | None:
@@ -172,9 +174,9 @@ class BatchForms:
             return None
         return StaticBatch(form, batch, _room(numbers_TF), self._tables)
 
-    def forget(self, form: Hashable) -> None:
-        """Forget the batches of a form that no recorded step took."""
-        self._unfit.pop(form, None)
+    def forget(self) -> None:
+        """Forget the batches that no recorded step took."""
+        self._unfit.clear()
 
     def read_ids(self, batch: Samples, weights: list[Tensor | None]) -> None:
         """Give batches no room from now on, if the model weighs the flat ids itself.
@@ -188,12 +190,13 @@ class BatchForms:
 
 
 class _Unread(NamedTuple):
-    """A step whose verdict is under way: its number and batch, the verdict and the reports on the
-    host, and the event at the end of the copies.
+    """A step whose verdict is under way: its number and batch, the updates of each table before
+    it, the verdict and the reports on the host, and the event at the end of the copies.
     """
 
     step: int
     batch: Samples
+    updates: list[int]
     stopped: Tensor
     reports: list[tuple[FusedBatch, Tensor]]
     arrived: Any
@@ -266,12 +269,30 @@ class DeviceVerdict:
                 shared.state.counts_ids = False
                 shared.update.device_rates = None
 
-    def copy(self, step: int, batch: Samples, integers: list[FusedBatch]) -> None:
-        """Start to copy the verdict on a step to the host."""
+    def updates(self) -> list[int]:
+        """Return the number of updates of each of the tables."""
+        return [t.update.updates for t in self._tables]
+
+    def restore(self, updates: list[int]) -> None:
+        """Count updates from earlier numbers on: those since have not been made."""
+        for shared, number in zip(self._tables, updates, strict=True):
+            shared.update.updates = number
+
+    def copy(
+        self, step: int, batch: Samples, updates: list[int], integers: list[FusedBatch]
+    ) -> None:
+        """Start to copy the verdict on a step to the host.
+
+        Args:
+            step: The number of the step.
+            batch: Its batch.
+            updates: The number of updates of each of the tables before the step.
+            integers: The integers of its lookups.
+        """
         on_device = [self.stopped, *(one.report for one in integers)]
         (stopped, *reports), arrived = start_to_host(on_device)
         pairs = list(zip(integers, reports, strict=True))
-        self._unread.append(_Unread(step, batch, stopped, pairs, arrived))
+        self._unread.append(_Unread(step, batch, updates, stopped, pairs, arrived))
 
     def settle(self, most: int) -> None:
         """Read verdicts until at most some are unread.
@@ -287,6 +308,7 @@ class DeviceVerdict:
             if int(unread.stopped):
                 self._unread.clear()
                 self.stopped.zero_()
+                self.restore(unread.updates)
                 self._raise(unread)
             for integers, report in unread.reports:
                 integers.check(report.tolist())

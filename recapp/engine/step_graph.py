@@ -53,7 +53,7 @@ from recapp.engine.recorded_batch import (
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, IdError, RankError
-from recapp.optim.optimizer import HybridOptimizer
+from recapp.optim.optimizer import parts_of
 
 MOST_GRAPHS = 3
 
@@ -98,8 +98,9 @@ class StepGraph:
         model: The model, sharded on one rank.
         loss: Returns the loss of a batch from the model and the batch, a scalar; or a tuple of the
             loss and an output, whose tensors may be in tuples, lists and dicts.
-        optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` of such a
-            one. Its param groups stay as they are; each step brings their rates to the device.
+        optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` or one of
+            TorchRec's wrappers whose step is that of such ones. Its param groups stay as they are;
+            each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
         setting: The setting that notes name.
         ranks: What makes several ranks train like one; None on a single rank.
@@ -129,9 +130,9 @@ class StepGraph:
         self._has_trained = False
         self._setting = setting
         device = next(model.parameters()).device
-        self._dense = optimizer.dense if isinstance(optimizer, HybridOptimizer) else optimizer
+        self._dense = parts_of(optimizer)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or obstacle(self.tables, self._dense, ranks is not None)
+        self.why_not = self.why_not or obstacle(self.tables, optimizer, ranks is not None)
         self._stops = not self.why_not
         self.cuts = any(shared.needs_host for shared in self.tables)
         if self.why_not:
@@ -141,11 +142,12 @@ class StepGraph:
         self._graphs: list[_Recorded] = []
         self._forms = BatchForms(model, self.tables)
         fault = "the loss is not finite; the weights are those before that step"
-        self._verdict = DeviceVerdict(self.tables, device, [self._dense], fault, not self.cuts)
+        self._verdict = DeviceVerdict(self.tables, device, self._dense, fault, not self.cuts)
         if self.cuts and self._forms.has_sequences:
             self._give_up("the host takes part in lookups whose vectors are not sums of bags")
         self._found_inf = torch.zeros((), device=device)
-        self._dense.found_inf = self._found_inf  # type: ignore[attr-defined]
+        for one in self._dense:
+            one.found_inf = self._found_inf  # type: ignore[attr-defined]
 
     def __call__(self, batch: Samples) -> Any:
         """Train on a batch that is on the device, and return what `loss` has returned.
@@ -196,6 +198,7 @@ class StepGraph:
         """Train on a batch by the recorded step that it fits; by one that is recorded now, or
         launch by launch, if there is none.
         """
+        updates = self._verdict.updates()
         form = self._forms.of(batch)
         per_F = batch.sparse.length_per_key()
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
@@ -206,7 +209,7 @@ class StepGraph:
         if recorded is None:
             with self._verdict.watch() as integers:
                 result = self._step(batch)
-            self._verdict.copy(self.steps, batch, integers)
+            self._verdict.copy(self.steps, batch, updates, integers)
             self._forms.read_ids(batch, [one.rows.weights_L for one in integers])
             return result
         left = recorded.left
@@ -220,7 +223,7 @@ class StepGraph:
         else:
             for shared in self.tables:
                 shared.update.count()
-        self._verdict.copy(self.steps, batch, recorded.integers)
+        self._verdict.copy(self.steps, batch, updates, recorded.integers)
         return tree_map_only(Tensor, Tensor.clone, left.result)
 
     def _step(self, batch: Samples) -> Any:
@@ -271,22 +274,23 @@ class StepGraph:
     def _rates_on_device(self) -> Iterator[None]:
         """Let the dense optimiser read its rates, and whether it has stopped, on the device."""
         self._found_inf.copy_(self._verdict.stopped[0])
-        groups = self._dense.param_groups
-        self._dense.param_groups = [
-            group | {"lr": rate, "capturable": rate.is_cuda}
-            for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True)
-        ]
+        groups = [group for one in self._dense for group in one.param_groups]
+        before = [dict(group) for group in groups]
+        for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True):
+            group.update(lr=rate, capturable=rate.is_cuda)
         try:
             yield
         finally:
-            self._dense.param_groups = groups
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
 
     def _recorded(self, static: StaticBatch, batch: Samples) -> Any:
         """Train on a batch, then record the same step for other batches of its form."""
+        before = self._verdict.updates()
         with self._verdict.watch(static.has_room) as integers:
             result = self._step(batch) if self.cuts else self._step_with(static).result
-        self._verdict.copy(self.steps, batch, integers)
-        updates = [t.update.updates for t in self.tables]
+        self._verdict.copy(self.steps, batch, before, integers)
+        updates = self._verdict.updates()
         record = partial(self._step_with, static)
         if self.cuts:
             record = partial(self._computed_with, static, [cut.copy() for cut in self._all_cut()])
@@ -296,8 +300,7 @@ class StepGraph:
             self._graphs.append(_Recorded(static, left, replay, integers))
         except RuntimeError as error:  # of torch, such as too little memory
             self._give_up(" ".join(str(error).split()))
-        for shared, before in zip(self.tables, updates, strict=True):
-            shared.update.updates = before
+        self._verdict.restore(updates)
         return result
 
     def _step_with(self, static: StaticBatch) -> _Left:
@@ -331,12 +334,12 @@ def note_launched(setting: str, why: str) -> None:
     note_once(f"{setting}: steps are launched one by one, without a CUDA graph: {why}")
 
 
-def obstacle(tables: list[ShardedTables], dense: Optimizer, averages: bool = False) -> str:
+def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool = False) -> str:
     """Return the reason why the device cannot stop a step; empty if it can.
 
     Args:
         tables: The tables of the model.
-        dense: The optimiser of the dense part.
+        optimizer: The optimiser of the dense part, or of all.
         averages: Whether the step averages dense gradients over the ranks.
     """
     for shared in tables:
@@ -344,19 +347,23 @@ def obstacle(tables: list[ShardedTables], dense: Optimizer, averages: bool = Fal
             return "on several ranks recapp.train alone records steps"
         if why := shared.why_unstoppable():
             return why
-    kinds = {p.dtype for group in dense.param_groups for p in group["params"]}
+    dense = parts_of(optimizer)
+    kinds = {p.dtype for one in dense for group in one.param_groups for p in group["params"]}
     if averages and len(kinds) > 1:
         return f"dense weights of {len(kinds)} types are not averaged at once"
-    unfused = [group for group in dense.param_groups if not group.get("fused")]
-    if not unfused:
-        return ""
-    return (
-        f"{type(dense).__name__}(fused={unfused[0].get('fused')}) cannot be stopped by the device: "
-        "make a torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
-    )
+    for one in dense:
+        unfused = [group for group in one.param_groups if not group.get("fused")]
+        if unfused or not hasattr(one, "_step_supports_amp_scaling"):  # so reads found_inf
+            given = f"(fused={unfused[0].get('fused')})" if unfused else ""
+            return (
+                f"{type(one).__name__}{given} cannot be stopped by the device: make a "
+                "torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
+            )
+    return ""
 
 
-def _gradients(dense: Optimizer) -> dict[nn.Parameter, Tensor]:
+def _gradients(dense: Sequence[Optimizer]) -> dict[nn.Parameter, Tensor]:
     """Return the gradients of the dense part."""
-    parameters = [p for group in dense.param_groups for p in group["params"]]
+    groups = (group for one in dense for group in one.param_groups)
+    parameters = [p for group in groups for p in group["params"]]
     return {p: p.grad for p in parameters if p.grad is not None}

@@ -374,9 +374,8 @@ def _slot_of(at_N, places, group, FIELD: tl.constexpr):
 @triton.jit
 def _as_int64(id_P):
     """Return ids as int64: `as_int64` of `recapp/sparse/keyed_jagged_tensor.py`."""
-    if id_P.dtype == tl.int32:
-        return tl.where(id_P == NO_INT32, NO_ID, id_P.to(tl.int64))
-    return id_P.to(tl.int64)
+    missing = NO_INT32 if id_P.dtype == tl.int32 else NO_ID
+    return tl.where(id_P.to(tl.int64) == missing, NO_ID, id_P.to(tl.int64))
 
 
 @triton.jit

@@ -113,6 +113,11 @@ class HybridOptimizer(Optimizer):
         super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
         self.state = dense.state
 
+    @property
+    def parts(self) -> list[Optimizer]:
+        """The optimisers whose steps are the step of this one, but for tables."""
+        return [self.dense]
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the dict that the dense optimiser or the fused update reads, not a copy. A new group
         is the dense optimiser's, and stands behind all others.
@@ -171,6 +176,14 @@ class HybridOptimizer(Optimizer):
         added = groups[self._first_groups :]
         self.param_groups = groups[: self._first_groups] + self.sparse_groups + added
         self.state = self.dense.state
+
+
+def parts_of(optimizer: Optimizer) -> list[Optimizer]:
+    """Return the optimisers whose steps are all that the step of one does to dense parameters: the
+    optimiser itself, unless it only calls others.
+    """
+    parts = getattr(optimizer, "parts", None)
+    return [optimizer] if parts is None else [x for part in parts for x in parts_of(part)]
 
 
 def groups_of_tables(

@@ -547,13 +547,14 @@ class KeyedJaggedTensor(BagsOfKeys, JaggedValues):
         )
         assert values is not None
         # Without the caller's indices nothing is copied to the device: a step may be recorded.
-        lengths = (
-            in_segments(self._lengths, self.stride_per_key(), order)
-            if indices_tensor is None or self._strides is not None
-            else self._lengths.reshape(count, self._stride)
-            .index_select(0, indices_tensor)
-            .flatten()
-        )
+        lengths = self._lengths
+        if lengths.stride() == (0,) and self._strides is None:
+            lengths = lengths[:1].expand(len(order) * self._stride)  # one number, expanded
+        elif indices_tensor is None or self._strides is not None:
+            lengths = in_segments(lengths, self.stride_per_key(), order)
+        else:
+            in_order = lengths.reshape(count, self._stride).index_select(0, indices_tensor)
+            lengths = in_order.flatten()
         return KeyedJaggedTensor.unchecked(
             [self._keys[i] for i in order],
             values,
@@ -906,15 +907,26 @@ class Batch:
         """Return the samples in one memory, which moves to another process at once. Lengths of 1
         are one number there, expanded.
         """
-        lengths = self.sparse.lengths()
-        single = are_ones(lengths)
-        short = self.each(lambda tensor: tensor[:1] if single and tensor is lengths else tensor)
+        short = self.short()
         places = places_of(short.tensors())
         size = max(place.stop for place in places.values())
         memory = torch.empty(size, dtype=torch.uint8, device="cpu")
         there = short.each(lambda tensor: view_of(memory, places[id(tensor)], tensor).copy_(tensor))
-        sent = there.sparse.lengths()
-        return there.each(lambda tensor: tensor.expand(lengths.shape) if tensor is sent else tensor)
+        return there.as_long_as(self)
+
+    def short(self) -> Self:
+        """Return the samples with one length if all are 1, for `as_long_as` elsewhere."""
+        lengths = self.sparse.lengths()
+        single = are_ones(lengths)
+        return self.each(lambda tensor: tensor[:1] if single and tensor is lengths else tensor)
+
+    def as_long_as(self, batch: Self) -> Self:
+        """Return a copy of `batch.short()` as a copy of the batch. Lengths of 1 are one number,
+        expanded, and so the host sees that they are equal.
+        """
+        sent = self.sparse.lengths()
+        shape = batch.sparse.lengths().shape
+        return self.each(lambda tensor: tensor.expand(shape) if tensor is sent else tensor)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Return the samples with `change` applied to each tensor."""

@@ -40,6 +40,7 @@ from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from recapp import console
+from recapp.data_parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.engine import sharded_collection
 from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import (
@@ -54,7 +55,6 @@ from recapp.errors import ConfigError, LaunchError, PlanError, RankError
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.table_rule import table_rule, with_frozen_of
-from recapp.parallel import compile_dense, group_of_trainers, wrap_dense
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes, initial_plan
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware

@@ -1,8 +1,8 @@
 """A batch reaches a GPU in one copy, between two buffers that later batches use again.
 
-    host        | lengths | ids | dense | label |      page-locked
-                     |  one copy, on a stream of its own; lengths of 1 are there already
-    device      | lengths | ids | dense | label |      the tensors of the batch are views
+    host        | dense | ids | lengths | label |      page-locked
+                     |  one copy, on a stream of its own; lengths of 1 are one number
+    device      | dense | ids | lengths | label |      the tensors of the batch are views
 
 A pair of buffers is a slot. A slot is free when nobody has a tensor of its batch any more, and when
 the streams that used the batch have done the work that they had at that time. So a caller may keep
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.sparse.bags import are_ones, on_host
+from recapp.sparse.bags import on_host
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import places_of, view_of
 from recapp.transport.communicator import SideStream, side_stream
@@ -52,26 +52,21 @@ class BatchSlots:
 
         Args:
             batch: The samples. Nobody may write to their lengths on the device, because lengths
-                of 1 stay there for later batches.
+                of 1 are one number there.
         """
         tensors = batch.tensors() if self.copies.overlaps else []
         if not tensors or not all(on_host(t) and not t.requires_grad for t in tensors):
             return batch.to(self.device, non_blocking=True)
-        lengths = batch.sparse.lengths()
-        single = are_ones(lengths)
-        tensors.sort(key=lambda tensor: tensor is not lengths)  # first, where they may be known
+        short = batch.short()
+        tensors = short.tensors()
         places = places_of(tensors)
         size = max(place.stop for place in places.values())
         slot = self._take(size)
-        dtype, known = slot.ones
-        first = (
-            lengths.nbytes if single and dtype is lengths.dtype and lengths.nbytes <= known else 0
-        )
-        _pack([t for t in tensors if places[id(t)].stop > first], slot.host, places)
-        slot.ones = (lengths.dtype, lengths.nbytes) if single else (None, 0)
+        _pack(tensors, slot.host, places)
         with self.copies.beside():
-            slot.there[first:size].copy_(slot.host[first:size], non_blocking=True)
-        there = batch.each(lambda tensor: view_of(slot.there, places[id(tensor)], tensor))
+            slot.there[:size].copy_(slot.host[:size], non_blocking=True)
+        there = short.each(lambda tensor: view_of(slot.there, places[id(tensor)], tensor))
+        there = there.as_long_as(batch)
         there.streams = slot.streams
         self.copies.hand_over(there)
         return there
@@ -102,9 +97,8 @@ class _Streams(set[Any]):
 
 
 class _Slot:
-    """Two buffers of one size. `ones` has the dtype and the bytes of the ones with which the
-    device's begins. `streams` are those that use the batch, and `ends` the events behind their work
-    with it, once it is left.
+    """Two buffers of one size. `streams` are those that use the batch, and `ends` the events behind
+    their work with it, once it is left.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -112,7 +106,6 @@ class _Slot:
             size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"
         )
         self.there = torch.empty(size, dtype=torch.uint8, device=device)
-        self.ones: tuple[torch.dtype | None, int] = (None, 0)
         self.take()
         self._storage = self.there.untyped_storage()
         self._own = self._holders()

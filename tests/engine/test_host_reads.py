@@ -7,7 +7,9 @@ from gpu_first.host_reads import host_reads
 
 PACKAGE = Path(__file__).parents[2] / "recapp"
 OF_A_STEP = (
-    *("engine/*.py", "trainer/*.py", "parallel.py", "optim/optimizer.py", "sparse/transfer.py"),
+    *("engine/*.py", "trainer/*.py", "module_graph.py", "parallel.py"),
+    *("data_parallel.py", "optim/optimizer.py"),
+    "sparse/transfer.py",
     *("kernels/links.py", "kernels/reference.py", "kernels/sums.py", "kernels/row_memory.py"),
     "kernels/triton_*.py",
     *("tables/ids.py", "tables/bags_of_samples.py", "tables/positions.py"),

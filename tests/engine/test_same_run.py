@@ -18,7 +18,7 @@ from engine.engine_cases import (
 )
 from tiers import cover, one_of
 
-from recapp.parallel import wrap_dense
+from recapp.data_parallel import wrap_dense
 from recapp.sharding.sharding_types import register
 
 STEPS = 3

@@ -6,6 +6,8 @@ import pytest
 import torch
 from tiers import one_of
 
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
 COUNTS = (
     *("launches", "sorts", "waits", "copies", "operations", "messages", "pins", "record_streams"),
 )
@@ -45,6 +47,25 @@ def test_a_step_gives_a_gpu_no_more_to_do_than_before(part, mode, ranks, groups)
     counts = record(ranks, groups, part=part, mode=mode, **samples).counts()
     bars = dict(zip(COUNTS, BARS[part, mode, ranks, groups], strict=True))
     assert not {name: (n, bars[name]) for name, n in counts.items() if n > bars[name]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bags_that_have_an_id_each_as_the_host_knows_are_less_work(ranks):
+    from gpu_first.counts import batch_of, recorded, sharded, tables_alone
+
+    tables = sharded(ranks, 1)
+    step = tables_alone(tables, 20)
+    counts = []
+    for seed in range(2):
+        batch = batch_of(seed, 20)
+        counts.append(recorded(step, tables, batch)[0].counts())
+        lengths = batch.lengths()[:1].expand(60)
+        batch = KeyedJaggedTensor(batch.keys(), batch.values(), lengths=lengths)
+        counts.append(recorded(step, tables, batch)[0].counts())
+    *_, dense, known = counts
+    assert dense["launches"] - known["launches"] == 1  # where bags begin
+    assert dense["operations"] - known["operations"] == 2  # sums of lengths
 
 
 @pytest.mark.full

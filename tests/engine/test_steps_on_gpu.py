@@ -192,6 +192,19 @@ def test_a_graph_of_lightnings_loop_has_the_bits_of_its_launched_steps(tmp_path,
     assert recorded.log.rows == launched.log.rows
 
 
+def test_graphs_of_a_models_calls_have_the_bits_of_its_launched_calls(capsys):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from kernels.test_module_graph import RECORDED, Loop, equal, ragged
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    numbers = [[9, 6, 4], [3, 6, 7], [12, 6, 5], [10, 6, 1], [14, 6, 9], [0, 6, 0], [15, 6, 2]]
+    samples = [ragged(seed, per_F).to(device) for seed, per_F in enumerate([*numbers, [99, 6, 1]])]
+    recorded = Loop(device=device)
+    assert equal(recorded, Loop(False, device=device), samples)
+    assert recorded.graph._steps[0].forward and len(numbers) > RECORDED
+    assert "launched one by one" not in capsys.readouterr().err
+
+
 def test_memory_of_the_side_is_not_lent_again_before_it_was_used():
     """A long computation holds compute back; what it will read is freed at once, and the side would
     like the memory.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -153,6 +154,45 @@ def compare(comm, samples, most, weighted, plan, order):
         reference.release()
 
 
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_the_bags_of_single_ids_are_found_once(interpreted, ranks, world):
+    if world == 1:
+        compare_single(Comm())
+    else:
+        ranks.run(compare_single, world)
+
+
+def compare_single(comm):
+    names = ["t1", "t2", "t3"]  # their features are not in the order of a batch
+    bags = [
+        EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=dim, feature_names=f, **more)
+        for n, (rows, dim, f, more) in BAGS.items()
+        if n in names
+    ]
+    sequences = [EmbeddingConfig(90, 8, "s0", feature_names=["d", "a"], id_rule="clamp")]
+    both = [*bags, *sequences]
+    cut = make_plan("mixed" if comm.world > 1 else "table_wise", both, comm.world)
+    members = [Member(lookups_of(bags)), Member(lookups_of(sequences))]
+    shared = ShardedTables(both, cut, comm, rules.sgd(), 1, "triton", None, True, None, members)
+    fused = FusedIntegers(shared.state)
+    one = torch.ones(1, dtype=torch.int64)
+    odd = torch.tensor([2, 0])  # as many ids as bags, too
+    found = fused.kernels.bags_of
+    with mock.patch.object(fused.kernels, "bags_of", side_effect=found) as calls:
+        for seed, (samples, lengths) in enumerate(
+            [(8, one), (8, odd), (8, one), (6, one), (8, one)]
+        ):
+            count = len(FEATURES) * samples
+            drawn = torch.Generator().manual_seed(seed + 9 * comm.rank)
+            ids = torch.randint(-50, 4000, (count,), generator=drawn)
+            lengths = lengths.expand(count) if lengths is one else lengths.repeat(count // 2)
+            features = KeyedJaggedTensor(FEATURES, ids, lengths=lengths)
+            linked = links_of(shared, features, fused)
+            assert_same_integers(linked, links_of(shared, features, None))
+            linked.release()
+    assert calls.call_count == 3  # the first, bags of other sizes, fewer samples
+
+
 @pytest.mark.full
 def test_kernels_compile_for_a_gpu_that_is_not_here():
     pytest.importorskip("triton", reason="triton is not installed")
@@ -192,8 +232,8 @@ def test_an_id_outside_of_its_table_is_named(interpreted):
         links_of(shared, features, FusedIntegers(shared.state))
 
 
-def test_a_step_whose_sizes_the_host_reads_is_not_recorded(interpreted):
-    assert tables().why_no_graph().startswith("the host reads how many ids are dropped")
+def test_a_step_whose_sizes_the_host_reads_is_not_recorded_as_a_whole(interpreted):
+    assert tables().needs_host
 
 
 def trained(shared, weighted):

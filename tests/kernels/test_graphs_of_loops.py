@@ -9,6 +9,16 @@ from kernels.test_step_graph import B, Trained, batch, loss
 
 from recapp.compat.torchrec import batches as pipelines
 from recapp.compat.torchrec.batches import Batch, TrainPipelineBase, TrainPipelineSparseDist
+from recapp.compat.torchrec.keyed import FusedOptimizer
+from recapp.compat.torchrec.optimizers import (
+    CombinedOptimizer,
+    GradientClippingOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+)
 from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.step_graph import StepGraph
 from recapp.errors import IdError
@@ -88,3 +98,38 @@ def test_a_batch_whose_tensors_are_not_known_is_launched(interpreted, monkeypatc
     known = loss(trained.model, batch(1)).detach()
     assert same_bits(pipeline.progress(iter([Other(torchrecs(1))]))[0], known)
     assert "steps of a Other without sparse, each, tensors are launched" in capsys.readouterr().err
+
+
+def torchrecs_optimizer(trained, dense):
+    tables = FusedOptimizer({"bags": trained.model.bags})
+    return CombinedOptimizer([tables, ("dense", OptimizerWrapper(dense))])
+
+
+@pytest.mark.full
+def test_torchrecs_optimisers_that_only_call_others_are_recorded(interpreted):
+    found = []
+    for wrapped in (True, False):
+        trained = Trained(lr=2.0**-10)
+        if wrapped:
+            named = dict(trained.model.named_parameters())
+            dense = KeyedOptimizerWrapper(
+                named, lambda p: torch.optim.Adam(p, 2.0**-10, fused=True)
+            )
+            trained.dense = dense.optimizer
+            optimizer = torchrecs_optimizer(trained, dense)
+            trained.step = StepGraph(trained.model, loss, optimizer, trained.capture)
+            trained.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        found.append(trained.train([batch(seed) for seed in range(WARM_UP + 3)]))
+        assert trained.replays == 2
+    assert all(map(same_bits, *found))
+
+
+@pytest.mark.parametrize("kind", ["WarmupOptimizer", "GradientClippingOptimizer"])
+def test_torchrecs_optimisers_that_do_more_are_not_recorded(interpreted, kind):
+    trained = Trained()
+    named = dict(trained.model.named_parameters())
+    dense = KeyedOptimizerWrapper(named, lambda p: torch.optim.Adam(p, fused=True))
+    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=10)]
+    more = WarmupOptimizer(dense, stages) if kind[0] == "W" else GradientClippingOptimizer(dense)
+    step = StepGraph(trained.model, loss, torchrecs_optimizer(trained, more), trained.capture)
+    assert step.why_not.startswith(f"{kind} cannot be stopped by the device: make a torch.optim")

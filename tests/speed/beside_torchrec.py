@@ -5,9 +5,10 @@ The floor of `train` is work that no framework can avoid: the matrix products of
 and backward, and the two batched products of the interaction, into allocated memory, on all ranks
 at once. The floor has no bias, ReLU, loss, optimiser, all-reduce or tables.
 
-On one GPU (`--device cuda`) three more have turns: FBGEMM's fused tables without TorchRec
-(`fbgemm`), recapp's steps as CUDA graphs (`graph`), and these around the dense part that the others
-have (`given`). Each row of results then tells what a step gives the GPU to do.
+On one GPU (`--device cuda`) four more have turns: FBGEMM's fused tables without TorchRec
+(`fbgemm`), recapp's steps as CUDA graphs (`graph`), these around the dense part that the others
+have (`given`), and forward and backward alone as graphs (`calls`, `graph=True` of a model). Each
+row of results then tells what a step gives the GPU to do.
 
 TorchRec has no concatenation of bags: its `EmbeddingCollection` gives the same vectors, one after
 the other.
@@ -36,6 +37,7 @@ from recapp.benchmarks.steps import (
 from recapp.benchmarks.timing import Measured, Steps, compared, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
 from recapp.engine.step_graph import StepGraph
+from recapp.module_graph import ModuleGraph
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.transport.communicator import Comm
@@ -115,6 +117,7 @@ def measure_training(session: Lab) -> None:
         ours = {"recapp": TrainingStep(session, model, workload.tables(), plan, comm)}
         if session.device.type == "cuda" and comm.world == 1:
             ours["graph"] = graphed(session, model, workload, plan)
+            ours["calls"] = graphed_calls(session, model, workload, plan)
             with patch("recapp.benchmarks.steps.DLRM", GivenDLRM):
                 ours["given"] = graphed(session, model, workload, plan)
         with session.device:
@@ -142,6 +145,16 @@ def graphed(
     comm = session.ranks()  # its own, because graphs have one stream
     training: Any = TrainingStep(session, model, workload.tables(), plan, comm)
     training.step = StepGraph(training.model, _loss, training.optimizer)
+    return training
+
+
+def graphed_calls(
+    session: Lab, model: NamedModel, workload: Workload, plan: ShardingPlan
+) -> TrainingStep:
+    """Return recapp's training whose forward and backward are CUDA graphs, the rest launched."""
+    comm = session.ranks()  # its own, because graphs have one stream
+    training: Any = TrainingStep(session, model, workload.tables(), plan, comm)
+    training.model = ModuleGraph(training.model, comm.device)
     return training
 
 
@@ -206,9 +219,9 @@ def measure_step(session: Lab) -> None:
 
 def _rivals(measured: dict[str, Measured]) -> dict[str, Measured | None]:
     """Return the times of others for a comparison; on a GPU those of FBGEMM alone, and of recapp's
-    graphs around its own dense part and that of the others, as well.
+    graphs, as well.
     """
-    more = [name for name in ("fbgemm", "graph", "given") if name in measured]
+    more = [name for name in ("fbgemm", "graph", "calls", "given") if name in measured]
     return {**beside("torchrec", measured), **{name: measured[name] for name in more}}
 
 

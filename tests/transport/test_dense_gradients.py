@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recapp.parallel import wrap_dense
+from recapp.data_parallel import wrap_dense
 from recapp.transport.communicator import Comm
 from recapp.transport.step_messages import AverageOverRanks, hook_of
 

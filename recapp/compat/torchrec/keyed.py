@@ -373,6 +373,11 @@ class FusedOptimizer(KeyedOptimizer):
         groups = [group for shared in self.shared for group in shared.param_groups]
         super().__init__(params, {}, groups)
 
+    @property
+    def parts(self) -> list[Optimizer]:
+        """No optimisers: backward updates the tables."""
+        return []
+
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:

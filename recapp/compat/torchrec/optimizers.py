@@ -61,6 +61,11 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self.optimizer = optim_factory(list(params.values()))
         super().__init__(params, self.optimizer.state, self.optimizer.param_groups)
 
+    @property
+    def parts(self) -> list[Optimizer] | None:
+        """The optimiser; None in a subclass whose step does more."""
+        return [self.optimizer] if type(self).step is KeyedOptimizerWrapper.step else None
+
     @override
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -105,6 +110,12 @@ class CombinedOptimizer(KeyedOptimizer):
                 "save_param_groups on the whole"
             )
         self.saves_groups = True in saves
+
+    @property
+    def parts(self) -> list[Optimizer] | None:
+        """The optimisers; None in a subclass whose step does more."""
+        plain = type(self).step in (CombinedOptimizer.step, OptimizerWrapper.step)
+        return [one for _, one in self.optimizers] if plain else None
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:

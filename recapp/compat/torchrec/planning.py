@@ -55,6 +55,7 @@ from torch import nn
 from typing_extensions import override
 
 from recapp.console import note, note_once
+from recapp.data_parallel import process_group_of
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.parallel import (
@@ -62,7 +63,6 @@ from recapp.parallel import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     get_default_sharders,
-    process_group_of,
 )
 from recapp.planner import embedding_planner, planner_settings
 from recapp.planner import problem as planning_problem

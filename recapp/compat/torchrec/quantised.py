@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from recapp.data_parallel import own_device, process_group_of, tables_group
 from recapp.engine.read_only_store import values_of
 from recapp.engine.sharded_collection import (
     ShardedCollection,
@@ -37,7 +38,7 @@ from recapp.engine.sharded_collection import (
 from recapp.engine.sharded_state import gathered_state_dict
 from recapp.errors import ConfigError
 from recapp.inference.held_tables import HeldTable, HeldTables, one_rank, stored
-from recapp.parallel import DistributedModelParallel, own_device, process_group_of, tables_group
+from recapp.parallel import DistributedModelParallel
 from recapp.planner.embedding_planner import serving_plan
 from recapp.planner.options import Constraints
 from recapp.planner.problem import Topology

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         shard_model,
     )
     from recapp.engine.sharded_state import gathered_state_dict
-    from recapp.engine.step_graph import StepGraph
+    from recapp.graphs.step_graph import StepGraph
     from recapp.inference.export_settings import Export
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.model_export import export_model
@@ -133,7 +133,7 @@ _HOMES = {
     "ShardedEmbeddingCollection": "recapp.engine.sharded_collection",
     "ShardingPlan": "recapp.sharding.sharding_plan",
     "ShardingType": "recapp.sharding.sharding_types",
-    "StepGraph": "recapp.engine.step_graph",
+    "StepGraph": "recapp.graphs.step_graph",
     "TableLookup": "recapp.tables.config",
     "Task": "recapp.tasks.task",
     "TaskModule": "recapp.trainer.module",

@@ -35,7 +35,7 @@ from recapp.engine.sharded_collection import (
     sharded_twins,
 )
 from recapp.errors import ConfigError
-from recapp.module_graph import ModuleGraph
+from recapp.graphs.module_graph import ModuleGraph
 from recapp.optim.named_rules import Rules, is_rules
 from recapp.optim.rules import WITHOUT_RATE, RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule, with_frozen_of
@@ -214,8 +214,8 @@ class DistributedModelParallel(nn.Module):
             state dict that is loaded next.
         transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
         graph: Whether to record forward and backward of training calls as two CUDA graphs, on one
-            rank with a GPU (`recapp/module_graph.py`). The Python of the model then runs in the
-            first calls only. Where that cannot be, a note says why, and nothing changes.
+            rank with a GPU (`recapp/graphs/module_graph.py`). The Python of the model then runs in
+            the first calls only. Where that cannot be, a note says why, and nothing changes.
 
     Attributes:
         graph: The recorded calls (`ModuleGraph`); None without `graph=True`.

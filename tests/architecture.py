@@ -23,7 +23,7 @@ run
 serving
 trainer | inference
 parallel | reporting
-module_graph | data_parallel
+graphs | data_parallel
 stored | engine | planner
 transport
 processes

@@ -5,7 +5,7 @@ is between them has fixed shapes and no messages, so it can be recorded, on any 
     model      reads their values (`shares`), computes the loss, leaves the gradients of the vectors
     update     gradients go back to the owners, which update their rows
 
-`recapp/engine/step_graph.py` records the part in the middle.
+`recapp/graphs/step_graph.py` records the part in the middle.
 """
 
 from collections.abc import Sequence

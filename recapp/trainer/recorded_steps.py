@@ -9,7 +9,7 @@ Lightning keeps its loop: batches, progress, schedules, loggers, validations, ch
 hooks around a batch. Hooks within a step are not called, so callbacks that have one keep steps from
 being recorded.
 
-`recapp/engine/step_graph.py` says which steps are recorded, and what stops them. No GPU has run it
+`recapp/graphs/step_graph.py` says which steps are recorded, and what stops them. No GPU has run it
 yet.
 """
 
@@ -22,9 +22,9 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import OfRanks, StepGraph, note_launched, obstacle
+from recapp.graphs.recorded_batch import Capture
+from recapp.graphs.step_graph import OfRanks, StepGraph, note_launched, obstacle
 from recapp.optim.optimizer import HybridOptimizer, each_norm, total_norm
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host

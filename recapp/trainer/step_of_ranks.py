@@ -36,7 +36,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from recapp.engine.recorded_batch import Capture
 from recapp.engine.sharded_collection import (
     change_rules,
     embedding_collections,
@@ -47,6 +46,7 @@ from recapp.engine.sharded_collection import (
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.engine.table_weights import UpdatedWeight
 from recapp.errors import ConfigError
+from recapp.graphs.recorded_batch import Capture
 from recapp.optim.named_rules import Rules, distinct_rules
 from recapp.optim.optimizer import HybridOptimizer, clip_norm, clip_value
 from recapp.optim.rules import RowRule, rowwise_adagrad

@@ -50,8 +50,8 @@ from recapp.engine.sharded_collection import (
     sharded_tables,
 )
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.engine.step_graph import OfRanks
 from recapp.errors import ConfigError, LaunchError, PlanError, RankError
+from recapp.graphs.step_graph import OfRanks
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.table_rule import table_rule, with_frozen_of

@@ -7,7 +7,7 @@ from gpu_first.host_reads import host_reads
 
 PACKAGE = Path(__file__).parents[2] / "recapp"
 OF_A_STEP = (
-    *("engine/*.py", "trainer/*.py", "module_graph.py", "parallel.py"),
+    *("engine/*.py", "graphs/*.py", "trainer/*.py", "parallel.py"),
     *("data_parallel.py", "optim/optimizer.py"),
     "sparse/transfer.py",
     *("kernels/links.py", "kernels/reference.py", "kernels/sums.py", "kernels/row_memory.py"),
@@ -68,7 +68,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "KeyedStore._with_start_rows": 2,
         "KeyedStore.locate": 1,
     },
-    "engine/recorded_batch.py": {
+    "graphs/recorded_batch.py": {
         "DeviceVerdict.settle": 1,
     },
     "engine/requests.py": {

@@ -9,9 +9,9 @@ import time
 import torch
 
 from recapp.benchmarks.session import rule
-from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_bags, sharded_tables
-from recapp.engine.step_graph import StepGraph
+from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import StepGraph
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks

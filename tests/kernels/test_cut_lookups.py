@@ -8,10 +8,10 @@ import torch.distributed as dist
 from engine.engine_cases import make_plan, same_bits
 from gpu_first.recorder import captured
 
-from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_model, sharded_tables
-from recapp.engine.step_graph import OfRanks, StepGraph
 from recapp.errors import IdError, TrainingError
+from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import OfRanks, StepGraph
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor

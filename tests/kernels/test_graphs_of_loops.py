@@ -19,9 +19,9 @@ from recapp.compat.torchrec.optimizers import (
     WarmupPolicy,
     WarmupStage,
 )
-from recapp.engine.recorded_batch import WARM_UP
-from recapp.engine.step_graph import StepGraph
 from recapp.errors import IdError
+from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import StepGraph
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, dropout
 
 from recapp.compat.torchrec import models as torchrecs
 from recapp.compat.torchrec.batches import Batch as TorchRecsBatch
-from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_model, sharded_tables
-from recapp.engine.step_graph import StepGraph
 from recapp.errors import IdError, TrainingError
+from recapp.graphs.module_graph import ModuleGraph
+from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import StepGraph
 from recapp.models import linear_stack
 from recapp.models.published_dlrm import DLRM
-from recapp.module_graph import ModuleGraph
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import adam, rowwise_adagrad
 from recapp.parallel import DistributedModelParallel

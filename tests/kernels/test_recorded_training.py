@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from recapp import run_ranks
-from recapp.engine.recorded_batch import WARM_UP
 from recapp.errors import IdError, TrainingError
+from recapp.graphs.recorded_batch import WARM_UP
 from recapp.optim.rules import rowwise_adagrad
 from recapp.processes.stopping import Stopped
 from recapp.sharding.sharding_plan import ShardingPlan, tile

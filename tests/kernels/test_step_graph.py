@@ -8,10 +8,10 @@ import torch
 from engine.engine_cases import same_bits
 from gpu_first.recorder import captured
 
-from recapp.engine.recorded_batch import WARM_UP
 from recapp.engine.sharded_collection import shard_model, sharded_tables
-from recapp.engine.step_graph import StepGraph
 from recapp.errors import IdError, TrainingError
+from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import StepGraph
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import adam, rowwise_adagrad
 from recapp.sharding.sharding_plan import ShardingPlan, tile

@@ -36,8 +36,8 @@ from recapp.benchmarks.steps import (
 )
 from recapp.benchmarks.timing import Measured, Steps, compared, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
-from recapp.engine.step_graph import StepGraph
-from recapp.module_graph import ModuleGraph
+from recapp.graphs.module_graph import ModuleGraph
+from recapp.graphs.step_graph import StepGraph
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.transport.communicator import Comm

@@ -34,10 +34,10 @@ from torch.utils.data import IterableDataset
 from typing_extensions import override
 
 from recapp.console import note_once
-from recapp.engine.recorded_batch import Samples
 from recapp.engine.sharded_collection import sharded_tables
-from recapp.engine.step_graph import StepGraph
 from recapp.errors import ConfigError, DataError
+from recapp.graphs.recorded_batch import Samples
+from recapp.graphs.step_graph import StepGraph
 from recapp.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.trainer.lookahead import LookAhead

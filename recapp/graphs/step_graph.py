@@ -22,7 +22,7 @@ takes those of `batch.sparse[key]`, of which there may be more than its bags hol
 weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
 Nobody waits for the verdict on a batch, so it stops the step itself, dense optimiser included, and
-all later ones (`recapp/engine/recorded_batch.py`). The host reads it up to `MOST_UNREAD` steps
+all later ones (`recapp/graphs/recorded_batch.py`). The host reads it up to `MOST_UNREAD` steps
 later, and raises the error of that step.
 
 No GPU has run this file yet: the tests record steps without one, and repeat them on other batches.
@@ -41,7 +41,10 @@ from torch.utils._pytree import tree_map_only
 from recapp.console import note_once
 from recapp.engine.cut_lookup import CutLookup
 from recapp.engine.fused_integers import FusedBatch
-from recapp.engine.recorded_batch import (
+from recapp.engine.sharded_collection import sharded_tables
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.errors import ConfigError, IdError, RankError
+from recapp.graphs.recorded_batch import (
     MOST_UNREAD,
     BatchForms,
     Capture,
@@ -50,9 +53,6 @@ from recapp.engine.recorded_batch import (
     StaticBatch,
     cuda_graph,
 )
-from recapp.engine.sharded_collection import sharded_tables
-from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, IdError, RankError
 from recapp.optim.optimizer import parts_of
 
 MOST_GRAPHS = 3

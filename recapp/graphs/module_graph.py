@@ -13,7 +13,7 @@
                        5         the two graphs are recorded, then they run
                        later     the two graphs run
 
-`recapp/engine/recorded_batch.py` says what a form is, and which batches fit a recorded one. Others
+`recapp/graphs/recorded_batch.py` says what a form is, and which batches fit a recorded one. Others
 are launched, like calls in eval mode and under no_grad. Bits are those of the ordinary loop. The
 Python of the model runs in the first five calls only, so it must not depend on values.
 
@@ -39,7 +39,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from recapp.engine.fused_integers import FusedBatch
-from recapp.engine.recorded_batch import (
+from recapp.engine.sharded_collection import sharded_tables
+from recapp.graphs.recorded_batch import (
     MOST_UNREAD,
     BatchForms,
     Capture,
@@ -48,8 +49,7 @@ from recapp.engine.recorded_batch import (
     StaticBatch,
     cuda_graph,
 )
-from recapp.engine.sharded_collection import sharded_tables
-from recapp.engine.step_graph import MOST_GRAPHS, note_launched
+from recapp.graphs.step_graph import MOST_GRAPHS, note_launched
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import places_of, view_of
 

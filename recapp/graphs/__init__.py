@@ -1,0 +1,1 @@
+"""Training steps, and calls of a model, as CUDA graphs."""

@@ -576,39 +576,26 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     strips_of = {
         name: value.strips for name, value in state.items() if isinstance(value, TableStrips)
     }
-    whole = gathered_tables(strips_of, comm)
-    if comm.rank:
-        return {}
-    return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
-
-
-def gathered_tables(strips_of: Mapping[str, list[Strip]], comm: Comm) -> dict[str, Tensor]:
-    """Assemble whole tables on rank 0 from the strips of all ranks. Every rank calls it.
-
-    Args:
-        strips_of: The strips of this rank, by the name of the table in the state dict.
-        comm: The ranks.
-
-    Returns:
-        On rank 0 each table on the CPU; on other ranks empty tensors.
-    """
     headers_W = comm.all_gather(
         {
             name: [(rows, cols, part.dtype, tuple(mixed)) for rows, cols, part, *mixed in strips]
             for name, strips in strips_of.items()
         }
     )
-    return {
+    whole = {
         name: _gathered(strips, [headers[name] for headers in headers_W], comm)
         for name, strips in strips_of.items()
     }
+    if comm.rank:
+        return {}
+    copied = {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+        for name, value in state.items()
+    }
+    return copied | whole
 
 
 StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype, tuple[tuple[int, int], ...]]
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Comm) -> Tensor:

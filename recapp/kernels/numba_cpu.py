@@ -282,11 +282,13 @@ class NumbaBackend(TorchBackend):
             first_I,
             found_I,
             n_IW,
+            pair_I1,
+            thread_I,
         )
         unique_kernels.route(
             (),
             (
-                (array(b.rows_L), b.first_S, b.last_S, pair_I1, thread_I),
+                _slots(b),
                 tuple(strips),
                 row_arrays,
                 self._buckets(int(np.diff(pair_I1).max(initial=1)), threads),
@@ -665,7 +667,7 @@ class NumbaBackend(TorchBackend):
 
 
 def _slots(b: Bags) -> tuple[Any, ...]:
-    return array(b.rows_L), b.first_S, b.bag_S, b.bags_S1, array(b.lengths_N)
+    return array(b.rows_L), b.first_S, b.last_S, b.bag_S, b.bags_S1, array(b.lengths_N)
 
 
 def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> tuple[Any, ...]:

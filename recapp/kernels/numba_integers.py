@@ -57,6 +57,7 @@ class Slots(NamedTuple):
     Args:
         rows_L: The rows of the whole batch.
         first_S: Where the ids of each slot begin in `rows_L`.
+        last_S: Where the ids of each slot end in `rows_L`.
         bag_S: The first bag of each slot in `lengths_N`.
         bags_S1: Slot s has the bags bags[s] .. bags[s + 1] of the group.
         lengths_N: The ids of each bag of the whole batch.
@@ -64,6 +65,7 @@ class Slots(NamedTuple):
 
     rows_L: Any
     first_S: Any
+    last_S: Any
     bag_S: Any
     bags_S1: Any
     lengths_N: Any

@@ -17,24 +17,6 @@ from recapp.kernels.simd import get, put
 jit = compiled()
 
 
-class Pairs(NamedTuple):
-    """The (slot, id) pairs of a group, strip by strip.
-
-    Args:
-        rows_L: The rows of the whole batch.
-        first_S: Where the ids of each slot begin in `rows_L`.
-        last_S: Where the ids of each slot end in `rows_L`.
-        pair_I1: Strip i has the pairs pair[i] .. pair[i + 1].
-        thread_I: The thread that works on each strip.
-    """
-
-    rows_L: Any
-    first_S: Any
-    last_S: Any
-    pair_I1: Any
-    thread_I: Any
-
-
 class Found(NamedTuple):
     """Memory for the distinct rows. Strip i has found[i] distinct rows, from first[i] on.
 
@@ -47,6 +29,8 @@ class Found(NamedTuple):
         first_I: Where the distinct rows of each strip begin.
         found_I: The number of distinct rows of each strip.
         vectors_IW: The number of distinct rows of each strip that each rank owns.
+        pair_I1: Strip i has the (slot, id) pairs pair[i] .. pair[i + 1].
+        thread_I: The thread that works on each strip.
     """
 
     number_P: Any
@@ -57,6 +41,8 @@ class Found(NamedTuple):
     first_I: Any
     found_I: Any
     vectors_IW: Any
+    pair_I1: Any
+    thread_I: Any
 
 
 class Unique(NamedTuple):
@@ -117,29 +103,29 @@ class Matrices(NamedTuple):
 
 @inlined()
 def route_strips(
-    pairs: Any, group: Any, row_arrays: Any, bucket_TH: Any, first: Any, last: Any
+    slots: Any, group: Any, row_arrays: Any, bucket_TH: Any, first: Any, last: Any
 ) -> None:
     """Number the distinct rows of each strip from 0, count their pairs and find their owners, for
     the strips of threads first .. last. Each thread has its part of the hash table. The first three
-    arguments have the fields of `Pairs`, `Strips` and `Found`.
+    arguments have the fields of `Slots`, `Strips` and `Found`.
     """
-    p = Pairs(*pairs)
+    b = Slots(*slots)
     strips = Strips(*group)
     f = Found(*row_arrays)
     end = 0
-    for i in range(len(p.thread_I)):
-        thread = p.thread_I[i]
+    for i in range(len(f.thread_I)):
+        thread = f.thread_I[i]
         if thread < first or thread >= last:
             continue
         bucket_H = bucket_TH[thread]
         if len(bucket_TH) > 1:
-            end = p.pair_I1[i]
+            end = f.pair_I1[i]
         begin = end
-        pair = p.pair_I1[i]
-        multiplier, shift, mask = hashing(strips.rows_I[i], p.pair_I1[i + 1] - pair)
+        pair = f.pair_I1[i]
+        multiplier, shift, mask = hashing(strips.rows_I[i], f.pair_I1[i + 1] - pair)
         for slot in range(strips.slot_I1[i], strips.slot_I1[i + 1]):
-            for at in range(p.first_S[slot], p.last_S[slot]):
-                row = get(p.rows_L, at)
+            for at in range(b.first_S[slot], b.last_S[slot]):
+                row = get(b.rows_L, at)
                 h = find(row, bucket_H, f.row_P, multiplier, shift, mask)
                 u = int(get(bucket_H, h))
                 if u < 0:

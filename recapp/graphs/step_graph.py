@@ -1,4 +1,4 @@
-"""Training steps of one rank on a GPU as one CUDA graph: forward, loss, backward, the update of the
+"""Training steps on a GPU as CUDA graphs. On one rank forward, loss, backward, the update of the
 tables and the dense optimiser's step start with one launch, and the host waits for nothing.
 
     step = StepGraph(model, loss, optimizer)
@@ -20,6 +20,11 @@ more room. At most `MOST_GRAPHS` steps are recorded; they share their memory.
 Where a batch has room, the flat values of all features are no use: a model that reads ids itself
 takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
 weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
+
+Where lookups need the host (messages of several ranks, new keys, the number of dropped ids), they
+are done before the model runs, and only what is between lookup and update is recorded
+(`recapp/engine/cut_lookup.py`): the average of dense gradients over the ranks, the update and the
+dense optimiser follow, launched one by one.
 
 Nobody waits for the verdict on a batch, so it stops the step itself, dense optimiser included, and
 all later ones (`recapp/graphs/recorded_batch.py`). The host reads it up to `MOST_UNREAD` steps
@@ -92,10 +97,10 @@ class _Recorded(NamedTuple):
 
 
 class StepGraph:
-    """Run the training steps of one rank, as graphs where that is possible.
+    """Run the training steps of a rank, as graphs where that is possible.
 
     Args:
-        model: The model, sharded on one rank.
+        model: The model, sharded.
         loss: Returns the loss of a batch from the model and the batch, a scalar; or a tuple of the
             loss and an output, whose tensors may be in tuples, lists and dicts.
         optimizer: The optimiser, one of torch's with `fused=True`, or a `HybridOptimizer` or one of
@@ -134,7 +139,7 @@ class StepGraph:
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
         self.why_not = self.why_not or obstacle(self.tables, optimizer, ranks is not None)
         self._stops = not self.why_not
-        self.cuts = any(shared.needs_host for shared in self.tables)
+        self.cuts = self._stops and any(shared.needs_host for shared in self.tables)
         if self.why_not:
             note_launched(setting, self.why_not)
             return
@@ -163,7 +168,8 @@ class StepGraph:
             return self._step(batch)
         self._verdict.settle(MOST_UNREAD - 1)
         with self._cut(batch):
-            self._verdict.write_rates(1.0 if self.ranks is None else self.ranks.share())
+            share = self.ranks.share() if self.ranks is not None and self._all_cut() else 1.0
+            self._verdict.write_rates(share)
             return self._train(batch)
 
     def finish(self) -> None:
@@ -244,8 +250,9 @@ class StepGraph:
         loss = result if isinstance(result, Tensor) else result[0]
         if self._stops:
             self._verdict.stopped.logical_or_(~loss.detach().isfinite())
-        if self.ranks is not None:
-            loss = loss * self._verdict.share.to(loss.dtype)
+        if self.ranks is not None:  # lookups tell the share of their batch
+            cut = bool(self._all_cut())
+            loss = loss * (self._verdict.share.to(loss.dtype) if cut else self.ranks.share())
         loss.backward()
         return tree_map_only(Tensor, Tensor.detach, result)
 

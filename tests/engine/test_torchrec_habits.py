@@ -48,6 +48,7 @@ def test_the_arguments_are_torchrecs_in_its_order():
         "init_data_parallel",
         "init_parameters",
         "transport",
+        "graph",
     ]
 
 

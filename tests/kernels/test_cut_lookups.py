@@ -54,22 +54,26 @@ def loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-def batch_of(seed, rank, infinite=False, bad=False):
+def batch_of(seed, rank, infinite=False, bad=False, varies=False):
+    """Ranks have batches of different sizes; where these vary, each step has another."""
     drawn = torch.Generator().manual_seed(10 * seed + rank)
+    samples = B + 2 * rank + (seed * (rank + 1) % 3 if varies else 0)
     per_F = [torch.randint(0, 9, (), generator=drawn).item() for _ in ROWS]
     ids = [
         torch.randint(rows, (n,), generator=drawn)
         for rows, n in zip(ROWS.values(), per_F, strict=True)
     ]
-    bags = [torch.randint(B, (n,), generator=drawn).bincount(minlength=B) for n in per_F]
+    bags = [
+        torch.randint(samples, (n,), generator=drawn).bincount(minlength=samples) for n in per_F
+    ]
     ids = torch.cat(ids)
     if bad and rank:
         ids[0] = 99
     features = KeyedJaggedTensor(list(ROWS), ids, lengths=torch.cat(bags))
-    numbers = torch.randn(B, 3, generator=drawn)
+    numbers = torch.randn(samples, 3, generator=drawn)
     if infinite and rank:
         numbers[0, 0] = torch.inf
-    return Batch(numbers, features, (torch.rand(B, generator=drawn) < 0.4).float())
+    return Batch(numbers, features, (torch.rand(samples, generator=drawn) < 0.4).float())
 
 
 class Trained:
@@ -92,7 +96,8 @@ class Trained:
             self.step = self.plain_step
 
     def share(self):
-        return 1.5 - self.comm.rank
+        rows_W = self.tables[0].header.rows_W
+        return rows_W[self.comm.rank] * self.comm.world / sum(rows_W)
 
     def average(self, tensors):
         for tensor in tensors if self.comm.world > 1 else ():
@@ -155,7 +160,8 @@ def looks_up_other_ids(comm):
     """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
     model = {"weighs": True, "num_embeddings": "dynamic"}
     trained, loop = (Trained(comm, "table_wise", s, **model) for s in ("recorded", "loop"))
-    values = [[*way.train(range(WARM_UP + 3)), *way.weights()] for way in (trained, loop)]
+    seeds = range(WARM_UP + 3)
+    values = [[*way.train(seeds, varies=True), *way.weights()] for way in (trained, loop)]
     assert all(map(same_bits, *values))
     assert "other ids" in trained.step.why_not and not trained.captures
 
@@ -183,5 +189,6 @@ def test_a_fault_of_one_rank_stops_all(interpreted, ranks, fault):
 
 
 @pytest.mark.full
-def test_lookups_of_other_ids_are_those_of_the_model(interpreted):
-    looks_up_other_ids(Comm())
+@pytest.mark.parametrize("world", [1, 2])
+def test_lookups_of_other_ids_are_those_of_the_model(interpreted, ranks, world):
+    ranks.run(looks_up_other_ids, world)

@@ -118,6 +118,11 @@ def threads_of_torch() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
+def threads_of_pairs(pairs: int) -> int:
+    """Return the number of threads that work on some (slot, id) pairs."""
+    return threads_of_torch() if pairs >= THREADS_FROM_PAIRS else 1
+
+
 def parts_of_bags(links: Links) -> Any:
     """Return where the bags of each thread begin; there is one part if there is too little work for
     several threads.
@@ -271,7 +276,7 @@ class NumbaBackend(TorchBackend):
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
-        threads = threads_of_torch() if P >= THREADS_FROM_PAIRS else 1
+        threads = threads_of_pairs(P)
         thread_I = vectors.assign_threads(np.diff(pair_I1), threads)
         row_arrays = (
             array(number),
@@ -364,7 +369,7 @@ class NumbaBackend(TorchBackend):
                     array_or_empty(use_T, dtype),
                 ),
             ),
-            np.arange(unique.thread_I.max(initial=0) + 2),
+            np.arange(threads_of_pairs(P) + 1),
         )
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 

@@ -563,7 +563,8 @@ class TorchBackend:
         table. The arguments are those of `update`; none is changed.
         """
         grad_UD = self._gradients(gradients, weights_RD.shape[1], links, dtype)
-        old = [x.index_select(0, row_U.long()).to(dtype) for x in (weights_RD, *state)]
+        read = () if rule.squares is None else (weights_RD, *state)  # stores may have none here
+        old = [x.index_select(0, row_U.long()).to(dtype) for x in read]
         return torch.stack([squares(x) for x in _squared(rule, grad_UD, old, lr)])
 
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits
 from engine.test_dynamic_tables import EXTREME
-from gpu_first.recorder import Recorder
+from kernels.test_device_key_index import counts_of_second_step
 from kernels.test_fused_integers import assert_same_links, links_of
 
 from recapp.benchmarks.kernel_costs import Mirror
@@ -193,14 +193,5 @@ def test_the_work_of_a_step_does_not_grow_with_the_number_of_strips(interpreted)
     plan = make_plan("row_wise", tables, comm.world)
     collection = shard_bags(tables, plan, comm, sgd(0.1), 7, "triton")
     assert FusedIntegers.takes(collection.shared.state)
-    for step in range(2):
-        keys = torch.arange(26 * 4) + 26 * step
-        batch = KeyedJaggedTensor(
-            [f"f{n}" for n in range(26)], keys, lengths=torch.ones(26 * 4, dtype=torch.int32)
-        )
-        recorder = Recorder()
-        with recorder.recording():
-            values = collection(batch).values()
-            torch.autograd.backward(values, torch.ones_like(values))
-    counts = recorder.counts()
+    counts = counts_of_second_step(collection)
     assert {count: n for count, n in counts.items() if n > BARS.get(count, n)} == {}

@@ -222,10 +222,11 @@ class Requests:
         """Yield the objects whose tensors lookup and update read. Leased memory is recorded once,
         because it is given back before others may use it.
         """
-        yield self.rows
         yield from (scratch.take_new() for scratch in self.lease)
-        if isinstance(self.integers, FusedBatch):
+        if isinstance(self.integers, FusedBatch):  # all else stays on the side stream
+            yield self.weights_L
             return
+        yield self.rows
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
         yield self.row_gradients_G

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.streams import Streams, watched
 from engine.test_dynamic_tables import tables as dynamic_tables
-from streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recapp.kernels import reference
@@ -69,17 +69,17 @@ def trained(comm, collection, tables, depth, **changes):
     }
 
 
-def unordered(comm, kind, depth, spoil=None, mode="unique", weighted=False):
+def unordered(comm, kind, depth, spoil=None, mode="unique", weighted=False, backend="torch"):
     """What the watch finds, and what differs from a run without streams."""
     tables = make_tables(id_rule="drop" if kind == "random" else "error")
     plain = trained(
         comm,
-        sharded(comm, tables, kind, "rowwise_adagrad", backend="torch", mode=mode),
+        sharded(comm, tables, kind, "rowwise_adagrad", backend=backend, mode=mode),
         tables,
         depth,
         weighted=weighted,
     )
-    collection = sharded(comm, tables, kind, "rowwise_adagrad", backend="torch", mode=mode)
+    collection = sharded(comm, tables, kind, "rowwise_adagrad", backend=backend, mode=mode)
     with watched(comm, spoil) as watch:
         found = trained(comm, collection, tables, depth, weighted=weighted)
     return sorted(watch.found), [name for name in plain if not same_bits(plain[name], found[name])]

@@ -166,21 +166,25 @@ def looks_up_other_ids(comm):
     assert "other ids" in trained.step.why_not and not trained.captures
 
 
+def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
+    compare(Comm(), "table_wise", num_embeddings="dynamic")
+
+
+def dropping(comm, plan):
+    """Compare steps whose tables refuse some ids."""
+    compare(comm, plan, num_embeddings=20, id_rule="drop")
+
+
 @pytest.mark.parametrize(
-    "of_table",
+    ("plan", "train"),
     [
-        {"num_embeddings": "dynamic"},
-        pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
+        ("row_wise", compare),
+        pytest.param("column_wise", compare, marks=pytest.mark.full),
+        pytest.param("row_wise", dropping, marks=pytest.mark.full),
     ],
-    ids=["dynamic", "drop"],
 )
-def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
-    compare(Comm(), "table_wise", **of_table)
-
-
-@pytest.mark.parametrize("plan", ["row_wise", pytest.param("column_wise", marks=pytest.mark.full)])
-def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan):
-    ranks.run(compare, 2, plan)
+def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan, train):
+    ranks.run(train, 2, plan)
 
 
 @pytest.mark.parametrize("fault", ["bad", pytest.param("infinite", marks=pytest.mark.full)])

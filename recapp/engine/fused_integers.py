@@ -137,8 +137,7 @@ class FusedIntegers:
         self.known_bags: dict[
             Hashable, tuple[Tensor, tuple[Tensor, Tensor, Tensor | None], object]
         ] = {}
-        ends = np.array(state.id_rules.ends_F2, np.int64)
-        self.ends = to_device(ends, device) if state.id_rules.drops else None
+        self.ends = to_device(np.array(state.id_rules.ends_F2, np.int64), device)
         self.searched = searched(state)
         self.copied = [g for g in self.searched if state.routes[g].mode == "replicated"]
         self._most = {

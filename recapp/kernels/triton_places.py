@@ -63,9 +63,11 @@ def kept_ids(
     mark((n // BLOCK + 1,), (*of_ids, samples, len(ends_F2), n), (BLOCK,))
     edge_K1 = take("edges", len(edge_N1), torch.int64)
     kept_L = take("kept", n, torch.int32)
-    of_bags = starts(stays_L), first_F1, edge_N1, edge_K1, kept_L
-    grid = (max(n, len(edge_N1)) // BLOCK + 1,)
-    keep(grid, (*of_bags, samples, len(edge_N1), n), (BLOCK,))
+    keep(
+        (max(n, len(edge_N1)) // BLOCK + 1,),
+        (starts(stays_L), first_F1, edge_N1, edge_K1, kept_L, samples, len(edge_N1), n),
+        (BLOCK,),
+    )
     return edge_K1, kept_L
 
 
@@ -89,17 +91,15 @@ def place_entries(
 def mark(ids, firsts, edges, ends, report, stays, samples, lookups, total, BLOCK: tl.constexpr):
     """Write whether each of a block of ids stays in its bag, and count those that leave it."""
     l_L = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here_L = l_L < total
-    zero_L = l_L * 0
-    lookup_L = _first_above(firsts, 1, zero_L, zero_L + lookups, l_L) - 1
+    lookup_L = _first_above(firsts, 1, l_L * 0, l_L * 0 + lookups, l_L) - 1
     bags_L = edges + lookup_L.to(tl.int64) * samples
-    there_L = tl.load(bags_L + samples) - tl.load(bags_L)  # not in the free room
-    here_L &= l_L - tl.load(firsts + lookup_L) < there_L
+    ids_L = tl.load(bags_L + samples) - tl.load(bags_L)  # behind them is free room
+    here_L = (l_L < total) & (l_L - tl.load(firsts + lookup_L) < ids_L)
     id_L = _as_int64(tl.load(ids + l_L, mask=here_L, other=0))
     stays_L = (id_L >= tl.load(ends + 2 * lookup_L)) & (id_L <= tl.load(ends + 2 * lookup_L + 1))
     stays_L = here_L & (stays_L | (id_L == NO_ID))
     tl.store(stays + l_L, stays_L.to(tl.int32), mask=l_L < total)
-    tl.atomic_add(report + 1 + lookup_L, zero_L.to(tl.int64) + 1, mask=here_L & (stays_L == 0))
+    tl.atomic_add(report + 1 + lookup_L, ids_L * 0 + 1, mask=here_L & (stays_L == 0))
 
 
 @Launch

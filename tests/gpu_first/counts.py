@@ -2,6 +2,7 @@
 
     tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
     sums      the same where owners sum bags (mode `pooled`)
+    drops     the same with the id rule `drop`
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
@@ -67,6 +68,7 @@ def counted_rows():
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),
             ("sums", "eager", (2,)),
+            ("drops", "eager", (1, 2)),
             ("model", "eager", (1,)),
             ("model", "recorded", (1, 2)),
         )
@@ -83,10 +85,11 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables`, `sums` or `model`.
+        part: What trains, `tables`, `sums`, `drops` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
-    collection = sharded(ranks, groups, "pooled" if part == "sums" else "unique")
+    mode_of_tables = "pooled" if part == "sums" else "unique"
+    collection = sharded(ranks, groups, mode_of_tables, "drop" if part == "drops" else "error")
     with tf32():
         if mode == "recorded":
             step = recorded_model(collection, samples)
@@ -108,13 +111,17 @@ def tf32():
         torch.set_float32_matmul_precision(before)
 
 
-def sharded(ranks, groups, mode="unique"):
+def sharded(ranks, groups, mode="unique", id_rule="error"):
     """Return sharded tables on one or two ranks, with streams on which nothing overlaps."""
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
     tables = [
         EmbeddingBagConfig(
-            name=f"t{k}", num_embeddings=rows, embedding_dim=width, feature_names=[f"f{k}"]
+            name=f"t{k}",
+            num_embeddings=rows,
+            embedding_dim=width,
+            feature_names=[f"f{k}"],
+            id_rule=id_rule,
         )
         for k, (rows, width) in enumerate(zip(ROWS, WIDTHS[groups], strict=True))
     ]
@@ -203,7 +210,12 @@ def _loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-PARTS = {"tables": tables_alone, "sums": tables_alone, "model": whole_model}
+PARTS = {
+    "tables": tables_alone,
+    "sums": tables_alone,
+    "drops": tables_alone,
+    "model": whole_model,
+}
 
 
 def recorded(step, collection, batch):

@@ -223,8 +223,9 @@ class Requests:
         because it is given back before others may use it.
         """
         yield from (scratch.take_new() for scratch in self.lease)
-        if isinstance(self.integers, FusedBatch):  # all else stays on the side stream
-            yield self.weights_L
+        if self.weights_L is not None:  # whose gradients follow from these
+            yield self.rows, self.output
+        if isinstance(self.integers, FusedBatch):  # the rest of it is read beside
             return
         yield self.rows
         yield from map(vars, self.asked)

@@ -264,15 +264,11 @@ def test_a_step_whose_sizes_the_host_reads_is_not_recorded_as_a_whole(interprete
 
 
 @pytest.mark.parametrize(
-    ("world", "depth", "weighted"),
-    [
-        (1, 1, False),
-        pytest.param(2, 1, True, marks=pytest.mark.full),
-    ],
+    ("world", "learns"), [(1, True), pytest.param(2, False, marks=pytest.mark.full)]
 )
-def test_streams_touch_no_memory_unordered(interpreted, ranks, world, depth, weighted):
+def test_streams_touch_no_memory_unordered(interpreted, ranks, world, learns):
     kind = "mixed" if world > 1 else "table_wise"
-    arguments = kind, depth, None, "unique", weighted, "triton"
+    arguments = kind, 1, None, "unique", True, "triton", learns
     found = ranks.run(unordered, 2, *arguments) if world > 1 else [unordered(Comm(), *arguments)]
     assert found == [([], [])] * world
 

@@ -34,7 +34,7 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
 # messages between ranks have the size of the requests; it may become less
 DEPEND = {1: set(), 2: {"ask", "swap", "serve", "pool", "sum_blocks", "update"}}
 # the host's part in a step of one rank: sizes that follow from the shape, and a check
-HOST = ("on_device", "to_host")
+HOST = ("on_device", "to_host", "record_stream")
 
 
 @pytest.fixture(autouse=True)

@@ -339,9 +339,11 @@ def rows(
     store_P = position_P + tl.load(slot_P + BASE, mask=here_P, other=0)
     key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + position_P
     sequence_P = tl.load(slot_P + SEQUENCE, mask=here_P, other=0) > 0
-    where_P = tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
-    where_P += tl.load(place_P + VECTOR, mask=here_P, other=0)
-    where_P += in_bag_P * tl.load(slot_P + APART, mask=here_P, other=0)
+    where_P = (
+        tl.load(place_P + VECTOR, mask=here_P, other=0)
+        + tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
+        + tl.load(slot_P + APART, mask=here_P, other=0) * in_bag_P
+    )
     if requests is not None and tl.load(requests + of_group * OUT + MODE) == POOLED:
         bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
         key_P, where_P = _of_owner(key_P, bag_P, pieces, requests + of_group * OUT, group, BLOCK)

@@ -63,7 +63,8 @@ class Admission:
 
     All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
     parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
-    checkpoint stores the tensors of `tracked` with the rows.
+    checkpoint stores the tensors of `tracked` with the rows. `chooses` tells whether a key may have
+    to wait for its row, or lose it.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Admission:
         self._by_uses_I = to_device([s.eviction is Eviction.LFU for s in settings], device)
         self._loaded = False
         self._tracks = any(s.tracks_use for s in settings)
+        self.chooses = self._tracks or self._limits or any(s.seen > 1 for s in settings)
         capacity = index.positions.capacity if self._tracks else 0
         self.last_used = RowMemory(capacity, 1, torch.int32, device)
         self.uses = RowMemory(capacity, 1, torch.int32, device)
@@ -109,6 +111,11 @@ class Admission:
         """Return the counts of each strip."""
         counts_3I = self._counts_4A[:3].view(3, -1, STRETCHES).sum(2)
         return [Changes(*counts) for counts in to_host(counts_3I).T.tolist()]
+
+    @property
+    def added(self) -> tuple[Tensor, Tensor]:
+        """Return the counts to which new keys are added where the store does not choose."""
+        return self._new_A, self._admitted_A
 
     @property
     def rows_IR(self) -> Tensor:

@@ -13,7 +13,7 @@ Counters of dynamic keys without rows: exact counts, or a count-min sketch. Both
 that saw a key, for the keys of a strip.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,8 +23,10 @@ from torch import Tensor
 from recapp.engine.row_average import RowsToWrite
 from recapp.errors import CheckpointError
 from recapp.kernels.backend import Backend
+from recapp.kernels.batch_arrays import IndexNumbers
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
+from recapp.sparse.transfer import start_to_host, to_device, to_host
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.positions import (
     SKETCH_LINES,
@@ -111,6 +113,8 @@ def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
+TAKEN = IndexNumbers._fields.index("taken")
+STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
 
 
@@ -128,15 +132,23 @@ class KeySlots:
         backend: Kernels.
         device: Device of positions and slots.
 
-    `index` finds slots, by position and strip. `used` is the number of slots that memory must hold:
-    each was given out at least once.
+    `index` finds slots, by position and strip.
+
+    In a step of which the host learns no number (`expect`), the device counts the slots that new
+    keys take (`DeviceKeyIndex.numbers`). The host knows how many may have been taken, at most: the
+    count that it has read last, and the entries of the steps since. It reads the count, without
+    waiting, when the room comes to an end. Whoever needs the exact number asks for `used`.
     """
 
     def __init__(
         self, stretches: Sequence[int], capacity: int, backend: Backend, device: torch.device
     ) -> None:
         self.index = backend.key_index(stretches, capacity, device)
-        self.used = 0
+        self._used = 0
+        self._listed: tuple[int, ...] = ()  # the free slots that the device knows
+        self._taken = 0  # the most slots that were taken since, as only the device knows
+        self._since = 0  # those of them that `_late` cannot have counted
+        self._late: tuple[Tensor, Any] | None = None  # the count on its way to the host
         self._free = torch.zeros(0, dtype=torch.int64, device=device)
         self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
 
@@ -145,6 +157,57 @@ class KeySlots:
         """Return the bytes of the index with its positions and strips."""
         return int(self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes)
 
+    @property
+    def used(self) -> int:
+        """The number of slots that memory must hold: each was given out at least once."""
+        self.settle()
+        return self._used
+
+    def settle(self) -> None:
+        """Wait for the number of slots that new keys have taken, if only the device knows it."""
+        if self._taken:
+            taken = to_host(self.index.numbers).tolist()[TAKEN]
+            again = min(taken, len(self._free))
+            self._free = self._free[again:]
+            self._used += taken - again
+            self.index.count(taken)
+            self._taken = 0
+            self._late = None
+
+    def expect(self, n: int, grow: Callable[[int], None]) -> None:
+        """Make room for n keys, each of which may be new, ahead of a step that tells the host
+        nothing.
+
+        Args:
+            n: The number of entries.
+            grow: A function that makes room for rows in a number of slots.
+        """
+        if self._late is not None and (self._late[1] is None or self._late[1].query()):
+            self._taken = self._late[0].tolist()[TAKEN] + self._since
+            self._late = None
+        most = self._used + self._taken
+        if most + n > self.index.positions.held:
+            try:
+                self._make_room(most + STEPS_AHEAD * n, grow)
+            except (MemoryError, torch.OutOfMemoryError):
+                self._make_room(self.used + n, grow)
+        if self._list() != self._listed:
+            self.settle()
+            self._listed = self._list()
+            self.index.numbers[TAKEN:] = to_device([0, *self._listed], self._free.device)
+        self.index.make_room(self._taken + n)
+        self._taken += n
+        self._since += n
+        room = self.index.positions.held
+        if self._late is None and self._used + self._taken + (STEPS_AHEAD - 1) * n > room:
+            (numbers,), arrived = start_to_host([self.index.numbers])
+            self._late = numbers, arrived
+            self._since = n
+
+    def _list(self) -> tuple[int, ...]:
+        """Return what the device must know of free slots (`IndexNumbers`)."""
+        return self._free.data_ptr(), len(self._free), self._used
+
     def find_or_insert(self, position_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of each key, after giving free slots to keys that have none, and the
         first entry of each such key. Arguments as for the index.
@@ -152,27 +215,30 @@ class KeySlots:
         slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
         again = min(len(first_U), len(self._free))
         self._free = self._free[again:]
-        self.used += len(first_U) - again
+        self._used += len(first_U) - again
         return slot_N, first_U
 
     def _next(self, n: int) -> Tensor:
         """Return the n slots that are given out next. They stay free."""
+        self.settle()
         again = self._free[:n]
         new = n - len(again)
-        self._make_room(self.used + new)
+        self._make_room(self._used + new)
         return torch.cat([again, self.behind(new)]) if len(again) else self.behind(new)
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""
         return torch.arange(self.used, self.used + n, device=self._free.device)
 
-    def _make_room(self, slots: int) -> None:
+    def _make_room(self, slots: int, grow: Callable[[int], None] = lambda slots: None) -> None:
+        grow(slots)
         self.index.positions.grow(slots)
         self.index.strips.grow(slots)
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots, which are given out again."""
         if len(slot_M):
+            self.settle()
             self.index.remove(slot_M)
             self._free = torch.cat([slot_M, self._free])
 
@@ -200,8 +266,9 @@ class KeySlots:
     def begin_load(self) -> None:
         """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
+        self.settle()
         if not len(self.index):
-            self.used = 0
+            self._used = 0
             self._free = self._free[:0]
 
     def load(self, strip: int, piece: Piece, n: int) -> tuple[slice, Tensor]:
@@ -209,11 +276,11 @@ class KeySlots:
         [n, 1], which the caller fills before `loaded`.
         """
         slot_N = self.behind(n)
-        self.used += n
-        self._make_room(self.used)
+        self._used += n
+        self._make_room(self._used)
         key_N1 = torch.zeros(n, 1, dtype=torch.int64, device=slot_N.device)
         self._loading.append((strip, piece, slot_N, key_N1))
-        return slice(self.used - n, self.used), key_N1
+        return slice(self._used - n, self._used), key_N1
 
     def loaded(self, tables: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
         """Put the loaded keys into the index. Yield the strip and the positions of each piece.

@@ -76,6 +76,9 @@ class DynamicStore(FloatRows):
         self.slots = KeySlots(stretches, self.rows, self.backend, group.device)
         self.index = self.slots.index
         self._starts = self._start_numbers()
+        starts = [start for *_, start in rule.starts()] if rule else []
+        start_K = torch.tensor(starts, dtype=torch.float64, device="cpu")
+        self._start_K = copy_to_device(start_K, group.device)
         self.step = 0
         self._unadmitted: list[Tensor] = []
         self.admission = Admission(
@@ -114,6 +117,42 @@ class DynamicStore(FloatRows):
             self._admit(*new)
         return slot_N
 
+    @property
+    def adds_unread(self) -> bool:
+        """Return whether training steps give rows to new keys without telling the host (`add`):
+        every key gets its row at once and keeps it, and rows keep their places in memory.
+        """
+        return (
+            self.trains
+            and not self.admission.chooses
+            and self._starts is not None
+            and self.backend.begin_new is not None
+            and self._steps is None
+            and self.average is None
+            and len(self.state) <= 2
+            and self.index.positions.stays
+        )
+
+    def expect(self, entries: int) -> None:
+        """Make room for the new keys among a number of entries, ahead of `add`."""
+        self.slots.expect(entries, self._grow)
+
+    def add(
+        self, row_P: Tensor, key_P: Tensor, group: Tensor, stopped: Tensor | None = None
+    ) -> None:
+        """Replace the positions of entries of a training batch by the slots of their rows. Keys
+        that have no row get one.
+
+        Args:
+            row_P: The positions.
+            key_P: The strips; slots behind the first key of the group take their place.
+            group: The place of the group in the arrays of the batch, int64 [`GroupPlace`].
+            stopped: An integer: where it is set, no key gets a row, and its entries take any.
+        """
+        new = self.index.add(row_P, key_P, group, stopped)
+        rows = row_P, key_P, group, self._weights.rows, self.state, self._starts, self._start_K
+        self.backend.begin_new(new, self.index, *rows, self.admission.added)
+
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slots of keys. Keys without a row get slots with start values behind all used
         slots, which the next batch may reuse.
@@ -139,11 +178,10 @@ class DynamicStore(FloatRows):
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
-        unadmitted = self._all_unadmitted()
         trained_U = super().trained(row_U)
-        if not len(unadmitted):
+        if not self._unadmitted:
             return trained_U
-        admitted_U = ~torch.isin(row_U, unadmitted)
+        admitted_U = ~torch.isin(row_U, self._all_unadmitted())
         return admitted_U if trained_U is None else admitted_U & trained_U
 
     def settle(self, step: int) -> None:
@@ -154,14 +192,16 @@ class DynamicStore(FloatRows):
         Args:
             step: The number of updates so far.
         """
-        gone = [self._all_unadmitted()]
-        self.admission.release(gone[0])
-        self._unadmitted = []
-        if step == self.step + 1 and self.trains:
-            gone += [self.admission.expired(step), self.admission.surplus()]
+        due = step == self.step + 1 and self.trains
         self.step = step
         self.settled += 1
-        self.slots.remove(torch.cat(gone))
+        if self.admission.chooses:
+            gone = [self._all_unadmitted()]
+            self.admission.release(gone[0])
+            self._unadmitted = []
+            if due:
+                gone += [self.admission.expired(step), self.admission.surplus()]
+            self.slots.remove(torch.cat(gone))
 
     def _grow(self, slots: int) -> None:
         super()._grow(slots)

@@ -291,7 +291,8 @@ class ModuleGraph:
         assert self._verdict is not None
         updates = self._verdict.updates()
         try:
-            _, forward = self._capture(lambda: self.forward(step))
+            with self._verdict.recording():
+                _, forward = self._capture(lambda: self.forward(step))
             step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))
             step.outputs = [x.detach() if isinstance(x, Tensor) else x for x in step.outputs]
             step.trains = [
@@ -350,6 +351,8 @@ class ModuleGraph:
         if step.forward is None:
             self.forward(step)
         else:
+            for one in step.integers:
+                one.expect()
             step.forward()
         return [x.detach().clone() if isinstance(x, Tensor) else x for x in step.outputs]
 

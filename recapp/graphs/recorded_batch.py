@@ -269,6 +269,17 @@ class DeviceVerdict:
                 shared.state.counts_ids = False
                 shared.update.device_rates = None
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Tell the tables that the work in this context is recorded, and not done now."""
+        for shared in self._tables:
+            shared.state.records = True
+        try:
+            yield
+        finally:
+            for shared in self._tables:
+                shared.state.records = False
+
     def updates(self) -> list[int]:
         """Return the number of updates of each of the tables."""
         return [t.update.updates for t in self._tables]

@@ -222,6 +222,8 @@ class StepGraph:
         recorded.static.fill(batch)
         for there, here in zip(left.cuts, self._all_cut(), strict=True):
             there.fill(here)
+        for one in recorded.integers:
+            one.expect()
         recorded.replay()
         if self.cuts:
             with self._verdict.watch():
@@ -302,7 +304,7 @@ class StepGraph:
         if self.cuts:
             record = partial(self._computed_with, static, [cut.copy() for cut in self._all_cut()])
         try:
-            with self._verdict.watch(static.has_room) as integers:
+            with self._verdict.watch(static.has_room) as integers, self._verdict.recording():
                 left, replay = self._capture(record)
             self._graphs.append(_Recorded(static, left, replay, integers))
         except RuntimeError as error:  # of torch, such as too little memory

@@ -96,6 +96,26 @@ class PieceNumbers(NamedTuple):
     rank: int
 
 
+class IndexNumbers(NamedTuple):
+    """What the kernels of a hash table of keys read on the device.
+
+    Args:
+        table: The address of the table.
+        buckets: The number of its buckets.
+        taken: The number of free slots that new keys have taken.
+        listed: The address of a list of slots, which are taken first.
+        length: The number of these slots.
+        behind: The slot that follows all used ones: from there on, slots are taken next.
+    """
+
+    table: int
+    buckets: int
+    taken: int
+    listed: int
+    length: int
+    behind: int
+
+
 class PiecePlace(NamedTuple):
     """The place of a piece's requests.
 

@@ -24,6 +24,7 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_new_rows import begin_new
 from recapp.kernels.triton_places import place_entries
 from recapp.kernels.triton_start_values import begin_rows
 from recapp.kernels.triton_update import RuleForm
@@ -43,6 +44,7 @@ class TritonBackend(TorchBackend):
     fused_requests = triton_requests
     key_index = DeviceKeyIndex
     begin_rows = staticmethod(begin_rows)
+    begin_new = staticmethod(begin_new)
     place_entries = staticmethod(place_entries)
 
     @override

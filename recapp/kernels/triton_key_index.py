@@ -18,14 +18,9 @@ Training looks up and adds keys in one pass:
 
 `find_or_insert` gives the host the number of new keys, for which it waits. `add` does not: the
 device counts the slots that were taken, and the host has made room for as many keys as there are
-entries (`recapp/engine/dynamic_keys.py`). Then `begin_new` (`triton_start_values.py`) has the place
-of `follow`. What changes while recorded steps stay, the place and size of the table and the slots
-that are free, stands on the device, in `numbers`:
-
-    place of the table | buckets | slots taken | place of the list of free slots | their number |
-    first slot behind all used ones
-
-The number of a new key behind those taken before is its place in the list, or behind the list.
+entries (`recapp/engine/dynamic_keys.py`). Then `begin_new` (`triton_new_rows.py`) has the place
+of `follow`. What changes while recorded steps stay, the place of the table and the slots that are
+free, stands on the device, in `numbers` (`IndexNumbers` of `batch_arrays.py`).
 
 Threads run in any order and still make the same slots:
 
@@ -53,9 +48,9 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels.batch_arrays import BLOCK
+from recapp.kernels.batch_arrays import BLOCK, IndexNumbers
 from recapp.kernels.reference import SortedIndex
-from recapp.kernels.triton_integers import BLOCKS, ENTRIES_END, KEY
+from recapp.kernels.triton_integers import BLOCKS, ENTRIES_END
 from recapp.kernels.triton_launch import Launch
 from recapp.sparse.transfer import to_device, to_host, true_indices
 
@@ -71,9 +66,9 @@ _GONE = tl.constexpr(GONE)
 _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
-TAKEN, LISTED, NUMBERS = 2, 3, 6  # in `numbers`: slots taken, the list of free slots, the end
-_TAKEN = tl.constexpr(TAKEN)
-_LISTED = tl.constexpr(LISTED)
+TABLE, BUCKETS, TAKEN, LISTED, LENGTH, BEHIND = (
+    tl.constexpr(i) for i in range(len(IndexNumbers._fields))
+)
 _BLOCK = tl.constexpr(BLOCK)
 
 
@@ -124,19 +119,14 @@ def _any(mask_L):
 @triton.jit
 def _table_of(numbers):
     """Return the table and its number of buckets."""
-    return tl.load(numbers).to(tl.pointer_type(tl.int64)), tl.load(numbers + 1)
+    table = tl.load(numbers + TABLE).to(tl.pointer_type(tl.int64))
+    return table, tl.load(numbers + BUCKETS)
 
 
 @triton.jit
-def keys_of_group(group, n):
-    """Return the number of entries, and what their keys are above the strips: of all entries, or of
-    those of a group in the arrays of a batch.
-    """
-    first = 0
-    if group is not None:
-        n = (tl.load(group + ENTRIES_END) - tl.load(group + BLOCKS) * _BLOCK).to(tl.int32)
-        first = tl.load(group + KEY)
-    return n, first
+def entries_of(group):
+    """Return the number of entries of a group in the arrays of a batch."""
+    return tl.load(group + ENTRIES_END) - tl.load(group + BLOCKS) * _BLOCK
 
 
 @triton.jit
@@ -192,11 +182,11 @@ def find(
     stay absent, and read any row.
     """
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    end, first = keys_of_group(group, n)
-    here_L = at_L < end
+    here_L = at_L < n
+    if group is not None:
+        here_L = at_L < entries_of(group)
     position_L = tl.load(position + at_L, mask=here_L, other=0)
-    key_L = tl.load(strip + at_L, mask=here_L, other=0)
-    strip_L = key_L - first
+    strip_L = tl.load(strip + at_L, mask=here_L, other=0)
     hash_L = _hash_of(position_L, strip_L, secret)
     table, buckets = _table_of(numbers)
     slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
@@ -214,7 +204,7 @@ def find(
             other_L = tl.atomic_cas(claims + cell_L, expected_L, at_L, sem="relaxed")
             meets_L = seeks_L & (other_L >= 0)
             same_L = meets_L & (tl.load(position + other_L, mask=meets_L, other=0) == position_L)
-            same_L &= tl.load(strip + other_L, mask=meets_L, other=-1) == key_L
+            same_L &= tl.load(strip + other_L, mask=meets_L, other=-1) == strip_L
             tl.atomic_min(claims + cell_L, at_L, mask=same_L, sem="relaxed")
             seeks_L = meets_L & (same_L == 0)
             cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
@@ -264,7 +254,6 @@ def insert_new(
     counts,
     fresh,
     first,
-    group,
     n,
     secret: tl.int64,
     LANES: tl.constexpr,
@@ -276,16 +265,15 @@ def insert_new(
     at_L = program * LANES + tl.arange(0, LANES)
     first_L, _ = first_entries(claims, cell, at_L, n)
     number_L = counted(counts, program, LANES) + tl.cumsum(first_L.to(tl.int32), 0) - 1
-    _, first_strip = keys_of_group(group, n)
     position_L = tl.load(position + at_L, mask=first_L, other=0)
-    strip_L = tl.load(strip + at_L, mask=first_L, other=0) - first_strip
+    strip_L = tl.load(strip + at_L, mask=first_L, other=0)
     if fresh is None:
-        number_L = number_L + tl.load(numbers + _TAKEN)
-        listed = tl.load(numbers + _LISTED + 1)
-        slots = tl.load(numbers + _LISTED).to(tl.pointer_type(tl.int64))
-        slot_L = tl.load(slots + number_L, mask=first_L & (number_L < listed), other=0)
-        behind_L = tl.load(numbers + _LISTED + 2) + number_L - listed
-        slot_L = tl.where(number_L < listed, slot_L, behind_L)
+        number_L = number_L + tl.load(numbers + TAKEN)
+        length = tl.load(numbers + LENGTH)
+        listed = tl.load(numbers + LISTED).to(tl.pointer_type(tl.int64))
+        listed_L = tl.load(listed + number_L, mask=first_L & (number_L < length), other=0)
+        behind_L = tl.load(numbers + BEHIND) + number_L - length
+        slot_L = tl.where(number_L < length, listed_L, behind_L)
     else:
         slot_L = tl.load(fresh + number_L, mask=first_L, other=0)
         tl.store(first + number_L, at_L.to(tl.int64), mask=first_L)
@@ -345,7 +333,7 @@ class DeviceKeyIndex(SortedIndex):
         super().__init__(stretches, capacity, device)
         self._secret = (secrets.randbits(64) | 1) - 2**63
         self._table = torch.full((LEAST_BUCKETS,), FREE, dtype=torch.int64, device=device)
-        self.numbers = torch.zeros(NUMBERS, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(len(IndexNumbers._fields), dtype=torch.int64, device=device)
         self._keys = 0
         self._used = 0  # at least the number of buckets that are not free
         self._place = 0  # of the table that the device knows: a copy of the index has another one
@@ -379,29 +367,28 @@ class DeviceKeyIndex(SortedIndex):
         if new:
             fresh_U = free(new)
             self.make_room(new)
-            lists = fresh_U, first_U, None
-            _launch(insert_new, n, *self._arrays(), *keys, *of_entries, *lists, n, self._secret)
+            keys += *of_entries, fresh_U, first_U
+            _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
             _launch(follow, n, slot_N, claims_C, cell_N, n)
             self.count(new)
         return slot_N, first_U
 
     def add(
-        self, position_N: Tensor, key_N: Tensor, group: Tensor, stopped: Tensor | None
+        self, position_N: Tensor, strip_N: Tensor, group: Tensor, stopped: Tensor | None
     ) -> NewKeys:
         """Give slots to the keys of a group that have none. The host learns nothing: it has made
         room for as many keys as there are entries.
 
         Args:
             position_N: The positions of the entries, of which the group may have fewer.
-            key_N: Their strips, behind the first key of the group.
+            strip_N: Their strips.
             group: The place of the group, int64 [`GroupPlace`].
             stopped: An integer: where it is set, no key is added. None: keys are added.
         """
         n = len(position_N)
-        keys = position_N, key_N
-        of_entries = self._found(*keys, group, stopped)
-        lists = None, None, group
-        _launch(insert_new, n, *self._arrays(), *keys, *of_entries, *lists, n, self._secret)
+        of_entries = self._found(position_N, strip_N, group, stopped)
+        keys = position_N, strip_N, *of_entries, None, None
+        _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
         return NewKeys(*of_entries, self.numbers)
 
     def _found(
@@ -436,7 +423,7 @@ class DeviceKeyIndex(SortedIndex):
         """Return the arrays in the form for kernels."""
         if self._place != self._table.data_ptr():
             self._place = self._table.data_ptr()
-            self.numbers[:TAKEN] = to_device([self._place, len(self._table)], self.numbers.device)
+            self.numbers[:2] = to_device([self._place, len(self._table)], self.numbers.device)
         return self.numbers, self.positions.rows, self.strips.rows
 
     def count(self, new: int) -> None:

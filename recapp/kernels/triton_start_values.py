@@ -76,11 +76,22 @@ def position_of(key):
 
 
 @triton.jit
-def _key_of(position):
+def key_of(position):
     """Return the keys of positions, as unsigned numbers."""
     x = _unshifted(position.to(tl.uint64, bitcast=True), _SHIFT2)
     x = _unshifted(x * _INVERSE1, _SHIFT1)
     return _unshifted(x * _INVERSE0, _SHIFT0)
+
+
+@triton.jit
+def start_values_of(key_M, strip_M, column_D, hashes, columns, scales):
+    """Return the start values of a tile of rows x columns."""
+    hash_M = tl.load(hashes + strip_M).to(tl.uint32)
+    row_M = _mix(key_M.to(tl.uint32) ^ _mix((key_M >> 32).to(tl.uint32) + hash_M))
+    of_table_MD = tl.load(columns + strip_M)[:, None] + column_D[None, :]
+    bits_MD = _mix(row_M[:, None] + of_table_MD.to(tl.uint32) * _GOLDEN)
+    odd_MD = (bits_MD >> 8).to(tl.int32) * 2 + (1 - 2**24)
+    return odd_MD.to(tl.float32) * tl.load(scales + strip_M)[:, None]
 
 
 @Launch
@@ -103,13 +114,8 @@ def _begin_rows(
     column_D = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here_M = at_M < n
     strip_M = tl.load(strip + at_M, mask=here_M, other=0)
-    key_M = _key_of(tl.load(position + at_M, mask=here_M, other=0))
-    hash_M = tl.load(hashes + strip_M).to(tl.uint32)
-    row_M = _mix(key_M.to(tl.uint32) ^ _mix((key_M >> 32).to(tl.uint32) + hash_M))
-    of_table_MD = tl.load(columns + strip_M)[:, None] + column_D[None, :]
-    bits_MD = _mix(row_M[:, None] + of_table_MD.to(tl.uint32) * _GOLDEN)
-    odd_MD = (bits_MD >> 8).to(tl.int32) * 2 + (1 - 2**24)
-    value_MD = odd_MD.to(tl.float32) * tl.load(scales + strip_M)[:, None]
+    key_M = key_of(tl.load(position + at_M, mask=here_M, other=0))
+    value_MD = start_values_of(key_M, strip_M, column_D, hashes, columns, scales)
     row_M = tl.load(slot + at_M, mask=here_M, other=0)
     tl.store(
         weights + (row_M * width)[:, None] + column_D[None, :],

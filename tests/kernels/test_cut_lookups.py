@@ -169,7 +169,7 @@ def looks_up_other_ids(comm):
 @pytest.mark.parametrize(
     "of_table",
     [
-        {"num_embeddings": "dynamic"},
+        {"num_embeddings": "dynamic", "dynamic": {"seen": 2}},
         pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
     ],
     ids=["dynamic", "drop"],

@@ -64,7 +64,7 @@ class Admission:
     All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
     parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
     checkpoint stores the tensors of `tracked` with the rows. `chooses` tells whether a key may have
-    to wait for its row, or lose it.
+    to wait for its row, or lose it; if none may, new keys are counted in both of `added`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Admission:
         self.index = index
         counts = torch.zeros(4, len(settings) * STRETCHES, dtype=torch.int64, device=device)
         self._new_A, self._admitted_A, self._evicted_A, self._loaded_A = self._counts_4A = counts
+        self.added = self._new_A, self._admitted_A
         most_A = [s.most_rows(stretch) for s in settings for stretch in range(STRETCHES)]
         self._limits = any(most is not None for most in most_A)
         self._most_A = to_device([NO_LIMIT if most is None else most for most in most_A], device)
@@ -111,11 +112,6 @@ class Admission:
         """Return the counts of each strip."""
         counts_3I = self._counts_4A[:3].view(3, -1, STRETCHES).sum(2)
         return [Changes(*counts) for counts in to_host(counts_3I).T.tolist()]
-
-    @property
-    def added(self) -> tuple[Tensor, Tensor]:
-        """Return the counts to which new keys are added where the store does not choose."""
-        return self._new_A, self._admitted_A
 
     @property
     def rows_IR(self) -> Tensor:

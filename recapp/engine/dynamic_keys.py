@@ -23,10 +23,10 @@ from torch import Tensor
 from recapp.engine.row_average import RowsToWrite
 from recapp.errors import CheckpointError
 from recapp.kernels.backend import Backend
-from recapp.kernels.batch_arrays import IndexNumbers
+from recapp.kernels.batch_arrays import INDEX_NUMBERS
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
-from recapp.sparse.transfer import start_to_host, to_device, to_host
+from recapp.sparse.transfer import start_to_host, to_host
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.positions import (
     SKETCH_LINES,
@@ -113,7 +113,7 @@ def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
-TAKEN = IndexNumbers._fields.index("taken")
+NEXT = INDEX_NUMBERS.index("next")
 STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
 
@@ -134,79 +134,77 @@ class KeySlots:
 
     `index` finds slots, by position and strip.
 
-    In a step of which the host learns no number (`expect`), the device counts the slots that new
-    keys take (`DeviceKeyIndex.numbers`). The host knows how many may have been taken, at most: the
-    count that it has read last, and the entries of the steps since. It reads the count, without
-    waiting, when the room comes to an end. Whoever needs the exact number asks for `used`.
+    In a step of which the host learns no number (`expect`), new keys take slots behind all used
+    ones, and the device counts these (`DeviceKeyIndex.numbers`). The host knows how many there are
+    at most: the count that it has read last, and the entries of the steps since. It reads the
+    count, without waiting, before the room comes to an end. Whoever needs the exact number asks for
+    `used`.
     """
 
     def __init__(
         self, stretches: Sequence[int], capacity: int, backend: Backend, device: torch.device
     ) -> None:
-        self.index = backend.key_index(stretches, capacity, device)
+        self.index: Any = backend.key_index(stretches, capacity, device)
         self._used = 0
-        self._listed: tuple[int, ...] = ()  # the free slots that the device knows
+        self._told = 0  # what the device knows of `_used`
         self._taken = 0  # the most slots that were taken since, as only the device knows
         self._since = 0  # those of them that `_late` cannot have counted
         self._late: tuple[Tensor, Any] | None = None  # the count on its way to the host
         self._free = torch.zeros(0, dtype=torch.int64, device=device)
         self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
+        self.memories = self.index.positions, self.index.strips
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the index with its positions and strips."""
-        return int(self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes)
+        return int(self.index.nbytes + sum(memory.nbytes for memory in self.memories))
+
+    @property
+    def has_free(self) -> bool:
+        """Return whether slots were given back, which the host gives out first."""
+        return bool(len(self._free))
 
     @property
     def used(self) -> int:
-        """The number of slots that memory must hold: each was given out at least once."""
-        self.settle()
-        return self._used
-
-    def settle(self) -> None:
-        """Wait for the number of slots that new keys have taken, if only the device knows it."""
+        """The number of slots that memory must hold: each was given out at least once. The host
+        waits for it, if only the device knows it.
+        """
         if self._taken:
-            taken = to_host(self.index.numbers).tolist()[TAKEN]
-            again = min(taken, len(self._free))
-            self._free = self._free[again:]
-            self._used += taken - again
-            self.index.count(taken)
+            used = to_host(self.index.numbers).tolist()[NEXT]
+            self.index.count(used - self._used)
+            self._used = self._told = used
             self._taken = 0
             self._late = None
+        return self._used
 
     def expect(self, n: int, grow: Callable[[int], None]) -> None:
         """Make room for n keys, each of which may be new, ahead of a step that tells the host
-        nothing.
+        nothing. Where memory for so many cannot be had, wait for the exact number.
 
         Args:
             n: The number of entries.
             grow: A function that makes room for rows in a number of slots.
         """
         if self._late is not None and (self._late[1] is None or self._late[1].query()):
-            self._taken = self._late[0].tolist()[TAKEN] + self._since
+            self._taken = self._late[0].tolist()[NEXT] - self._used + self._since
             self._late = None
         most = self._used + self._taken
         if most + n > self.index.positions.held:
             try:
-                self._make_room(most + STEPS_AHEAD * n, grow)
+                self.make_room(most + STEPS_AHEAD * n, grow)
             except (MemoryError, torch.OutOfMemoryError):
-                self._make_room(self.used + n, grow)
-        if self._list() != self._listed:
-            self.settle()
-            self._listed = self._list()
-            self.index.numbers[TAKEN:] = to_device([0, *self._listed], self._free.device)
+                self.make_room(self.used + n, grow)
+        if self._told != self._used:
+            self.index.numbers[NEXT] = self._used
+            self._told = self._used
         self.index.make_room(self._taken + n)
         self._taken += n
         self._since += n
-        room = self.index.positions.held
-        if self._late is None and self._used + self._taken + (STEPS_AHEAD - 1) * n > room:
+        most = self._used + self._taken
+        if self._late is None and most + (STEPS_AHEAD - 1) * n > self.index.positions.held:
             (numbers,), arrived = start_to_host([self.index.numbers])
             self._late = numbers, arrived
             self._since = n
-
-    def _list(self) -> tuple[int, ...]:
-        """Return what the device must know of free slots (`IndexNumbers`)."""
-        return self._free.data_ptr(), len(self._free), self._used
 
     def find_or_insert(self, position_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of each key, after giving free slots to keys that have none, and the
@@ -220,25 +218,24 @@ class KeySlots:
 
     def _next(self, n: int) -> Tensor:
         """Return the n slots that are given out next. They stay free."""
-        self.settle()
         again = self._free[:n]
         new = n - len(again)
-        self._make_room(self._used + new)
+        self.make_room(self.used + new)
         return torch.cat([again, self.behind(new)]) if len(again) else self.behind(new)
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""
         return torch.arange(self.used, self.used + n, device=self._free.device)
 
-    def _make_room(self, slots: int, grow: Callable[[int], None] = lambda slots: None) -> None:
+    def make_room(self, slots: int, grow: Callable[[int], None] = lambda slots: None) -> None:
+        """Make room for a number of slots, first for what else there is by slot."""
         grow(slots)
-        self.index.positions.grow(slots)
-        self.index.strips.grow(slots)
+        for memory in self.memories:
+            memory.grow(slots)
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots, which are given out again."""
         if len(slot_M):
-            self.settle()
             self.index.remove(slot_M)
             self._free = torch.cat([slot_M, self._free])
 
@@ -266,8 +263,7 @@ class KeySlots:
     def begin_load(self) -> None:
         """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
-        self.settle()
-        if not len(self.index):
+        if self.used and not len(self.index):
             self._used = 0
             self._free = self._free[:0]
 
@@ -277,7 +273,7 @@ class KeySlots:
         """
         slot_N = self.behind(n)
         self._used += n
-        self._make_room(self._used)
+        self.make_room(self._used)
         key_N1 = torch.zeros(n, 1, dtype=torch.int64, device=slot_N.device)
         self._loading.append((strip, piece, slot_N, key_N1))
         return slice(self._used - n, self._used), key_N1

@@ -40,6 +40,7 @@ from recapp.engine.dynamic_keys import (
 )
 from recapp.engine.row_average import RowsToWrite
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
+from recapp.kernels import row_memory
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.sparse.transfer import copy_to_device, to_device, true_indices
@@ -76,14 +77,14 @@ class DynamicStore(FloatRows):
         self.slots = KeySlots(stretches, self.rows, self.backend, group.device)
         self.index = self.slots.index
         self._starts = self._start_numbers()
-        starts = [start for *_, start in rule.starts()] if rule else []
-        start_K = torch.tensor(starts, dtype=torch.float64, device="cpu")
-        self._start_K = copy_to_device(start_K, group.device)
         self.step = 0
         self._unadmitted: list[Tensor] = []
         self.admission = Admission(
             [s.settings for s in self.strips], self.index, stretches, self.backend, group.device
         )
+
+        if group.device.type == row_memory.GPU:  # the first growth tells whether rows stay in place
+            self.slots.make_room(1, self._grow)
 
     @property
     @override
@@ -126,11 +127,10 @@ class DynamicStore(FloatRows):
             self.trains
             and not self.admission.chooses
             and self._starts is not None
-            and self.backend.begin_new is not None
             and self._steps is None
             and self.average is None
-            and len(self.state) <= 2
-            and self.index.positions.stays
+            and all(memory.stays for memory in (self._weights, *self._state, *self.slots.memories))
+            and not self.slots.has_free
         )
 
     def expect(self, entries: int) -> None:
@@ -149,15 +149,17 @@ class DynamicStore(FloatRows):
             group: The place of the group in the arrays of the batch, int64 [`GroupPlace`].
             stopped: An integer: where it is set, no key gets a row, and its entries take any.
         """
-        new = self.index.add(row_P, key_P, group, stopped)
-        rows = row_P, key_P, group, self._weights.rows, self.state, self._starts, self._start_K
-        self.backend.begin_new(new, self.index, *rows, self.admission.added)
+        index = self.index
+        slot_P, *of_entries = index.add(row_P, key_P, group, stopped)
+        rows = slot_P, index.positions.rows, index.strips.rows
+        added = *of_entries, index.numbers, row_P, key_P, group, *self.admission.added
+        self.backend.begin_rows(self._weights.rows, self._starts, rows, added)
 
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slots of keys. Keys without a row get slots with start values behind all used
         slots, which the next batch may reuse.
         """
-        slot_N = self.index.find(position_N, strip_N)
+        slot_N: Tensor = self.index.find(position_N, strip_N)
         absent_M = true_indices(slot_N < 0)
         if len(absent_M):
             slot_M = self.slots.behind(len(absent_M))
@@ -204,8 +206,11 @@ class DynamicStore(FloatRows):
             self.slots.remove(torch.cat(gone))
 
     def _grow(self, slots: int) -> None:
+        before = self._weights.held
         super()._grow(slots)
         self.admission.grow(slots)
+        if self._starts is not None and slots > before:  # `add` begins no state
+            self._begin_state(slice(before, slots))
 
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         """Write start values into the rows that exist (`RowStore.begin_anew`).
@@ -224,8 +229,8 @@ class DynamicStore(FloatRows):
     def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int = 0) -> None:
         """Write the start values of rows and of their optimiser state."""
         if self._starts is not None and epoch == 0:
-            rows = slot_M, position_M, strip_M
-            self.backend.begin_rows(self._weights.rows, *rows, *self._starts)
+            rows = slot_M.contiguous(), position_M.contiguous(), strip_M.contiguous()
+            self.backend.begin_rows(self._weights.rows, self._starts, rows)
         else:
             self._write_start_values(slot_M, position_M, strip_M, epoch)
         if self.average is not None:
@@ -383,7 +388,9 @@ class DynamicStore(FloatRows):
             slot_N = self.index.slots_of(number)
             self.slots.remove(slot_N)
             self.admission.forget(number, slot_N)
+        before = self.slots.used
         self.slots.begin_load()
+        self._begin_state(slice(self.slots.used, before))
         more = _rows_here(rows_of_stretches, ROWS, loads.values())
         self._grow(self.slots.used + more)  # now: later growth would move yielded rows
         if exact := self.admission.exact:

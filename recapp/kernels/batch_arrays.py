@@ -14,6 +14,9 @@ from torch import Tensor
 
 BLOCK = 1024  # entries of a program
 NOTHING = 2**62  # in a report: no id is outside of its table
+# What the kernels of a hash table of keys read on the device: its address, its number of buckets,
+# and the slot that the next new key takes.
+INDEX_NUMBERS = "table", "buckets", "next"
 MODES = "unique", "replicated", "pooled"  # in their order, the numbers of `GroupRequests.mode`
 
 
@@ -94,26 +97,6 @@ class PieceNumbers(NamedTuple):
     key_end: int
     base: int
     rank: int
-
-
-class IndexNumbers(NamedTuple):
-    """What the kernels of a hash table of keys read on the device.
-
-    Args:
-        table: The address of the table.
-        buckets: The number of its buckets.
-        taken: The number of free slots that new keys have taken.
-        listed: The address of a list of slots, which are taken first.
-        length: The number of these slots.
-        behind: The slot that follows all used ones: from there on, slots are taken next.
-    """
-
-    table: int
-    buckets: int
-    taken: int
-    listed: int
-    length: int
-    behind: int
 
 
 class PiecePlace(NamedTuple):

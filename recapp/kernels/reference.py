@@ -215,7 +215,6 @@ class TorchBackend:
     positions_of_rows: Any = None  # mixed row orders have their own torch operations
     write_start_values: Any = None  # start values have their own torch operations
     begin_rows: Any = None  # the start values of all strips at once
-    begin_new: Any = None  # rows of keys that were added without telling the host
     fused_integers: Any = None  # no functions for all groups at once
     fused_requests: Any = None
     place_entries: Any = None  # the host knows the places

@@ -24,9 +24,8 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
-from recapp.kernels.triton_new_rows import begin_new
+from recapp.kernels.triton_new_rows import begin_rows
 from recapp.kernels.triton_places import place_entries
-from recapp.kernels.triton_start_values import begin_rows
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form
 from recapp.optim.rules import Rate, RowRule
@@ -44,7 +43,6 @@ class TritonBackend(TorchBackend):
     fused_requests = triton_requests
     key_index = DeviceKeyIndex
     begin_rows = staticmethod(begin_rows)
-    begin_new = staticmethod(begin_new)
     place_entries = staticmethod(place_entries)
 
     @override

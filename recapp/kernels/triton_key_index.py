@@ -18,9 +18,10 @@ Training looks up and adds keys in one pass:
 
 `find_or_insert` gives the host the number of new keys, for which it waits. `add` does not: the
 device counts the slots that were taken, and the host has made room for as many keys as there are
-entries (`recapp/engine/dynamic_keys.py`). Then `begin_new` (`triton_new_rows.py`) has the place
-of `follow`. What changes while recorded steps stay, the place of the table and the slots that are
-free, stands on the device, in `numbers` (`IndexNumbers` of `batch_arrays.py`).
+entries (`recapp/engine/dynamic_keys.py`). The launch that begins rows (`triton_new_rows.py`) then
+does what `follow` does. What changes while recorded steps stay, the place of the table and the slot
+that follows all used ones, stands on the device, in `numbers` (`INDEX_NUMBERS` of
+`batch_arrays.py`).
 
 Threads run in any order and still make the same slots:
 
@@ -40,7 +41,7 @@ not run on a GPU.
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -48,11 +49,11 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels.batch_arrays import BLOCK, IndexNumbers
+from recapp.kernels.batch_arrays import BLOCK, INDEX_NUMBERS
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.triton_integers import BLOCKS, ENTRIES_END
 from recapp.kernels.triton_launch import Launch
-from recapp.sparse.transfer import to_device, to_host, true_indices
+from recapp.sparse.transfer import to_host, true_indices
 
 LANES = 256
 LEAST_BUCKETS = 1024
@@ -66,28 +67,8 @@ _GONE = tl.constexpr(GONE)
 _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
-TABLE, BUCKETS, TAKEN, LISTED, LENGTH, BEHIND = (
-    tl.constexpr(i) for i in range(len(IndexNumbers._fields))
-)
+TABLE, BUCKETS, NEXT = (tl.constexpr(i) for i in range(len(INDEX_NUMBERS)))
 _BLOCK = tl.constexpr(BLOCK)
-
-
-class NewKeys(NamedTuple):
-    """The entries of keys that were added, for `begin_new`.
-
-    Args:
-        slot: The slot of each entry; of the entries of a new key only the first one has it.
-        claims: The first entry of each cell's key.
-        cell: The cell of each entry of a new key, else -1.
-        counts: The number of new keys whose first entry lies in each block.
-        numbers: The numbers of the index.
-    """
-
-    slot: Tensor
-    claims: Tensor
-    cell: Tensor
-    counts: Tensor
-    numbers: Tensor
 
 
 @triton.jit
@@ -259,7 +240,7 @@ def insert_new(
     LANES: tl.constexpr,
 ):
     """Give each new key the free slot of its number, write its first entry and add it. Free slots
-    are those of `fresh`, or those of `numbers`.
+    are those of `fresh`, or those behind all used ones.
     """
     program = tl.program_id(0)
     at_L = program * LANES + tl.arange(0, LANES)
@@ -268,12 +249,7 @@ def insert_new(
     position_L = tl.load(position + at_L, mask=first_L, other=0)
     strip_L = tl.load(strip + at_L, mask=first_L, other=0)
     if fresh is None:
-        number_L = number_L + tl.load(numbers + TAKEN)
-        length = tl.load(numbers + LENGTH)
-        listed = tl.load(numbers + LISTED).to(tl.pointer_type(tl.int64))
-        listed_L = tl.load(listed + number_L, mask=first_L & (number_L < length), other=0)
-        behind_L = tl.load(numbers + BEHIND) + number_L - length
-        slot_L = tl.where(number_L < length, listed_L, behind_L)
+        slot_L = tl.load(numbers + NEXT) + number_L
     else:
         slot_L = tl.load(fresh + number_L, mask=first_L, other=0)
         tl.store(first + number_L, at_L.to(tl.int64), mask=first_L)
@@ -333,7 +309,7 @@ class DeviceKeyIndex(SortedIndex):
         super().__init__(stretches, capacity, device)
         self._secret = (secrets.randbits(64) | 1) - 2**63
         self._table = torch.full((LEAST_BUCKETS,), FREE, dtype=torch.int64, device=device)
-        self.numbers = torch.zeros(len(IndexNumbers._fields), dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(len(INDEX_NUMBERS), dtype=torch.int64, device=device)
         self._keys = 0
         self._used = 0  # at least the number of buckets that are not free
         self._place = 0  # of the table that the device knows: a copy of the index has another one
@@ -367,17 +343,21 @@ class DeviceKeyIndex(SortedIndex):
         if new:
             fresh_U = free(new)
             self.make_room(new)
-            keys += *of_entries, fresh_U, first_U
-            _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
+            lists = *of_entries, fresh_U, first_U
+            _launch(insert_new, n, *self._arrays(), *keys, *lists, n, self._secret)
             _launch(follow, n, slot_N, claims_C, cell_N, n)
             self.count(new)
         return slot_N, first_U
 
     def add(
         self, position_N: Tensor, strip_N: Tensor, group: Tensor, stopped: Tensor | None
-    ) -> NewKeys:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Give slots to the keys of a group that have none. The host learns nothing: it has made
         room for as many keys as there are entries.
+
+        Return the slot of each entry, where only the first one of a new key has it; the first entry
+        of each cell; the cell of each entry of a new key, else -1; and the number of new keys whose
+        first entry lies in each block. `begin_rows` takes them.
 
         Args:
             position_N: The positions of the entries, of which the group may have fewer.
@@ -389,7 +369,7 @@ class DeviceKeyIndex(SortedIndex):
         of_entries = self._found(position_N, strip_N, group, stopped)
         keys = position_N, strip_N, *of_entries, None, None
         _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
-        return NewKeys(*of_entries, self.numbers)
+        return of_entries
 
     def _found(
         self,
@@ -398,7 +378,7 @@ class DeviceKeyIndex(SortedIndex):
         group: Tensor | None = None,
         stopped: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find keys, and let the entries of absent ones meet (`NewKeys`)."""
+        """Find keys, and let the entries of absent ones meet. Return what `add` does."""
         n = len(position_N)
         slot_N = position_N.new_empty(n)
         cell_N = slot_N.new_empty(n, dtype=torch.int32)
@@ -423,7 +403,8 @@ class DeviceKeyIndex(SortedIndex):
         """Return the arrays in the form for kernels."""
         if self._place != self._table.data_ptr():
             self._place = self._table.data_ptr()
-            self.numbers[:2] = to_device([self._place, len(self._table)], self.numbers.device)
+            self.numbers[0] = self._place
+            self.numbers[1] = len(self._table)
         return self.numbers, self.positions.rows, self.strips.rows
 
     def count(self, new: int) -> None:

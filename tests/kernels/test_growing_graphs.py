@@ -261,7 +261,7 @@ def test_room_is_for_as_many_keys_as_may_be_new(small):
     assert slots.index.positions.held < sum(sum(one.sparse.length_per_key()[:2]) for one in seen)
     told(small, lambda: known.train(seen))
     assert equal(trained, known)
-    slots.index.positions.capacity = slots.used + 20
-    trained.train(seen[:4])  # no key is new, and only the exact number tells it
+    slots.index.positions.capacity = slots.index.positions.held
+    trained.train(seen[:6])  # no key is new, and only the exact number tells it
     with pytest.raises(MemoryError):
-        trained.train(batches(100, 8))
+        trained.train(batches(100, 10))

@@ -132,7 +132,8 @@ class KeySlots:
         backend: Kernels.
         device: Device of positions and slots.
 
-    `index` finds slots, by position and strip.
+    `index` finds slots, by position and strip. `free` are the slots that were given back, which are
+    given out first.
 
     In a step of which the host learns no number (`expect`), new keys take slots behind all used
     ones, and the device counts these (`DeviceKeyIndex.numbers`). The host knows how many there are
@@ -148,9 +149,10 @@ class KeySlots:
         self._used = 0
         self._told = 0  # what the device knows of `_used`
         self._taken = 0  # the most slots that were taken since, as only the device knows
-        self._since = 0  # those of them that `_late` cannot have counted
-        self._late: tuple[Tensor, Any] | None = None  # the count on its way to the host
-        self._free = torch.zeros(0, dtype=torch.int64, device=device)
+        self._expected = 0  # the entries of all steps
+        # numbers of the index on their way to the host, the event at their arrival, and `_expected`
+        self._late: tuple[list[Tensor], Any, int] | None = None
+        self.free = torch.zeros(0, dtype=torch.int64, device=device)
         self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
         self.memories = self.index.positions, self.index.strips
 
@@ -158,11 +160,6 @@ class KeySlots:
     def nbytes(self) -> int:
         """Return the bytes of the index with its positions and strips."""
         return int(self.index.nbytes + sum(memory.nbytes for memory in self.memories))
-
-    @property
-    def has_free(self) -> bool:
-        """Return whether slots were given back, which the host gives out first."""
-        return bool(len(self._free))
 
     @property
     def used(self) -> int:
@@ -186,7 +183,8 @@ class KeySlots:
             grow: A function that makes room for rows in a number of slots.
         """
         if self._late is not None and (self._late[1] is None or self._late[1].query()):
-            self._taken = self._late[0].tolist()[NEXT] - self._used + self._since
+            (numbers,), _, expected = self._late
+            self._taken = numbers.tolist()[NEXT] - self._used + self._expected - expected
             self._late = None
         most = self._used + self._taken
         if most + n > self.index.positions.held:
@@ -199,33 +197,31 @@ class KeySlots:
             self._told = self._used
         self.index.make_room(self._taken + n)
         self._taken += n
-        self._since += n
         most = self._used + self._taken
         if self._late is None and most + (STEPS_AHEAD - 1) * n > self.index.positions.held:
-            (numbers,), arrived = start_to_host([self.index.numbers])
-            self._late = numbers, arrived
-            self._since = n
+            self._late = *start_to_host([self.index.numbers]), self._expected
+        self._expected += n
 
     def find_or_insert(self, position_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of each key, after giving free slots to keys that have none, and the
         first entry of each such key. Arguments as for the index.
         """
         slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
-        again = min(len(first_U), len(self._free))
-        self._free = self._free[again:]
+        again = min(len(first_U), len(self.free))
+        self.free = self.free[again:]
         self._used += len(first_U) - again
         return slot_N, first_U
 
     def _next(self, n: int) -> Tensor:
         """Return the n slots that are given out next. They stay free."""
-        again = self._free[:n]
+        again = self.free[:n]
         new = n - len(again)
         self.make_room(self.used + new)
         return torch.cat([again, self.behind(new)]) if len(again) else self.behind(new)
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""
-        return torch.arange(self.used, self.used + n, device=self._free.device)
+        return torch.arange(self.used, self.used + n, device=self.free.device)
 
     def make_room(self, slots: int, grow: Callable[[int], None] = lambda slots: None) -> None:
         """Make room for a number of slots, first for what else there is by slot."""
@@ -237,7 +233,7 @@ class KeySlots:
         """Remove the keys of distinct slots, which are given out again."""
         if len(slot_M):
             self.index.remove(slot_M)
-            self._free = torch.cat([slot_M, self._free])
+            self.free = torch.cat([slot_M, self.free])
 
     # ---- checkpoints
 
@@ -265,7 +261,7 @@ class KeySlots:
         self._loading = []
         if self.used and not len(self.index):
             self._used = 0
-            self._free = self._free[:0]
+            self.free = self.free[:0]
 
     def load(self, strip: int, piece: Piece, n: int) -> tuple[slice, Tensor]:
         """Take n consecutive slots for the keys of a piece. Return them, and memory for the keys,

@@ -121,7 +121,8 @@ class DynamicStore(FloatRows):
     @property
     def adds_unread(self) -> bool:
         """Return whether training steps give rows to new keys without telling the host (`add`):
-        every key gets its row at once and keeps it, and rows keep their places in memory.
+        every key gets its row at once and keeps it, rows keep their places in memory, and no slot
+        was given back.
         """
         return (
             self.trains
@@ -130,7 +131,7 @@ class DynamicStore(FloatRows):
             and self._steps is None
             and self.average is None
             and all(memory.stays for memory in (self._weights, *self._state, *self.slots.memories))
-            and not self.slots.has_free
+            and not len(self.slots.free)
         )
 
     def expect(self, entries: int) -> None:
@@ -209,7 +210,7 @@ class DynamicStore(FloatRows):
         before = self._weights.held
         super()._grow(slots)
         self.admission.grow(slots)
-        if self._starts is not None and slots > before:  # `add` begins no state
+        if self.rule and self.rule.start and self._starts and slots > before:  # `add` leaves it out
             self._begin_state(slice(before, slots))
 
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:

@@ -207,11 +207,11 @@ class DynamicStore(FloatRows):
             self.slots.remove(torch.cat(gone))
 
     def _grow(self, slots: int) -> None:
-        before = self._weights.held
+        before = self._state[-1].held if self._state else slots  # the last memory to grow
         super()._grow(slots)
         self.admission.grow(slots)
-        if self.rule and self.rule.start and self._starts and slots > before:  # `add` leaves it out
-            self._begin_state(slice(before, slots))
+        if self.rule and self.rule.start and self._starts and slots > before:
+            self._begin_state(slice(before, slots))  # `add` writes none
 
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         """Write start values into the rows that exist (`RowStore.begin_anew`).

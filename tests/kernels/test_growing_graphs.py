@@ -219,6 +219,19 @@ def test_what_happens_between_recorded_steps(small, tmp_path, between):
     assert equal(trained, known)
 
 
+@pytest.mark.parametrize(
+    ("needs", "of_tables"),
+    [(False, {}), (True, {"dynamic": {"seen": 2}}), (True, {"dynamic": {"max_rows": 6400}})],
+    ids=["plain", "seen", "max_rows"],
+)
+def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tables):
+    trained = Trained("loop", **of_tables)
+    assert trained.shared.needs_host is needs
+    for s in trained.stores:
+        s.keep_average()
+    assert trained.shared.needs_host
+
+
 @pytest.mark.parametrize("kind", [IdError, pytest.param(TrainingError, marks=pytest.mark.full)])
 def test_a_fault_adds_no_key_any_more(small, kind):
     trained = Trained("recorded")

@@ -158,7 +158,7 @@ def stops(comm, fault):
 
 def looks_up_other_ids(comm):
     """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
-    model = {"weighs": True, "num_embeddings": "dynamic"}
+    model = {"weighs": True, "num_embeddings": "dynamic", "dynamic": {"seen": 2}}
     trained, loop = (Trained(comm, "table_wise", s, **model) for s in ("recorded", "loop"))
     seeds = range(WARM_UP + 3)
     values = [[*way.train(seeds, varies=True), *way.weights()] for way in (trained, loop)]
@@ -167,7 +167,7 @@ def looks_up_other_ids(comm):
 
 
 def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
-    compare(Comm(), "table_wise", num_embeddings="dynamic")
+    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic={"seen": 2})
 
 
 def dropping(comm, plan):

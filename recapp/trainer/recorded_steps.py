@@ -24,7 +24,8 @@ from torch.optim import Optimizer
 
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.graphs.recorded_batch import Capture
-from recapp.graphs.step_graph import OfRanks, StepGraph, note_launched, obstacle
+from recapp.graphs.several_ranks import OfRanks
+from recapp.graphs.step_graph import StepGraph, note_launched, obstacle
 from recapp.optim.optimizer import HybridOptimizer, each_norm, total_norm
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host

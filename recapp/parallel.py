@@ -265,12 +265,13 @@ class DistributedModelParallel(nn.Module):
         module = shard_model(module, self.plan, self.comm, rule, payload=payload_of(sharders))
         _materialise(module, self.device, init_parameters)
         self._wrapped = module.to(self.device)
+        self._graphs = graph
+        self.graph: ModuleGraph | None = None
         if init_data_parallel:
             self.init_data_parallel()
         self._rate_is_known = user_rule is not None
         for shared in sharded_tables(module):
             shared.update.before_first_update = self._note_rate
-        self.graph = ModuleGraph(self.module, self.device) if graph else None
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     def init_data_parallel(self) -> None:
@@ -285,6 +286,8 @@ class DistributedModelParallel(nn.Module):
                 gradient_as_bucket_view=True,
                 process_group=self._ranks,
             )
+        if self._graphs and self.graph is None:
+            self.graph = ModuleGraph(self._wrapped, self.device)
 
     @property
     def module(self) -> nn.Module:

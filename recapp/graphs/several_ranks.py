@@ -57,13 +57,12 @@ def ranks_of_loop(model: nn.Module, dense: Iterable[Tensor]) -> OfRanks | None:
         model: The model.
         dense: The parameters that are trained.
     """
-    wrappers = [part for part in model.modules() if isinstance(part, DistributedDataParallel)]
-    if len(wrappers) != 1:
+    wrappers = (part for part in model.modules() if isinstance(part, DistributedDataParallel))
+    ddp = next(wrappers, None)
+    if ddp is None or not {*dense} <= {*ddp.parameters()}:
         return None
-    (ddp,) = wrappers
     hooks = len(ddp._comm_hooks) - (hook_of(ddp) is not None)  # but that of recapp
-    more = ddp.static_graph or ddp.find_unused_parameters or ddp.will_sync_module_buffers()
-    if more or hooks or not {*dense} <= {*ddp.parameters()}:
+    if ddp.static_graph or ddp.find_unused_parameters or ddp.will_sync_module_buffers() or hooks:
         return None
     return OfRanks(lambda: 1.0, partial(average_over_ranks, group=ddp.process_group), ddp.no_sync)
 
@@ -92,13 +91,13 @@ class CutLookups:
                 these is left to the model: there are no lookups then.
         """
         try:
-            for shared in self._tables:
-                shared.cut = shared.cut_lookup(features)
-        except (ConfigError, IdError, RankError):
-            if is_known:
-                raise
-            self._drop()
-        try:
+            try:
+                for shared in self._tables:
+                    shared.cut = shared.cut_lookup(features)
+            except (ConfigError, IdError, RankError):
+                if is_known:
+                    raise
+                self._drop()
             yield self.all()
         finally:
             self._drop()

@@ -61,6 +61,8 @@ from recapp.graphs.several_ranks import CutLookups, OfRanks, ranks_of_loop
 from recapp.optim.optimizer import parts_of
 
 MOST_GRAPHS = 3
+NOT_CUT = "the host takes part in lookups whose vectors are not sums of bags"
+OTHER_IDS = "the model looks up other ids than those of the batch"
 
 
 class _Left(NamedTuple):
@@ -127,7 +129,7 @@ class StepGraph:
         self._dense = parts_of(optimizer)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
         ranks = ranks or ranks_of_loop(model, _parameters(self._dense))
-        self.why_not = self.why_not or obstacle(self.tables, optimizer, ranks is not None)
+        self.why_not = self.why_not or obstacle(self.tables, self._dense, ranks is not None)
         self._stops = not self.why_not
         self.ranks = ranks if self._stops else None
         self.cuts = self._stops and any(shared.needs_host for shared in self.tables)
@@ -140,7 +142,7 @@ class StepGraph:
         fault = "the loss is not finite; the weights are those before that step"
         self._verdict = DeviceVerdict(self.tables, device, self._dense, fault, not self.cuts)
         if self.cuts and self._forms.has_sequences:
-            self._give_up("the host takes part in lookups whose vectors are not sums of bags")
+            self._give_up(NOT_CUT)
         self._found_inf = torch.zeros((), device=device)
         for one in self._dense:
             one.found_inf = self._found_inf  # type: ignore[attr-defined]
@@ -207,7 +209,7 @@ class StepGraph:
         cuts = self._cuts.all()
         if self.cuts and not (cuts and all(cut.is_read for cut in cuts)):
             self.cuts = False
-            self._give_up("the model looks up other ids than those of the batch")
+            self._give_up(OTHER_IDS)
         self._update([cut.gradients for cut in cuts], _gradients(self._dense))
         return result
 
@@ -306,12 +308,12 @@ def note_launched(setting: str, why: str) -> None:
     note_once(f"{setting}: steps are launched one by one, without a CUDA graph: {why}")
 
 
-def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool = False) -> str:
+def obstacle(tables: list[ShardedTables], dense: Sequence[Optimizer], averages: bool) -> str:
     """Return the reason why the device cannot stop a step; empty if it can.
 
     Args:
         tables: The tables of the model.
-        optimizer: The optimiser of the dense part, or of all.
+        dense: The optimisers of the dense part; of several that one calls, each (`parts_of`).
         averages: Whether the step averages dense gradients over the ranks.
     """
     for shared in tables:
@@ -319,7 +321,6 @@ def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool =
             return "no DDP as that of DistributedModelParallel averages gradients over the ranks"
         if why := shared.why_unstoppable():
             return why
-    dense = parts_of(optimizer)
     for one in dense:
         unfused = [group for group in one.param_groups if not group.get("fused")]
         if unfused or not hasattr(one, "_step_supports_amp_scaling"):  # so reads found_inf

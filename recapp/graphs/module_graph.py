@@ -1,4 +1,4 @@
-"""Forward and backward of a model on one GPU as two CUDA graphs, for users who own their loop:
+"""Forward and backward of a model on a GPU as two CUDA graphs, for users who own their loop:
 `DistributedModelParallel(module, graph=True)`.
 
     model(batch)       the batch is copied to the recorded one; a graph runs the forward
@@ -19,6 +19,16 @@ Python of the model runs in the first five calls only, so it must not depend on 
 
 Backward of a call comes before the next training call, which overwrites what it left. Where it does
 not, in the first calls, nothing is recorded.
+
+Where lookups need the host (on several ranks, or with tables that grow), they are cut out:
+
+    model(batch)       lookups are launched, and copied to the recorded ones; a graph runs the rest
+    loss.backward()    a graph runs the backward up to the vectors; launched: the average of dense
+                       gradients over the ranks, in the place of DDP's, and the update of the tables
+
+    training call      1         launched as without graphs, by DDP; then ranks agree to go on
+                       later     what is not recorded is launched with the same messages, so a rank
+                                 whose batch does not fit goes on beside the others
 
 The host does not wait for the verdict on a call. An id that is an error, or a gradient of an output
 that is not finite, stops tables at once: they stay those before that call, gradients of parameters

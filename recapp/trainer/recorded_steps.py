@@ -128,8 +128,9 @@ def recorded_steps(
         return None
     optimizer = trainer.optimizers[0]
     assert isinstance(optimizer, HybridOptimizer)
-    dense = parts_of(optimizer.dense)
-    why = _why_not(trainer, module) or obstacle(tables, dense, ranks is not None)
+    why = _why_not(trainer, module) or obstacle(
+        tables, parts_of(optimizer.dense), ranks is not None
+    )
     if not why:
         return RecordedSteps(trainer, module, optimizer, capture, ranks)
     note_launched(SETTING, why)

@@ -415,6 +415,7 @@ class ModuleGraph:
         with self._verdict.watch():
             for cut, read in zip(cuts, step.cuts, strict=True):
                 cut.update(read.gradients)
+        cuts.clear()  # who keeps an output does not keep them
         self.found_inf.copy_(self._verdict.stopped[0])
         memory.masked_fill_(self._verdict.stopped != 0, 0)
 

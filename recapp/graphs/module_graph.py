@@ -295,11 +295,10 @@ class ModuleGraph:
         for shared in self._tables:
             shared.update.finish_step()  # as any lookup does
         several = any(t.update.expected for t in self._tables)
-        if self.cuts and self.calls <= 2:  # all ranks go on in one way
-            why = why or self.why_not or (CALLED_AGAIN if several else "")
-            reasons = self._tables[0].comm.all_gather(why) if self.calls == 2 else [why]
-            self.why_not = next(filter(None, reasons), "")
-            self._joins = self.calls == 2 and not self.why_not
+        if self.cuts and self.calls == 2:  # all ranks go on in one way
+            mine = why or self.why_not or (CALLED_AGAIN if several else "")
+            self.why_not = next(filter(None, self._tables[0].comm.all_gather(mine)), "")
+            self._joins = not self.why_not
         elif not self.cuts and (several or any(t.waiting_ahead for t in self._tables)):
             self._forms.forget()  # a loop with several calls for a step
             return True

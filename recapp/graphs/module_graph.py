@@ -40,7 +40,7 @@ No GPU has run this file yet: the tests record calls without one, and repeat the
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -246,8 +246,9 @@ class ModuleGraph:
         self.calls += 1
         call = _Call.of(args, kwargs)
         launched = self._is_launched(call)
-        is_cut = self.cuts and not launched
-        cut = self._lookups.of(call.sparse, self._reads_cuts) if is_cut else nullcontext([])
+        cut: AbstractContextManager[list[CutLookup]] = nullcontext([])
+        if self.cuts and not launched:
+            cut = self._lookups.of(call.sparse, self._reads_cuts)
         with cut as cuts:
             step = None if launched else self._step_of(call, cuts)
             if step is None:

@@ -62,7 +62,8 @@ def ranks_of_loop(model: nn.Module, dense: Iterable[Tensor]) -> OfRanks | None:
     if ddp is None or not {*dense} <= {*ddp.parameters()}:
         return None
     hooks = len(ddp._comm_hooks) - (hook_of(ddp) is not None)  # but that of recapp
-    if ddp.static_graph or ddp.find_unused_parameters or ddp.will_sync_module_buffers() or hooks:
+    syncs = ddp.will_sync_module_buffers()  # type: ignore[no-untyped-call]
+    if ddp.static_graph or ddp.find_unused_parameters or syncs or hooks:
         return None
     return OfRanks(lambda: 1.0, partial(average_over_ranks, group=ddp.process_group), ddp.no_sync)
 

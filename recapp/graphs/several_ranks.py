@@ -78,7 +78,7 @@ class CutLookups:
     def __init__(self, tables: Sequence[ShardedTables]) -> None:
         self._tables = tables
 
-    def all(self) -> list[CutLookup]:
+    def waiting(self) -> list[CutLookup]:
         """Return the lookups that wait for the model."""
         return [shared.cut for shared in self._tables if shared.cut is not None]
 
@@ -99,7 +99,7 @@ class CutLookups:
                 if is_known:
                     raise
                 self._drop()
-            yield self.all()
+            yield self.waiting()
         finally:
             self._drop()
 

@@ -190,7 +190,7 @@ class StepGraph:
             return result
         left = recorded.left
         recorded.static.fill(batch)
-        for there, here in zip(left.cuts, self._cuts.all(), strict=True):
+        for there, here in zip(left.cuts, self._cuts.waiting(), strict=True):
             there.fill(here)
         recorded.replay()
         if self.cuts:
@@ -206,7 +206,7 @@ class StepGraph:
         """Train on a batch, unless the device has stopped."""
         result = self._computed(batch)
         self._has_trained = True
-        cuts = self._cuts.all()
+        cuts = self._cuts.waiting()
         if self.cuts and not (cuts and all(cut.is_read for cut in cuts)):
             self.cuts = False
             self._give_up(OTHER_IDS)
@@ -222,7 +222,7 @@ class StepGraph:
             if self._stops:
                 self._verdict.stopped.logical_or_(~loss.detach().isfinite())
             if self.ranks is not None:  # lookups tell the share of their batch
-                cut = bool(self._cuts.all())
+                cut = bool(self._cuts.waiting())
                 loss = loss * (self._verdict.share.to(loss.dtype) if cut else self.ranks.share())
             loss.backward()
         return tree_map_only(Tensor, Tensor.detach, result)
@@ -239,7 +239,7 @@ class StepGraph:
         """
         if self.ranks is not None:
             self.ranks.join([*dense.values()], self._verdict.stopped)
-        for cut, of_cut in zip(self._cuts.all(), gradients, strict=True):
+        for cut, of_cut in zip(self._cuts.waiting(), gradients, strict=True):
             cut.update(of_cut)
         for parameter, gradient in dense.items():
             parameter.grad = gradient
@@ -269,7 +269,9 @@ class StepGraph:
         updates = self._verdict.updates()
         record = partial(self._step_with, static)
         if self.cuts:
-            record = partial(self._computed_with, static, [cut.copy() for cut in self._cuts.all()])
+            record = partial(
+                self._computed_with, static, [cut.copy() for cut in self._cuts.waiting()]
+            )
         try:
             with self._verdict.watch(static.has_room) as integers:
                 left, replay = self._capture(record)

@@ -212,7 +212,7 @@ class ModuleGraph:
         self._lookups = CutLookups(self._tables)
         self._joins = self._reads_cuts = False
         self.calls = 0
-        self.cuts = any(shared.needs_host for shared in self._tables)
+        self.cuts = self._lookups.are_needed
         self.found_inf = torch.zeros((), device=device)
         self._steps: list[_Step] = []
         self._open: _Pass | None = None
@@ -270,6 +270,8 @@ class ModuleGraph:
         """Return the reason why calls of the model cannot be recorded; empty if they can."""
         if any(x._backward_hooks for x in self._model.parameters()):
             return "parameters have hooks"
+        if self._lookups.are_needed and not self.cuts:
+            return "the host takes part in the lookups of the model"
         return obstacle(self._tables, [], self._ranks is not None)
 
     def _close(self) -> None:
@@ -344,7 +346,7 @@ class ModuleGraph:
         """Record the forward and the backward of a step, and return whether that was possible."""
         updates = self._verdict.updates()
         try:
-            _, forward = self._capture(lambda: self.forward(step))
+            _, forward = self._capture(lambda: self.forward(step, records=True))
             step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))
             step.outputs = [x.detach() if isinstance(x, Tensor) else x for x in step.outputs]
             step.trains = [
@@ -358,8 +360,8 @@ class ModuleGraph:
         self._verdict.restore(updates)
         return step.forward is not None
 
-    def forward(self, step: _Step) -> None:
-        """Call the model with the arguments of a step."""
+    def forward(self, step: _Step, records: bool = False) -> None:
+        """Call the model with the arguments of a step; or record the call, which is not done."""
         call = step.call.each(lambda x: x)  # which may keep what it computes
         args, kwargs = tree_unflatten(call.leaves, call.tree)
         if step.cuts:
@@ -369,7 +371,8 @@ class ModuleGraph:
         has_room = step.static is not None and step.static.has_room
         alone = self._ranks.alone() if self._ranks is not None else nullcontext()
         torch.clear_autocast_cache()
-        with torch.enable_grad(), alone, self._verdict.watch(has_room) as step.integers:
+        watch = self._verdict.watch(has_room, records)
+        with torch.enable_grad(), alone, watch as step.integers:
             made = self._model(*args, **kwargs)
         torch.clear_autocast_cache()
         step.outputs, step.tree = tree_flatten(made)
@@ -424,6 +427,8 @@ class ModuleGraph:
         if step.forward is None:
             self.forward(step)
         else:
+            for one in step.integers:
+                one.expect()
             step.forward()
         return [x.detach().clone() if isinstance(x, Tensor) else x for x in step.outputs]
 

@@ -78,6 +78,11 @@ class CutLookups:
     def __init__(self, tables: Sequence[ShardedTables]) -> None:
         self._tables = tables
 
+    @property
+    def are_needed(self) -> bool:
+        """Return whether the host takes part in lookups now, so they cannot be recorded."""
+        return any(shared.needs_host for shared in self._tables)
+
     def waiting(self) -> list[CutLookup]:
         """Return the lookups that wait for the model."""
         return [shared.cut for shared in self._tables if shared.cut is not None]

@@ -207,7 +207,10 @@ def test_calls_of_several_ranks_have_the_bits_of_a_loop_with_ddp(interpreted, ra
 @pytest.mark.full
 @pytest.mark.parametrize(
     "of_table",
-    [{"num_embeddings": "dynamic"}, {"num_embeddings": 20, "id_rule": "drop"}],
+    [
+        {"num_embeddings": "dynamic", "dynamic": {"seen": 2}},
+        {"num_embeddings": 20, "id_rule": "drop"},
+    ],
     ids=["dynamic", "drop"],
 )
 def test_calls_with_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):

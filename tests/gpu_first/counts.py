@@ -2,6 +2,8 @@
 
     tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
     sums      the same where owners sum bags (mode `pooled`)
+    drops     the same with the id rule `drop`
+    dynamic   the same of 26 dynamic tables that share a store, half of whose ids are new
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
@@ -22,7 +24,8 @@ from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
 from recapp.engine.sharded_collection import shard_bags, sharded_tables
 from recapp.graphs.recorded_batch import WARM_UP
-from recapp.graphs.step_graph import OfRanks, StepGraph
+from recapp.graphs.several_ranks import OfRanks
+from recapp.graphs.step_graph import StepGraph
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
@@ -67,11 +70,14 @@ def counted_rows():
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),
             ("sums", "eager", (2,)),
+            ("drops", "eager", (1, 2)),
+            ("dynamic", "eager", (1,)),
+            ("dynamic", "recorded", (1,)),
             ("model", "eager", (1,)),
             ("model", "recorded", (1, 2)),
         )
         for ranks in rank_numbers
-        for groups in WIDTHS
+        for groups in (WIDTHS if part != "dynamic" else (1,))
     ]
 
 
@@ -83,18 +89,24 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables`, `sums` or `model`.
+        part: What trains, `tables`, `sums`, `drops`, `dynamic` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
-    collection = sharded(ranks, groups, "pooled" if part == "sums" else "unique")
+    if part == "dynamic":
+        collection, batches = grows(), new_ids
+    else:
+        mode_of_tables = "pooled" if part == "sums" else "unique"
+        rule_of_ids = "drop" if part == "drops" else "error"
+        collection = sharded(ranks, groups, mode_of_tables, rule_of_ids)
+        batches = batch_of
     with tf32():
         if mode == "recorded":
-            step = recorded_model(collection, samples)
+            step = recorded_model(collection, samples, batches)
         else:
             step = PARTS[part](collection, samples)
             for _ in range(2):  # two batches have the memory that later ones use again
-                step(batch_of(0, samples))
-        return recorded(step, collection, batch_of(seed, samples))[0]
+                step(batches(0, samples))
+        return recorded(step, collection, batches(seed, samples))[0]
 
 
 @contextmanager
@@ -108,13 +120,17 @@ def tf32():
         torch.set_float32_matmul_precision(before)
 
 
-def sharded(ranks, groups, mode="unique"):
+def sharded(ranks, groups, mode="unique", id_rule="error"):
     """Return sharded tables on one or two ranks, with streams on which nothing overlaps."""
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
     tables = [
         EmbeddingBagConfig(
-            name=f"t{k}", num_embeddings=rows, embedding_dim=width, feature_names=[f"f{k}"]
+            name=f"t{k}",
+            num_embeddings=rows,
+            embedding_dim=width,
+            feature_names=[f"f{k}"],
+            id_rule=id_rule,
         )
         for k, (rows, width) in enumerate(zip(ROWS, WIDTHS[groups], strict=True))
     ]
@@ -130,6 +146,28 @@ def batch_of(seed, samples=SAMPLES):
     ids = [torch.randint(rows, (samples,), generator=drawn) for rows in ROWS]
     lengths = torch.ones(len(ROWS) * samples, dtype=torch.int64)
     return KeyedJaggedTensor([f"f{k}" for k in range(len(ROWS))], torch.cat(ids), lengths=lengths)
+
+
+def grows():
+    """Return 26 dynamic tables on one rank."""
+    comm = Comm()
+    comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{k}", num_embeddings="dynamic", embedding_dim=8, feature_names=[f"f{k}"]
+        )
+        for k in range(26)
+    ]
+    places = CandidateRanks([0], [[0]])
+    plan = ShardingPlan({t.name: tile(t, "table_wise", places) for t in tables}, 1)
+    return shard_bags(tables, plan, comm, rule(), backend="triton")
+
+
+def new_ids(seed, samples=SAMPLES):
+    """Return a batch of one id a bag for 26 tables; half of its ids are those of another seed."""
+    ids = torch.arange(samples).repeat(26) + samples // 2 * seed
+    lengths = torch.ones(26 * samples, dtype=torch.int64)
+    return KeyedJaggedTensor([f"f{k}" for k in range(26)], ids, lengths=lengths)
 
 
 def tables_alone(collection, samples):
@@ -159,12 +197,13 @@ def whole_model(collection, samples):
     return step
 
 
-def recorded_model(collection, samples):
+def recorded_model(collection, samples, batches=batch_of):
     """Return a step of the same model that runs as a graph, and returns the loss.
 
     Args:
         collection: The sharded tables.
         samples: The samples of a batch.
+        batches: Returns the ids of a batch by seed and samples.
     """
     dlrm, optimizer, batch_with = _model(collection, samples)
     several = collection.shared.comm.world > 1
@@ -183,7 +222,7 @@ def recorded_model(collection, samples):
         ranks=OfRanks(lambda: 1.0, average_over_ranks) if several else None,
     )
     for seed in range(WARM_UP + 1):
-        graph(batch_with(batch_of(seed, samples)))
+        graph(batch_with(batches(seed, samples)))
     graph.finish()  # verdicts of steps that nobody has recorded
     return lambda ids: graph(batch_with(ids))
 
@@ -203,7 +242,13 @@ def _loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-PARTS = {"tables": tables_alone, "sums": tables_alone, "model": whole_model}
+PARTS = {
+    "tables": tables_alone,
+    "sums": tables_alone,
+    "drops": tables_alone,
+    "dynamic": tables_alone,
+    "model": whole_model,
+}
 
 
 def recorded(step, collection, batch):

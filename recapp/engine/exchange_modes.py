@@ -88,9 +88,6 @@ class HomeRequests:
     the output to the gradients of the requested vectors, at their offsets in the message.
     """
 
-    bags: Bags
-    routing: Any
-    located_U: Tensor
     rows_I: Counts
     combine_links: Links
     gradient_links: Links
@@ -103,19 +100,6 @@ class HomeRequests:
         self.everywhere = routes.mode == "replicated"  # gradients go to all ranks
         # bags sum rows of the own store, not of a message
         self.local = self.everywhere or world == 1
-
-    @property
-    def late(self) -> bool:
-        """Return whether the store finds the rows only in the batch's own step."""
-        return self.routes.dynamic and self.local
-
-    def owner(self, mode: str) -> "ServedRequests":
-        """Return the object that serves requests for this rank's rows of the group.
-
-        Args:
-            mode: The mode of the requests.
-        """
-        return ServedRequests(self.backend, self.routes, mode, self.take)
 
 
 class UniqueRequests(HomeRequests):
@@ -329,10 +313,13 @@ class ServedRequests:
         store.pool(self.answer_links, message)
 
     def group(self, store: RowStore) -> None:
-        """Group equal rows of the store."""
-        self.row_U, self.gradient_links = self.backend.group_rows(
-            store.rows, self.answer_links, self.take, store.finds_rows
-        )
+        """Group equal rows of the store, unless they were grouped with those of all groups, or by
+        the home that is the owner.
+        """
+        if not hasattr(self, "gradient_links"):
+            self.row_U, self.gradient_links = self.backend.group_rows(
+                store.rows, self.answer_links, self.take, store.finds_rows
+            )
 
 
 class OwnRequests(UniqueRequests, ServedRequests):
@@ -355,18 +342,8 @@ class OwnRequests(UniqueRequests, ServedRequests):
         super().link(dtype, locate)
         self.row_U = self.located_U
 
-    def owner(self, mode: str) -> "ServedRequests":
-        """Return this object."""
-        return self
-
     def serve(self, *requests: Any) -> None:
         """Do nothing: the home knows the rows."""
-
-    def answer(self, store: RowStore, message: Tensor) -> None:
-        """Do nothing: the home sums bags from the store."""
-
-    def group(self, store: RowStore) -> None:
-        """Do nothing: `route` has grouped equal rows."""
 
 
 def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | None:

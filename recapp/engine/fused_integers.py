@@ -22,7 +22,6 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from recapp.engine.batch_places import (
     Places,
@@ -41,7 +40,6 @@ from recapp.engine.exchange_modes import (
 )
 from recapp.engine.integers import TRAINED_WEIGHTS, WEIGHTED, modes_of, weighting
 from recapp.engine.row_statistics import RowPieces
-from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
 from recapp.engine.table_numbers import (
     groups_of_pieces,
@@ -64,21 +62,6 @@ from recapp.sparse.transfer import to_device, to_host
 from recapp.tables.ids import LookupRows, OutsideTable
 from recapp.tables.positions import STRETCHES
 from recapp.transport.step_messages import HEADER, MessageLayout
-
-
-class LinkedServed(ServedRequests):
-    """The requests of all ranks for a group, whose links were made with those of all groups. A
-    single rank is answered from its own store.
-    """
-
-    @override
-    def answer(self, store: RowStore, message: Tensor) -> None:
-        if hasattr(self, "answer_links"):
-            super().answer(store, message)
-
-    @override
-    def group(self, store: RowStore) -> None:
-        """Do nothing: equal rows were grouped with those of all groups."""
 
 
 class FusedIntegers:
@@ -532,7 +515,7 @@ class FusedBatch:
         """
         state = self.state
         trains = torch.is_grad_enabled()  # dynamic rows are found in the batch's own step
-        served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
+        served = [ServedRequests(state.backend, r, "unique", self.take) for r in state.routes]
         if state.comm.world == 1:
             if self.fused.searched:
                 self._search(self.fused.searched, self.entries, self.home, trains)

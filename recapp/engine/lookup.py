@@ -22,6 +22,7 @@ takes a third of the time (measured).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -168,20 +169,18 @@ def _combine(
     single vectors of the sums.
     """
     width = state.stores[g].width
-    in_lines = state.in_lines_G[g]
+    pool = (
+        source.pool
+        if isinstance(source, RowStore)
+        else partial(state.backend.pool, source, 1, width, dtype=state.dtype)
+    )
+    pool(links, flat, in_lines=state.in_lines_G[g])
+    if not keep:
+        return None
     entries = len(links.index_N)
-    if isinstance(source, RowStore):
-        source.pool(links, flat, in_lines=in_lines)
-        if keep:
-            vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=flat.device)
-            each = Links(links.index_N, None, None, None, entries)
-            source.pool(each, vectors_PD.view(-1))
-            return vectors_PD
-    else:
-        state.backend.pool(source, 1, width, links, flat, state.dtype, in_lines=in_lines)
-        if keep:
-            return gather(source, 1, width, links.index_N, state.dtype)
-    return None
+    vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=flat.device)
+    pool(Links(links.index_N, None, None, None, entries), vectors_PD.view(-1))
+    return vectors_PD
 
 
 def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tensor:

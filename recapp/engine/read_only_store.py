@@ -67,8 +67,7 @@ class ReadOnlyStore(RowStore):
         Raises:
             ConfigError: Always.
         """
-        layout = self.group.layout
-        names = {layout.tables[layout.strips[p.strip].table].name: None for p in self.group.pieces}
+        names = {table.name: None for _, _, table, _ in self.group.places}
         raise ConfigError(
             f"tables {', '.join(names)}: their rows are read-only: train the tables of the "
             "checkpoint and export it again"

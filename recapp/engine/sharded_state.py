@@ -292,13 +292,18 @@ def load_strips(
     if fault := _fault(value, shape, dtype):
         return fault
     stored = [block_of(strip, shape) for strip in strips_in(value) or ()]
-    fault = _uncovered(blocks, stored)
-    if not fault:
-        with torch.no_grad():
-            for block in blocks:
-                for s in stored:
-                    copy_rows(block, s.data.detach(), s.rows, s.cols, s.order)
-    return fault
+    for block in blocks:
+        if not _covered(block, stored):
+            return (
+                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
+                f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
+                "the state of the same plan and rank, or whole tables (gathered_state_dict)"
+            )
+    with torch.no_grad():
+        for block in blocks:
+            for s in stored:
+                copy_rows(block, s.data.detach(), s.rows, s.cols, s.order)
+    return ""
 
 
 def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
@@ -318,18 +323,6 @@ def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
             return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
-    return ""
-
-
-def _uncovered(blocks: Sequence[Block], stored: Sequence[Block]) -> str:
-    """Return which block strips do not cover; empty where they cover all."""
-    for block in blocks:
-        if not _covered(block, stored):
-            return (
-                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
-                f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
-                "the state of the same plan and rank, or whole tables (gathered_state_dict)"
-            )
     return ""
 
 

@@ -157,7 +157,7 @@ class NumbaBackend(TorchBackend):
 
     def __init__(self) -> None:
         self._bucket_H = np.full(1024, -1, np.int32)
-        self._routes: dict[int, tuple[Routes, Strips]] = {}
+        self._routes: dict[Routes, Strips] = {}
         self._copies = Scratch()
 
     def _buckets(self, n: int, threads: int = 1) -> Any:
@@ -170,15 +170,13 @@ class NumbaBackend(TorchBackend):
 
     def _strips(self, r: Routes) -> Strips:
         """Return the routes in the form for kernels; they are made once for each group."""
-        known, strips = self._routes.get(id(r), (None, None))
-        if known is not r or strips is None:
+        if r not in self._routes:
             strip_S, *rest = map(
                 array, (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)
             )
             slot_I1 = np.searchsorted(strip_S, np.arange(len(r.rows_I) + 1))
-            strips = Strips(strip_S, slot_I1, *rest)
-            self._routes[id(r)] = r, strips
-        return strips
+            self._routes[r] = Strips(strip_S, slot_I1, *rest)
+        return self._routes[r]
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return the smallest batch of each kind that has kernels of its own: a small batch, and a
@@ -503,18 +501,19 @@ class NumbaBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        result = _target(links, target, dtype, scale)
-        if isinstance(source, QuantisedRows):
-            made_for = width, past_caches(in_lines, target), source.bits
-            arguments = source.arrays, matrix(links, dtype), result, source.packed_RK.shape[1]
-            vectors.pool(made_for, arguments, parts_of_bags(links))
-        elif links.staged is None:
-            made_for = width, past_caches(in_lines, target), 0
-            arguments = array(source), matrix(links, dtype), result, stride
-            vectors.pool(made_for, arguments, parts_of_bags(links))
-        else:
+        result = array(target), array_or_empty(links.at_M, torch.int32), scalar(dtype, scale)
+        if links.staged is not None:
+            assert isinstance(source, Tensor), "gradients are copied, not packed rows"
             staged_for = width, vectors.pooling, width, False, 0
             self._run_staged(staged_for, source, links, result, 1, dtype)
+            return
+        bits = 0
+        memory = array(source) if isinstance(source, Tensor) else source.arrays
+        if isinstance(source, QuantisedRows):
+            bits = source.bits
+            stride = source.packed_RK.shape[1]
+        made_for = width, past_caches(in_lines, target), bits
+        vectors.pool(made_for, (memory, matrix(links, dtype), result, stride), parts_of_bags(links))
 
     @override
     def row_squares(
@@ -615,11 +614,9 @@ class NumbaBackend(TorchBackend):
         first: int,
         rule: RowRule,
     ) -> None:
-        threads = threads_of_torch()
         span = first, first + len(rates_TK)
         rows = len(steps_R) if row_N is None else len(row_N)
-        if rows < THREADS_FROM_ROWS:
-            threads = 1
+        threads = 1 if rows < THREADS_FROM_ROWS else threads_of_torch()
         if threads > 1 and row_N is not None:  # two threads may not have the same row
             row_N = rows_behind(row_N, steps_R, span[1])
             rows = len(row_N)
@@ -650,7 +647,7 @@ class NumbaBackend(TorchBackend):
             made_for: The arguments that make the kernel, the width first.
             source: The source, which is copied.
             links: The sparse matrix, with `staged`.
-            result: The fields of `Target` or of `Touched`.
+            result: The target of `pooling`, or the fields of `Touched`.
             number: The stride or the learning rate.
             dtype: The type of the copies.
         """
@@ -673,8 +670,3 @@ class NumbaBackend(TorchBackend):
 
 def _slots(b: Bags) -> tuple[Any, ...]:
     return array(b.rows_L), b.first_S, b.last_S, b.bag_S, b.bags_S1, array(b.lengths_N)
-
-
-def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> tuple[Any, ...]:
-    at_M = array_or_empty(links.at_M, torch.int32)
-    return array(target), at_M, scalar(dtype, scale)

@@ -379,38 +379,24 @@ class HashIndex(SortedIndex):
         absent_M = true_indices(slot_N < 0)
         if not len(absent_M):
             return slot_N, absent_M
-        slot_N[absent_M], first_U = self._insert(
-            position_N[absent_M], strip_N[absent_M], free(len(absent_M))
-        )
-        return slot_N, absent_M[first_U]
-
-    def _insert(
-        self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Add absent keys; return the slot of each entry and the first entry of each key."""
-        segments = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
+        keys = position_N[absent_M], strip_N[absent_M], free(len(absent_M))
+        position_M, strip_M, fresh_M = (x.numpy() for x in keys)
+        segments = int((self._keys + len(absent_M)) / (MOST_USED * SEGMENT)) + 1
         if segments > self._segments:
             self._add_segments(segments - self._segments)
-        slot_M = torch.empty_like(position_M)
-        first_U = np.empty(len(position_M), np.int64)
+        slot_M, first_U = np.empty((2, len(absent_M)), np.int64)
         done = 0
         used = 0
         while True:
             done, used = insert_keys(
-                self._table(),
-                done,
-                position_M.numpy(),
-                strip_M.numpy(),
-                fresh_M.numpy(),
-                used,
-                slot_M.numpy(),
-                first_U,
+                self._table(), done, position_M, strip_M, fresh_M, used, slot_M, first_U
             )
-            if done == len(position_M):
+            if done == len(absent_M):
                 break
             self._add_segments(max(1, self._segments // 8))  # a segment got full before its turn
         self._keys += used
-        return slot_M, torch.from_numpy(first_U[:used])
+        slot_N[absent_M] = torch.from_numpy(slot_M)
+        return slot_N, absent_M[torch.from_numpy(first_U[:used])]
 
     @override
     def remove(self, slot_M: Tensor) -> None:

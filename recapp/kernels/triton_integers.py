@@ -209,12 +209,15 @@ def distinct_rows(
 
 
 @triton.jit
-def _group_of(block, groups, count, FIELD: tl.constexpr):
-    """Return the number of the group that has a block."""
+def _here(groups, count, FIELD: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the number and the place of the group that has this program's block of entries or
+    bags, and the numbers of these entries or bags.
+    """
+    block = tl.program_id(0)
     number = 0
     for other in range(1, count):
         number += (tl.load(groups + other * GROUP + FIELD) <= block).to(tl.int32)
-    return number
+    return number, groups + number * GROUP, block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -316,10 +319,7 @@ def rows(
 
     The bag of an id is found by bisection of the bags' edges. A mean divides by the ids of its bag.
     """
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BLOCKS)
-    group = groups + of_group * GROUP
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     here_P = p_P < tl.load(group + ENTRIES_END)
     s_P = _slot_of(p_P, places, group, ENTRY)
     slot_P = slots + s_P * SLOT
@@ -414,9 +414,7 @@ def bags(
     """Write where the entries of a block of bags begin, where their vectors lie, and the factors
     of their sums.
     """
-    block = tl.program_id(0)
-    group = groups + _group_of(block, groups, group_count, BAG_BLOCKS) * GROUP
-    m_M = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    _, group, m_M = _here(groups, group_count, BAG_BLOCKS, BLOCK)
     end = tl.load(group + BAGS_END)
     here_M = m_M < end
     s_M = _slot_of(m_M, places, group, BAG)
@@ -450,13 +448,10 @@ def bags(
 
 @triton.jit
 def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constexpr):
-    """Return the number of the group that has this program's block, the positions and keys of the
-    block's entries, whether each is there, and whether it is the first of its row.
+    """Return the number and the place of the group that has this program's block, the positions and
+    keys of the block's entries, whether each is there, and whether it is the first of its row.
     """
-    block = tl.program_id(0)
-    number = _group_of(block, groups, group_count, BLOCKS)
-    group = groups + number * GROUP
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    number, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     here_P = p_P < tl.load(group + ENTRIES_END)
     key_P = tl.load(sorted_keys + p_P, mask=here_P, other=-1)
     inner_P = here_P & (p_P > tl.load(group + BLOCKS) * BLOCK)
@@ -466,14 +461,14 @@ def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constex
         at_P = tl.load(order + p_P, mask=inner_P, other=0)
         before_P = tl.load(order + p_P - 1, mask=inner_P, other=0)
         head_P |= inner_P & (tl.load(positions + at_P) != tl.load(positions + before_P))
-    return number, p_P, key_P, here_P, head_P
+    return number, group, p_P, key_P, here_P, head_P
 
 
 @Launch
 @triton.jit(do_not_specialize=["group_count"])
 def count_heads(sorted_keys, order, positions, groups, heads, group_count, BLOCK: tl.constexpr):
     """Write the number of entries of a block that are the first of their row."""
-    _, _, _, _, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
+    _, _, _, _, _, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
     tl.store(heads + tl.program_id(0), tl.sum(head_P.to(tl.int32), 0))
 
 
@@ -501,10 +496,9 @@ def write_heads(
     the offset and weight of each entry's gradient. The last block of a group writes the number of
     its distinct rows.
     """
-    of_group, p_P, key_P, here_P, head_P = _heads(
+    of_group, group, p_P, key_P, here_P, head_P = _heads(
         sorted_keys, order, positions, groups, group_count, BLOCK
     )
-    group = groups + of_group * GROUP
     block = tl.program_id(0)
     first_block = tl.load(group + BLOCKS)
     before = 0

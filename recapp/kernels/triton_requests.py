@@ -47,7 +47,7 @@ from recapp.kernels.triton_integers import (
     WIDTH,
     Take,
     _first_above,
-    _group_of,
+    _here,
     _slot_of,
 )
 from recapp.kernels.triton_launch import Launch
@@ -344,10 +344,8 @@ def plan(
 @triton.jit(do_not_specialize=["group_count"])
 def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: tl.constexpr):
     """Write the piece of a block of distinct rows, and how many rows of the piece come before."""
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BLOCKS)
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.load(groups + of_group * GROUP + BLOCKS) * BLOCK
+    of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
+    first = tl.load(group + BLOCKS) * BLOCK
     first_piece = tl.load(requests + of_group * OUT + PIECES)
     end = tl.load(requests + of_group * OUT + PIECES_END)  # a group may have no pieces here
     here_P = (p_P < first + tl.load(count + of_group)) & (first_piece < end)
@@ -460,13 +458,10 @@ def ask(
     Where owners sum bags, write the requested rows of a block of sorted entries, their sample
     weights, and for a block of sums the ends of their rows, and how they are linked to their bags.
     """
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BLOCKS)
-    group = groups + of_group * GROUP
+    of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     request = requests + of_group * OUT
     mode = tl.load(request + MODE)
     width = tl.load(request + WIDTH)
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(group + BLOCKS) * BLOCK
     u_P = p_P - first
     here_P = u_P < tl.load(count + of_group)
@@ -523,18 +518,16 @@ def ask(
 @triton.jit(do_not_specialize=["group_count"])
 def link(row, count, groups, at, requests, offset, group_count, BLOCK: tl.constexpr):
     """Write where the sums of a block of bags begin."""
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BAG_BLOCKS)
-    group = groups + of_group * GROUP
+    of_group, group, m_M = _here(groups, group_count, BAG_BLOCKS, BLOCK)
     request = requests + of_group * OUT
     if tl.load(request + MODE) == POOLED:
         first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
         bags = tl.load(group + BAGS_END) - first_bag
-        m_M = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK) - first_bag
+        nth_M = m_M - first_bag
         first = tl.load(group + BLOCKS) * BLOCK
         end = first + tl.load(count + of_group)
-        before_M = _sums_before(m_M, m_M * 0, row, first, end, at, request, bags)
-        tl.store(offset + first_bag + m_M, before_M.to(tl.int32), mask=m_M <= bags)
+        before_M = _sums_before(nth_M, nth_M * 0, row, first, end, at, request, bags)
+        tl.store(offset + m_M, before_M.to(tl.int32), mask=nth_M <= bags)
 
 
 @Launch
@@ -556,9 +549,7 @@ def serve(
     """Write the row, the sort key, the offset of the vector and the weight of a block of requested
     rows, and where each sum begins; of dynamic tables the position and the strip.
     """
-    block = tl.program_id(0)
-    group = groups + _group_of(block, groups, group_count, BLOCKS) * GROUP
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    _, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     end = tl.load(group + ENTRIES_END)
     here_P = p_P < end
     place_P = places + _slot_of(p_P, places, group, ENTRY) * PLACE

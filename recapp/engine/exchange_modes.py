@@ -161,19 +161,16 @@ class UniqueRequests(HomeRequests):
         """
         source_U = self.at_U
         if self.local or source_U is None:
-            source_U = self.located_U = self._located(locate)
+            row_U = self.routing.row_U
+            strip_U = None
+            if self.routes.dynamic:
+                counts = to_device(self.rows_I, row_U.device)
+                strip_U = strips_of(counts, len(self.rows_I), len(row_U))
+            source_U = self.located_U = locate(row_U, strip_U)
         self.combine_links, gradient_links = self.backend.link_rows(
             self.routes, self.bags, self.routing, source_U, dtype, self.take
         )
         self.gradient_links = gradient_links._replace(at_M=self.at_U)
-
-    def _located(self, locate: Locate) -> Tensor:
-        """Return where the distinct rows lie in the own store."""
-        row_U = self.routing.row_U
-        if not self.routes.dynamic:
-            return locate(row_U, None)
-        counts = to_device(self.rows_I, row_U.device)
-        return locate(row_U, strips_of(counts, len(self.rows_I), len(row_U)))
 
 
 def strip_words(routes: Routes) -> int:

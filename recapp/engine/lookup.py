@@ -343,20 +343,18 @@ class LocalLookup:
             and len(rows.rows_L) == rows.lengths_FB.numel()
             and bool((rows.lengths_FB == 1).all())
         )
-        if not alike:
-            return self._new_form(rows, taken)
-        key = (samples, *taken, *self._state.outputs.room)
-        if key not in self._forms:
-            if len(self._forms) == FORMS_KEPT:
-                self._forms.clear()
-            self._forms[key] = self._new_form(rows, taken)
-        return self._forms[key]
-
-    def _new_form(self, rows: LookupRows, taken: Sequence[bool]) -> BatchForm:
         state = self._state
+        key = (samples, *taken, *state.outputs.room)
+        if alike and key in self._forms:
+            return self._forms[key]
         output = state.outputs.of(rows, taken)
         bags_G = state.bags(rows, output)
-        return output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)]
+        form = output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)]
+        if alike:
+            if len(self._forms) == FORMS_KEPT:
+                self._forms.clear()
+            self._forms[key] = form
+        return form
 
     def _group_form(self, group: int, bags: Bags) -> GroupForm:
         count_S = bags.last_S - bags.first_S

@@ -331,8 +331,7 @@ class EngineState:
         self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
         self.widths_G = np.array([g.width for g in layout.groups])
         # a single rank reads its own store, as all ranks do in replicated groups
-        answered = [g.mode != "replicated" and comm.world > 1 for g in layout.groups]
-        self.answered = sum(answered)
+        self.answered = sum(g.mode != "replicated" and comm.world > 1 for g in layout.groups)
         # the table of each strip of a group of dynamic tables; nothing for other groups
         self.dynamic_tables_G = [
             [layout.tables[s.table] for s in layout.strips if s.group == g and of_group.dynamic]

@@ -494,25 +494,6 @@ update = ThreadedKernel(updating)
 run_staged = ThreadedKernel(staging)
 
 
-def bound_squares(
-    expression: Callable[..., tuple[Any, ...]] | None, constants: tuple[float, ...], states: int
-) -> Callable[..., Any]:
-    """Return a rule's expression `squares` with the constants filled in; None squares the gradient.
-    Its arguments are those of `bound_rule`, without a mean.
-    """
-    if expression is not None:
-        register_jitable(error_model="numpy")(expression)
-
-    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
-    def bound_squares(w: Any, g: Any, lr: Any, e: Any, f: Any) -> Any:
-        if expression is None:
-            return (g,)
-        state = (e, f)[:states]
-        return expression(w, g, lr, sqrt, *(constants + state))
-
-    return bound_squares  # type: ignore[no-any-return]
-
-
 @lru_cache(None)
 def row_squares(
     expression: Callable[..., tuple[Any, ...]] | None,
@@ -531,7 +512,9 @@ def row_squares(
         means: The number of sums.
         width: The columns of the store.
     """
-    squared = bound_squares(expression, constants, len(state))
+    states = len(state)
+    if expression is not None:
+        register_jitable(error_model="numpy")(expression)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
     _, read0, _ = held_row(first_kind, width, width)
@@ -545,11 +528,14 @@ def row_squares(
         for u in range(U):
             g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
             row = int(get(t.row_U, u))
-            w = load(t.weights, row * width, t.like, width)
-            e = read0(t.state0, row, t.like)
-            squares_K = squared(w, g, lr, e, read1(t.state1, row, t.like))
-            for k in range(means):
-                put(square_KU, k * U + u, square_total(squares_K[k]))
+            if expression is None:
+                put(square_KU, u, square_total(g))
+            else:
+                w = load(t.weights, row * width, t.like, width)
+                both = read0(t.state0, row, t.like), read1(t.state1, row, t.like)
+                squares_K = expression(w, g, lr, sqrt, *(constants + both[:states]))
+                for k in range(means):
+                    put(square_KU, k * U + u, square_total(squares_K[k]))
 
     return row_squares
 

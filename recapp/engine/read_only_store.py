@@ -131,7 +131,7 @@ class KeyedStore(ReadOnlyStore):
         """
         assert self.start is not None
         here_M = (found_N >= 0).nonzero()[:, 0]
-        parts = [take_rows(self.held, found_N[here_M])]
+        parts = [self.held[found_N[here_M]]]
         order = [here_M]
         for strip in range(len(self.edge_I1) - 1):
             absent_N = found_N < 0
@@ -157,11 +157,6 @@ def like(rows: Held, values: Tensor) -> Held:
     if isinstance(rows, QuantisedRows):
         return QuantisedRows(values, rows.width, rows.bits)
     return values
-
-
-def take_rows(rows: Held, row_N: Tensor | slice) -> Held:
-    """Return some rows: a copy, or a view of neighbours."""
-    return like(rows, values_of(rows)[row_N])
 
 
 def join_rows(parts: Sequence[Held]) -> Held:

@@ -182,7 +182,7 @@ class RowStatistics:
     def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
         """Return the parts of the sibling strips on other ranks, and the offset of each part."""
         world = self.comm.world
-        of_parts = zip(first_P[self.out_2N[1]].tolist(), n_P[self.out_2N[1]].tolist(), strict=True)
+        of_parts = np.stack([first_P, n_P], 1)[self.out_2N[1]].tolist()
         sent = [part[first : first + n] for first, n in of_parts]
         n_A = n_P[self.into_2A[1]]
         buffer = torch.cat([*sent, part.new_empty(int(n_A.sum()))])

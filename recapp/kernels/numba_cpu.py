@@ -502,18 +502,13 @@ class NumbaBackend(TorchBackend):
         in_lines: bool = False,
     ) -> None:
         result = array(target), array_or_empty(links.at_M, torch.int32), scalar(dtype, scale)
-        if links.staged is not None:
-            assert isinstance(source, Tensor), "gradients are copied, not packed rows"
-            staged_for = width, vectors.pooling, width, False, 0
-            self._run_staged(staged_for, source, links, result, 1, dtype)
-            return
         bits = 0
         memory = array(source) if isinstance(source, Tensor) else source.arrays
         if isinstance(source, QuantisedRows):
             bits = source.bits
             stride = source.packed_RK.shape[1]
         made_for = width, past_caches(in_lines, target), bits
-        vectors.pool(made_for, (memory, matrix(links, dtype), result, stride), parts_of_bags(links))
+        self._run(vectors.pool, made_for, width, memory, links, result, stride, dtype)
 
     @override
     def row_squares(
@@ -595,12 +590,8 @@ class NumbaBackend(TorchBackend):
             mean_U = (sums_KU / width).to(dtype)
         rows = touched(row_U, mean_U, weights_RD, state, dtype, decay_of(lr, rule.decay))
         rate = rate_argument(lr)
-        if links.staged is None:
-            arguments = array(gradients), matrix(links, dtype), rows, rate
-            vectors.update(made_for, arguments, parts_of_bags(links))
-        else:
-            staged_for = width, vectors.updating, *made_for
-            self._run_staged(staged_for, gradients, links, rows, rate, dtype)
+        memory = array(gradients)
+        self._run(vectors.update, made_for, width, memory, links, rows, rate, dtype)
 
     @override
     def catch_up(
@@ -632,38 +623,46 @@ class NumbaBackend(TorchBackend):
         )
         missed.catch_up(made_for, arguments, np.arange(threads + 1) * rows // threads)
 
-    def _run_staged(
+    def _run(
         self,
+        kernel: vectors.ThreadedKernel,
         made_for: tuple[Any, ...],
-        source: Tensor,
+        width: int,
+        source: Any,
         links: Links,
         result: tuple[Any, ...],
         number: Any,
         dtype: torch.dtype,
     ) -> None:
-        """Run a staged kernel strip by strip, on as many threads as torch uses.
+        """Run a kernel on a sparse matrix; where its source is copied, strip by strip, on as many
+        threads as torch uses.
 
         Args:
-            made_for: The arguments that make the kernel, the width first.
-            source: The source, which is copied.
-            links: The sparse matrix, with `staged`.
+            kernel: `pool` or `update`.
+            made_for: The arguments that make the kernel.
+            width: The columns of a vector.
+            source: The source.
+            links: The sparse matrix.
             result: The target of `pooling`, or the fields of `Touched`.
             number: The stride or the learning rate.
-            dtype: The type of the copies.
+            dtype: The type of the arithmetic, and of the copies.
         """
+        rest = matrix(links, dtype), result, number
         staged = links.staged
+        if staged is None or links.offsets_M1 is None:
+            kernel(made_for, (source, *rest), parts_of_bags(links))
+            return
         threads = threads_of_torch()
-        assert staged is not None and links.offsets_M1 is not None
         bags_I = np.diff(staged.bag_I1)
-        size = int(bags_I.max()) * made_for[0]
+        size = int(bags_I.max()) * width
         copies = array(self._copies("copies", threads * size, dtype)).reshape(threads, size)
         entries_I = np.diff(array(links.offsets_M1)[staged.row_I1])
         results_I = np.diff(staged.row_I1)
         thread_I = vectors.assign_threads(bags_I + entries_I + results_I, threads)
         strips = array(staged.where_M), staged.bag_I1, staged.row_I1
         vectors.run_staged(
-            made_for,
-            ((array(source), *strips, thread_I, copies), matrix(links, dtype), result, number),
+            (width, kernel.make, *made_for),
+            ((source, *strips, thread_I, copies), *rest),
             np.arange(threads + 1),
         )
 

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -296,22 +295,6 @@ def remove_slots(table: Any, slot_M: Any) -> None:
         table.tag_B[first + hole] = 0
 
 
-@jit
-def slots_in(table: Any, first: Any, step: Any, wanted_I: Any, slot_K: Any) -> Any:
-    """Write the slots of wanted strips in every `step`-th segment; return their number."""
-    n = 0
-    for segment in range(first, table.segments, step):
-        for bucket in range(segment * SEGMENT, (segment + 1) * SEGMENT):
-            if table.tag_B[bucket] == 0:
-                continue
-            slot = np.int64(table.slot_B[bucket])
-            strip = table.strip_S[slot]
-            if strip < len(wanted_I) and wanted_I[strip]:
-                slot_K[n] = slot
-                n += 1
-    return n
-
-
 MOST_USED = 0.42
 
 
@@ -407,19 +390,21 @@ class HashIndex(SortedIndex):
     def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
         slots = [torch.zeros(0, dtype=torch.int64)]
         for stretch in true_indices(wanted_IR.any(0)).tolist():
-            wanted_I = wanted_IR[:, stretch].numpy()
-            slots.append(self._slots_in(int(self._place_R[stretch]), self._places, wanted_I))
+            slot_K = self._slots_in(int(self._place_R[stretch]), self._places)
+            slots.append(slot_K[wanted_IR[self.strips.rows[slot_K, 0].long(), stretch]])
         return torch.cat(slots)
 
     @override
-    def slots_of(self, strip: int) -> Tensor:
-        slot_K = self._slots_in(0, 1, np.arange(strip + 1) == strip)
-        return slot_K[self.positions.rows[slot_K, 0].argsort()]
+    def _all_slots(self) -> Tensor:
+        return self._slots_in(0, 1)
 
-    def _slots_in(self, first: int, step: int, wanted_I: NDArray[np.bool_]) -> Tensor:
-        slot_K = np.empty(self._keys, np.int64)
-        n = slots_in(self._table(), first, step, np.ascontiguousarray(wanted_I), slot_K)
-        return torch.from_numpy(slot_K[:n].copy())
+    def _slots_in(self, first: int, step: int) -> Tensor:
+        """Return the slots in every `step`-th segment."""
+        tag_GB, slot_GB = (
+            memory.rows.view(-1, SEGMENT)[first : self._segments : step]
+            for memory in (self._tags, self._slots)
+        )
+        return slot_GB[tag_GB != 0].long()
 
 
 @jit

@@ -74,6 +74,7 @@ class ThreadedKernel:
     """
 
     def __init__(self, make: Make) -> None:
+        self.make = make
         self.on_one_thread = lru_cache(None)(lambda *made_for: jit(make(*made_for)))
         self.on_threads = lru_cache(None)(lambda *made_for: _on_threads(make(*made_for)))
 

@@ -308,8 +308,7 @@ class RowStore(nn.Module, ABC):
         rows = self.pooled
         source = rows if isinstance(rows, QuantisedRows) else rows.view(-1)
         width = self.width
-        dtype = self.group.dtype
-        self.backend.pool(source, width, width, links, target, dtype, in_lines=in_lines)
+        self.backend.pool(source, width, width, links, target, self.group.dtype, in_lines=in_lines)
 
     @abstractmethod
     def update(

@@ -341,8 +341,12 @@ class ShardedTables(nn.Module):
     @property
     def frozen(self) -> frozenset[str]:
         """Return the names of the tables that were frozen after sharding."""
-        stores = self.state.stores
-        return frozenset(n for s in stores if isinstance(s, FloatRows) for n in s.frozen.names)
+        return frozenset(
+            name
+            for store in self.state.stores
+            if isinstance(store, FloatRows)
+            for name in store.frozen.names
+        )
 
     def is_frozen(self, table: str) -> bool:
         """Return whether updates leave the rows of a table as they are."""

@@ -136,8 +136,7 @@ class Outputs:
                 output.
         """
         B = rows.lengths_FB.shape[1]
-        all_taken = all(taken)
-        if self._uniform and all_taken:
+        if self._uniform and all(taken):
             lengths_N = rows.lengths_FB.reshape(-1)
             count_F = np.full(len(self.lookups), B, np.int64)
         else:
@@ -227,8 +226,8 @@ def _bag_lengths(lookup: TableLookup, lengths_B: Tensor, ids: int) -> Tensor:
     places = lookup.columns // lookup.dim
     if places == 1:
         return lengths_B
-    place_H = torch.arange(places, device=lengths_B.device)
-    return (lengths_B[:, None] > place_H).to(lengths_B.dtype).view(-1)
+    taken_BH = lengths_B[:, None] > torch.arange(places, device=lengths_B.device)
+    return taken_BH.to(lengths_B.dtype).view(-1)
 
 
 Message = TypeVar("Message")
@@ -327,8 +326,9 @@ class EngineState:
         self.dtype = dtype
         self.payload = payload
         self.row_statistics = row_statistics
-        groups = range(len(layout.groups))
-        self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
+        self.routes = [
+            make_routes(layout, g, comm.rank, comm.device) for g in range(len(layout.groups))
+        ]
         self.widths_G = np.array([g.width for g in layout.groups])
         # a single rank reads its own store, as all ranks do in replicated groups
         self.answered = sum(g.mode != "replicated" and comm.world > 1 for g in layout.groups)

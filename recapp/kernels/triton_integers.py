@@ -235,11 +235,14 @@ def _first_above(edges, stride, low_N, high_N, value_N):
 
 
 @triton.jit
-def _slot_of(at_N, places, group, FIELD: tl.constexpr):
-    """Return the slot of each entry or bag of a group."""
-    low_N = tl.load(group + SLOTS) + at_N * 0
-    high_N = tl.load(group + SLOTS_END) + at_N * 0
-    return tl.maximum(_first_above(places + FIELD, PLACE, low_N, high_N, at_N) - 1, low_N)
+def _part_of(value_N, edges, stride, record):
+    """Return in which slot of a group, or in which piece of a group's requests, each value lies: in
+    the last one whose edge is not above it. The first two numbers of a record are the first slot or
+    piece and the one behind the last.
+    """
+    low_N = tl.load(record + SLOTS) + value_N * 0
+    high_N = tl.load(record + SLOTS_END) + value_N * 0
+    return tl.maximum(_first_above(edges, stride, low_N, high_N, value_N) - 1, low_N)
 
 
 @triton.jit
@@ -321,7 +324,7 @@ def rows(
     """
     of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     here_P = p_P < tl.load(group + ENTRIES_END)
-    s_P = _slot_of(p_P, places, group, ENTRY)
+    s_P = _part_of(p_P, places + ENTRY, PLACE, group)
     slot_P = slots + s_P * SLOT
     place_P = places + s_P * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
@@ -377,10 +380,7 @@ def _bag_of(nth_P, edges, slot_P, samples, here_P):
 @triton.jit
 def _of_owner(key_P, bag_P, pieces, request, group, BLOCK: tl.constexpr):
     """Return the key of each entry by its owner and bag, and its row in the owner's store."""
-    low_P = tl.load(request + PIECES) + key_P * 0
-    high_P = tl.load(request + PIECES_END) + key_P * 0
-    k_P = tl.maximum(_first_above(pieces + PIECE_KEY, PIECE, low_P, high_P, key_P) - 1, low_P)
-    piece_P = pieces + k_P * PIECE
+    piece_P = pieces + _part_of(key_P, pieces + PIECE_KEY, PIECE, request) * PIECE
     first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
     bags = tl.load(group + BAGS_END) - first_bag
     row_P = key_P - tl.load(piece_P + PIECE_KEY) + tl.load(piece_P + PIECE_BASE)
@@ -417,7 +417,7 @@ def bags(
     _, group, m_M = _here(groups, group_count, BAG_BLOCKS, BLOCK)
     end = tl.load(group + BAGS_END)
     here_M = m_M < end
-    s_M = _slot_of(m_M, places, group, BAG)
+    s_M = _part_of(m_M, places + BAG, PLACE, group)
     slot_M = slots + s_M * SLOT
     place_M = places + s_M * PLACE
     nth_M = m_M - tl.load(place_M + BAG, mask=here_M, other=0)

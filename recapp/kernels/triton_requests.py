@@ -48,7 +48,7 @@ from recapp.kernels.triton_integers import (
     Take,
     _first_above,
     _here,
-    _slot_of,
+    _part_of,
 )
 from recapp.kernels.triton_launch import Launch
 
@@ -102,10 +102,17 @@ def count_requests(
     )
 
 
-def count_rows(
-    distinct: DistinctRows, pieces: Tensor, requests: Tensor, groups: Tensor, count_K: Tensor
-) -> None:
-    """Count the distinct rows of each piece.
+def find_pieces(
+    distinct: DistinctRows,
+    pieces: Tensor,
+    requests: Tensor,
+    groups: Tensor,
+    count_K: Tensor,
+    sizes: Sizes,
+    take: Take,
+) -> tuple[Tensor, Tensor]:
+    """Count the distinct rows of each piece. Return the piece of each distinct row, counted from
+    the first piece of its group, and the number of distinct rows of the piece before it.
 
     Args:
         distinct: The distinct rows.
@@ -113,37 +120,18 @@ def count_rows(
         requests: The pieces of each group, int64 [G x `GroupRequests`].
         groups: The places of the groups.
         count_K: Filled with the number of distinct rows of each piece.
+        sizes: The sizes of the batch.
+        take: Memory for the results.
     """
-    message = (count_K, count_K, count_K, count_K)  # for no rank
+    no_message = count_K, count_K, count_K, count_K
     plan(
         (len(count_K) // BLOCK + 1,),
         (
             *(distinct.row_U, distinct.start_U, distinct.count_G, pieces, requests, groups),
-            *(*message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0, 0),
+            *(*no_message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0, 0),
         ),
         (BLOCK,),
     )
-
-
-def find_pieces(
-    distinct: DistinctRows,
-    pieces: Tensor,
-    requests: Tensor,
-    groups: Tensor,
-    sizes: Sizes,
-    take: Take,
-) -> tuple[Tensor, Tensor]:
-    """Return the piece of each distinct row, counted from the first piece of its group, and the
-    number of distinct rows of the piece before it.
-
-    Args:
-        distinct: The distinct rows.
-        pieces: The constants of the pieces, int64 [K x `PieceNumbers`].
-        requests: The pieces of each group, int64 [G x `GroupRequests`].
-        groups: The places of the groups.
-        sizes: The sizes of the batch.
-        take: Memory for the results.
-    """
     piece_U = take("piece", sizes.entries, torch.int64)
     nth_U = take("nth", sizes.entries, torch.int64)
     find(
@@ -346,13 +334,12 @@ def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: t
     """Write the piece of a block of distinct rows, and how many rows of the piece come before."""
     of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     first = tl.load(group + BLOCKS) * BLOCK
-    first_piece = tl.load(requests + of_group * OUT + PIECES)
-    end = tl.load(requests + of_group * OUT + PIECES_END)  # a group may have no pieces here
-    here_P = (p_P < first + tl.load(count + of_group)) & (first_piece < end)
+    request = requests + of_group * OUT
+    first_piece = tl.load(request + PIECES)
+    here_P = p_P < first + tl.load(count + of_group)
+    here_P &= first_piece < tl.load(request + PIECES_END)  # a group may have no pieces here
     row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
-    low_P = first_piece + p_P * 0
-    high_P = end + p_P * 0
-    k_P = tl.maximum(_first_above(pieces + PIECE_KEY, PIECE, low_P, high_P, row_P) - 1, low_P)
+    k_P = _part_of(row_P, pieces + PIECE_KEY, PIECE, request)
     key_P = tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
     start_P = _first_above(row, 1, tl.where(here_P, first, p_P), p_P, key_P - 1)
     tl.store(piece + p_P, k_P - first_piece, mask=here_P)
@@ -362,9 +349,7 @@ def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: t
 @triton.jit
 def _piece_of(n_P, at, request, here_P, FIELD: tl.constexpr):
     """Return the piece of each distinct row or entry of a group, and its number in the piece."""
-    low_P = tl.load(request + PIECES) + n_P * 0
-    high_P = tl.load(request + PIECES_END) + n_P * 0
-    k_P = tl.maximum(_first_above(at + FIELD, AT, low_P, high_P, n_P) - 1, low_P)
+    k_P = _part_of(n_P, at + FIELD, AT, request)
     return k_P, n_P - tl.load(at + k_P * AT + FIELD, mask=here_P, other=0)
 
 
@@ -552,7 +537,7 @@ def serve(
     _, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     end = tl.load(group + ENTRIES_END)
     here_P = p_P < end
-    place_P = places + _slot_of(p_P, places, group, ENTRY) * PLACE
+    place_P = places + _part_of(p_P, places + ENTRY, PLACE, group) * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
     ids_P = ids + tl.load(place_P + ID, mask=here_P, other=0)
     strips = tl.load(group + STRIPS)

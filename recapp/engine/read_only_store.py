@@ -121,7 +121,6 @@ class KeyedStore(ReadOnlyStore):
         self.pooled = self.held
         found_N: Tensor = self.backend.find_sorted(self.number_R, self.edge_I1, row_N, strip_N)
         if bool((found_N < 0).any()):
-            assert self.start is not None, "rows that this store does not hold"
             return self._with_start_rows(row_N, strip_N, found_N)
         return found_N
 
@@ -129,7 +128,7 @@ class KeyedStore(ReadOnlyStore):
         """Copy the rows of a batch side by side, with the start values of missing rows behind the
         others.
         """
-        assert self.start is not None
+        assert self.start is not None, "rows that this store does not hold"
         here_M = (found_N >= 0).nonzero()[:, 0]
         parts = [self.held[found_N[here_M]]]
         order = [here_M]

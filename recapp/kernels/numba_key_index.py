@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels.links import STRETCH_BITS
+from recapp.kernels.links import STRETCH_BITS, Counts
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
@@ -388,23 +388,24 @@ class HashIndex(SortedIndex):
 
     @override
     def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
-        slots = [torch.zeros(0, dtype=torch.int64)]
+        strip_S = self.strips.rows.view(-1).numpy()
+        slots = [np.zeros(0, np.int64)]
         for stretch in true_indices(wanted_IR.any(0)).tolist():
             slot_K = self._slots_in(int(self._place_R[stretch]), self._places)
-            slots.append(slot_K[wanted_IR[self.strips.rows[slot_K, 0].long(), stretch]])
-        return torch.cat(slots)
+            slots.append(slot_K[wanted_IR[:, stretch].numpy()[strip_S[slot_K]]])
+        return torch.from_numpy(np.concatenate(slots))
 
     @override
     def _all_slots(self) -> Tensor:
-        return self._slots_in(0, 1)
+        return torch.from_numpy(self._slots_in(0, 1))
 
-    def _slots_in(self, first: int, step: int) -> Tensor:
+    def _slots_in(self, first: int, step: int) -> Counts:
         """Return the slots in every `step`-th segment."""
         tag_GB, slot_GB = (
-            memory.rows.view(-1, SEGMENT)[first : self._segments : step]
+            memory.rows.view(-1, SEGMENT)[first : self._segments : step].numpy()
             for memory in (self._tags, self._slots)
         )
-        return slot_GB[tag_GB != 0].long()
+        return slot_GB[tag_GB != 0].astype(np.int64)
 
 
 @jit

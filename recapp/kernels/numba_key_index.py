@@ -405,7 +405,8 @@ class HashIndex(SortedIndex):
             memory.rows.view(-1, SEGMENT)[first : self._segments : step].numpy()
             for memory in (self._tags, self._slots)
         )
-        return slot_GB[tag_GB != 0].astype(np.int64)
+        slot_K: Counts = slot_GB[tag_GB != 0].astype(np.int64)
+        return slot_K
 
 
 @jit

@@ -88,6 +88,7 @@ class HomeRequests:
     the output to the gradients of the requested vectors, at their offsets in the message.
     """
 
+    bags: Bags
     rows_I: Counts
     combine_links: Links
     gradient_links: Links

@@ -691,7 +691,9 @@ class ShardedTables(nn.Module):
                 parts = cut.read()
             else:
                 requests, parts = self._trained(self._requests(features, member))
-            rows, output, called_by = requests.rows, requests.output, requests.called_by
+            rows = requests.rows
+            output = requests.output
+            called_by = requests.called_by
         vectors = state.outputs.of_members(parts, output)
         return {member: _Share(vectors[member], rows, called_by) for member in vectors}
 

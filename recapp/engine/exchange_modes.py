@@ -89,8 +89,6 @@ class HomeRequests:
     """
 
     bags: Bags
-    routing: Any
-    located_U: Tensor
     rows_I: Counts
     combine_links: Links
     gradient_links: Links
@@ -103,19 +101,6 @@ class HomeRequests:
         self.everywhere = routes.mode == "replicated"  # gradients go to all ranks
         # bags sum rows of the own store, not of a message
         self.local = self.everywhere or world == 1
-
-    @property
-    def late(self) -> bool:
-        """Return whether the store finds the rows only in the batch's own step."""
-        return self.routes.dynamic and self.local
-
-    def owner(self, mode: str) -> "ServedRequests":
-        """Return the object that serves requests for this rank's rows of the group.
-
-        Args:
-            mode: The mode of the requests.
-        """
-        return ServedRequests(self.backend, self.routes, mode, self.take)
 
 
 class UniqueRequests(HomeRequests):
@@ -177,19 +162,16 @@ class UniqueRequests(HomeRequests):
         """
         source_U = self.at_U
         if self.local or source_U is None:
-            source_U = self.located_U = self._located(locate)
+            row_U = self.routing.row_U
+            strip_U = None
+            if self.routes.dynamic:
+                counts = to_device(self.rows_I, row_U.device)
+                strip_U = strips_of(counts, len(self.rows_I), len(row_U))
+            source_U = self.located_U = locate(row_U, strip_U)
         self.combine_links, gradient_links = self.backend.link_rows(
             self.routes, self.bags, self.routing, source_U, dtype, self.take
         )
         self.gradient_links = gradient_links._replace(at_M=self.at_U)
-
-    def _located(self, locate: Locate) -> Tensor:
-        """Return where the distinct rows lie in the own store."""
-        row_U = self.routing.row_U
-        if not self.routes.dynamic:
-            return locate(row_U, None)
-        counts = to_device(self.rows_I, row_U.device)
-        return locate(row_U, strips_of(counts, len(self.rows_I), len(row_U)))
 
 
 def strip_words(routes: Routes) -> int:
@@ -329,10 +311,13 @@ class ServedRequests:
         store.pool(self.answer_links, message)
 
     def group(self, store: RowStore) -> None:
-        """Group equal rows of the store."""
-        self.row_U, self.gradient_links = self.backend.group_rows(
-            store.rows, self.answer_links, self.take, store.finds_rows
-        )
+        """Group equal rows of the store, unless they were grouped with those of all groups, or by
+        the home that is the owner.
+        """
+        if not hasattr(self, "gradient_links"):
+            self.row_U, self.gradient_links = self.backend.group_rows(
+                store.rows, self.answer_links, self.take, store.finds_rows
+            )
 
 
 class OwnRequests(UniqueRequests, ServedRequests):
@@ -355,18 +340,8 @@ class OwnRequests(UniqueRequests, ServedRequests):
         super().link(dtype, locate)
         self.row_U = self.located_U
 
-    def owner(self, mode: str) -> "ServedRequests":
-        """Return this object."""
-        return self
-
     def serve(self, *requests: Any) -> None:
         """Do nothing: the home knows the rows."""
-
-    def answer(self, store: RowStore, message: Tensor) -> None:
-        """Do nothing: the home sums bags from the store."""
-
-    def group(self, store: RowStore) -> None:
-        """Do nothing: `route` has grouped equal rows."""
 
 
 def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | None:

@@ -22,7 +22,6 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from recapp.engine.batch_places import (
     Places,
@@ -42,14 +41,13 @@ from recapp.engine.exchange_modes import (
 )
 from recapp.engine.integers import TRAINED_WEIGHTS, WEIGHTED, modes_of, weighting
 from recapp.engine.row_statistics import RowPieces
-from recapp.engine.row_store import RowStore
 from recapp.engine.state import BatchOutput, EngineState
 from recapp.engine.table_numbers import (
-    groups_of_pieces,
     numbers_of_own_pieces,
     numbers_of_pieces,
     numbers_of_slots,
     numbers_of_tables,
+    pieces_on_device,
     rows_of_stores,
     rows_of_strips,
     searched,
@@ -66,21 +64,6 @@ from recapp.sparse.transfer import to_device, to_host
 from recapp.tables.ids import LookupRows, OutsideTable
 from recapp.tables.positions import STRETCHES
 from recapp.transport.step_messages import HEADER, MessageLayout
-
-
-class LinkedServed(ServedRequests):
-    """The requests of all ranks for a group, whose links were made with those of all groups. A
-    single rank is answered from its own store.
-    """
-
-    @override
-    def answer(self, store: RowStore, message: Tensor) -> None:
-        if hasattr(self, "answer_links"):
-            super().answer(store, message)
-
-    @override
-    def group(self, store: RowStore) -> None:
-        """Do nothing: equal rows were grouped with those of all groups."""
 
 
 class FusedIntegers:
@@ -103,22 +86,15 @@ class FusedIntegers:
         pieces = numbers_of_pieces(state, self.pooled)
         self.pieces = np.array(pieces, np.int64)
         self.slots = to_device(np.array(slots, np.int64), device)
-        self.piece_rows = to_device(self.pieces, device)
         several = state.comm.world > 1
         self.strips_G = np.array([len(r.rows_I) * (r.dynamic and several) for r in state.routes])
         of_strips = [int(rows_of_strips(r).sum()) for r in state.routes]
         self.own_pieces = numbers_of_own_pieces(state)
-        self.own_piece_rows = to_device(np.array(self.own_pieces, np.int64), device)
-        self.own_requests = groups_of_pieces(
-            state, self.own_pieces, modes_of(state.routes, TRAINED_WEIGHTS)
-        )
-        self.requests = groups_of_pieces(state, pieces, modes)
-        of_rows = numbers_of_pieces(state)
+        at_home = modes_of(state.routes, TRAINED_WEIGHTS)
+        self.of_own_pieces = pieces_on_device(state, self.own_pieces, at_home)
+        self.of_pieces = pieces_on_device(state, pieces, modes)
         self.owners = (
-            (
-                to_device(np.array(of_rows, np.int64), device),
-                groups_of_pieces(state, of_rows, modes),
-            )
+            pieces_on_device(state, numbers_of_pieces(state), modes)
             if self.pooled
             else (None, None)
         )
@@ -427,7 +403,7 @@ class FusedBatch:
         )
         if several:
             self.fused.exchange.count_requests(
-                *(self.distinct, self.fused.piece_rows, self.fused.requests, self.groups),
+                *(self.distinct, *self.fused.of_pieces, self.groups),
                 *(state.comm.world, self.words, self.message[: len(self.message) // 2]),
                 *(self.rows.rows_L, self.first_F1, self.report, self.count_K),
             )
@@ -500,17 +476,18 @@ class FusedBatch:
         if fused.searched:
             ids[at_N] = rows_N
         assert self.distinct is not None
+        pieces, requests = fused.of_pieces
         _, at_M, scale_M = self.bags
         weights_P = weight_words(self.distinct.weight_P if self.words else None, ids.dtype)
         sizes = self.sizes._replace(offset=torch.promote_types(vector, self.sizes.offset))
         at_U, source_P, use_V = fused.exchange.write_requests(
-            *(self.distinct, fused.piece_rows, self.groups, at_K, fused.requests, words_WG),
+            *(self.distinct, pieces, self.groups, at_K, requests, words_WG),
             *(at_M, scale_M, weights_P, self.words, ids),
             *(sizes, self.take),
         )
         self._link_home(source_P, at_U)
         if fused.pooled:
-            of_sums = self.distinct, self.groups, at_K, fused.requests, sizes, self.take
+            of_sums = self.distinct, self.groups, at_K, requests, sizes, self.take
             self._link_sums(fused.exchange.first_sums(*of_sums), at_U, source_P, use_V)
 
     def _link_sums(
@@ -563,7 +540,7 @@ class FusedBatch:
         """
         state = self.state
         trains = torch.is_grad_enabled()  # dynamic rows are found in the batch's own step
-        served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
+        served = [ServedRequests(state.backend, r, "unique", self.take) for r in state.routes]
         if state.comm.world == 1:
             if self.fused.searched:
                 self._search(self.fused.searched, self.entries, self.home, self.groups, trains)
@@ -575,7 +552,7 @@ class FusedBatch:
                 s.gradient_links = asked.gradient_links
             if state.row_statistics:
                 self._cut_to_pieces(served, self.regions, self.rows_K)
-            return list(served)
+            return served
         pooled_G = np.array([m == "pooled" for m in modes_of(state.routes, weighting)])
         places = places_of_requests(
             *(self.fused.store_rows_G, state.widths_G, self.fused.strips_G, in_WG3),
@@ -619,16 +596,16 @@ class FusedBatch:
             count_K = torch.empty(len(self.fused.own_pieces), dtype=torch.int64, device=ids.device)
             self._find_own_pieces(distinct, of_groups, sizes, count_K)
             self._cut_to_pieces(served, places.regions, to_host(count_K).numpy())
-        return list(served)
+        return served
 
     def _find_own_pieces(
         self, distinct: DistinctRows, groups: Tensor, sizes: Sizes, count_K: Tensor
     ) -> None:
         """Find the pieces of distinct rows of this rank's stores, and count their rows."""
         fused = self.fused
-        of_pieces = distinct, fused.own_piece_rows, fused.own_requests, groups
-        fused.exchange.count_rows(*of_pieces, count_K)
-        self.of_pieces = fused.exchange.find_pieces(*of_pieces, sizes, self.take)
+        self.of_pieces = fused.exchange.find_pieces(
+            *(distinct, *fused.of_own_pieces, groups, count_K, sizes, self.take)
+        )
 
     def _cut_to_pieces(
         self, served: Sequence[ServedRequests], regions: Sequence[Region], rows_K: Counts

@@ -106,10 +106,10 @@ class FusedUpdate:
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         device = state.comm.device
         self._scratch_G = [Scratch(device) for _ in state.stores]
-        self._missed = [MissedSteps(r, device) if r.all_rows else None for r in rules]
+        self._missed = {n: MissedSteps(r, device) for n, r in enumerate(rules) if r.all_rows}
         for group, store in zip(state.layout.groups, state.stores, strict=True):
             if rules and isinstance(store, FloatRows):
-                store.missed = self._missed[group.rule]
+                store.missed = self._missed.get(group.rule)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -250,17 +250,15 @@ class FusedUpdate:
         self.changes += 1
         for store in self.state.stores:
             store.catch_up()
-        for missed in self._missed:
-            if missed is not None:
-                missed.begin_at(missed.now)
+        for missed in self._missed.values():
+            missed.begin_at(missed.now)
 
     def begin_at(self, updates: int) -> None:
         """Take the rows as they are for those after a number of updates."""
         self.complete()
         self.updates = updates
-        for missed in self._missed:
-            if missed is not None:
-                missed.begin_at(updates)
+        for missed in self._missed.values():
+            missed.begin_at(updates)
         for store in self.state.stores:
             store.begin_at(updates)
 
@@ -380,9 +378,8 @@ class FusedUpdate:
             if rule != FROZEN:
                 row_U, links, _ = x.exact() if store.needs_exact else x
                 store.update(gradients, links, row_U, mean_KU, rate)
-        for missed, rate in zip(self._missed, rates, strict=True):
-            if missed is not None:
-                missed.add(rate)
+        for number, missed in self._missed.items():
+            missed.add(rates[number])
         for store in state.stores:
             store.settle(self.updates)
 

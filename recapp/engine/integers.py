@@ -55,11 +55,11 @@ class GroupIntegers:
         self.output = state.outputs.of(rows, taken)
         world = state.comm.world
         plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
+        modes = modes_of(state.routes, weighting(rows))
+        kinds = [PooledRequests if mode == "pooled" else UniqueRequests for mode in modes]
         self.asked = [
-            _kind_of_requests(mode, world)(state.backend, r, world, take)
-            for mode, r, take in zip(
-                modes_of(state.routes, weighting(rows)), state.routes, lease, strict=False
-            )
+            (OwnRequests if world == 1 else kind)(state.backend, r, world, take)
+            for kind, r, take in zip(kinds, state.routes, lease, strict=False)
         ]
         self.counts_WG3 = np.stack(
             [a.route(b) for a, b in zip(self.asked, state.bags(plain, self.output), strict=True)], 1
@@ -89,10 +89,12 @@ class GroupIntegers:
             a.write_requests(ids, words.asked_WG1[:, g], vectors.asked_WG1[:, g], vector)
 
     def link(self, *, late: bool) -> None:
-        """Make the matrices of the groups whose `late` has this value."""
+        """Make the matrices of the groups whose store finds rows only in the batch's own step, or
+        those of the other groups.
+        """
         trains = torch.is_grad_enabled()
         for a, store in zip(self.asked, self.state.stores, strict=True):
-            if a.late is late:
+            if (a.routes.dynamic and a.local) is late:
                 a.link(self.state.dtype, partial(store.locate, trains=trains))
 
     def serve(
@@ -117,7 +119,10 @@ class GroupIntegers:
         """
         state = self.state
         modes = modes_of(state.routes, weighting)
-        served = [a.owner(mode) for a, mode in zip(self.asked, modes, strict=True)]
+        served = [
+            a if isinstance(a, OwnRequests) else ServedRequests(state.backend, r, mode, a.take)
+            for a, r, mode in zip(self.asked, state.routes, modes, strict=True)
+        ]
         trains = torch.is_grad_enabled()
         for g, (s, store) in enumerate(zip(served, state.stores, strict=True)):
             s.serve(
@@ -149,12 +154,6 @@ def no_rows(state: EngineState) -> LookupRows:
     return LookupRows(
         torch.zeros(0, dtype=torch.int64, device=device), lengths, None, [0] * len(lengths)
     )
-
-
-def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequests]:
-    if world == 1:
-        return OwnRequests
-    return PooledRequests if mode == "pooled" else UniqueRequests
 
 
 def modes_of(routes: list[Routes], weighting: int) -> list[str]:

@@ -22,6 +22,7 @@ takes a third of the time (measured).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -168,20 +169,18 @@ def _combine(
     single vectors of the sums.
     """
     width = state.stores[g].width
-    in_lines = state.in_lines_G[g]
+    pool = (
+        source.pool
+        if isinstance(source, RowStore)
+        else partial(state.backend.pool, source, 1, width, dtype=state.dtype)
+    )
+    pool(links, flat, in_lines=state.in_lines_G[g])
+    if not keep:
+        return None
     entries = len(links.index_N)
-    if isinstance(source, RowStore):
-        source.pool(links, flat, in_lines=in_lines)
-        if keep:
-            vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=flat.device)
-            each = Links(links.index_N, None, None, None, entries)
-            source.pool(each, vectors_PD.view(-1))
-            return vectors_PD
-    else:
-        state.backend.pool(source, 1, width, links, flat, state.dtype, in_lines=in_lines)
-        if keep:
-            return gather(source, 1, width, links.index_N, state.dtype)
-    return None
+    vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=flat.device)
+    pool(Links(links.index_N, None, None, None, entries), vectors_PD.view(-1))
+    return vectors_PD
 
 
 def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tensor:
@@ -344,20 +343,18 @@ class LocalLookup:
             and len(rows.rows_L) == rows.lengths_FB.numel()
             and bool((rows.lengths_FB == 1).all())
         )
-        if not alike:
-            return self._new_form(rows, taken)
-        key = (samples, *taken, *self._state.outputs.room)
-        if key not in self._forms:
-            if len(self._forms) == FORMS_KEPT:
-                self._forms.clear()
-            self._forms[key] = self._new_form(rows, taken)
-        return self._forms[key]
-
-    def _new_form(self, rows: LookupRows, taken: Sequence[bool]) -> BatchForm:
         state = self._state
+        key = (samples, *taken, *state.outputs.room)
+        if alike and key in self._forms:
+            return self._forms[key]
         output = state.outputs.of(rows, taken)
         bags_G = state.bags(rows, output)
-        return output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)]
+        form = output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)]
+        if alike:
+            if len(self._forms) == FORMS_KEPT:
+                self._forms.clear()
+            self._forms[key] = form
+        return form
 
     def _group_form(self, group: int, bags: Bags) -> GroupForm:
         count_S = bags.last_S - bags.first_S

@@ -67,8 +67,7 @@ class ReadOnlyStore(RowStore):
         Raises:
             ConfigError: Always.
         """
-        layout = self.group.layout
-        names = {layout.tables[layout.strips[p.strip].table].name: None for p in self.group.pieces}
+        names = {table.name: None for _, _, table, _ in self.group.places}
         raise ConfigError(
             f"tables {', '.join(names)}: their rows are read-only: train the tables of the "
             "checkpoint and export it again"
@@ -122,7 +121,6 @@ class KeyedStore(ReadOnlyStore):
         self.pooled = self.held
         found_N: Tensor = self.backend.find_sorted(self.number_R, self.edge_I1, row_N, strip_N)
         if bool((found_N < 0).any()):
-            assert self.start is not None, "rows that this store does not hold"
             return self._with_start_rows(row_N, strip_N, found_N)
         return found_N
 
@@ -130,9 +128,9 @@ class KeyedStore(ReadOnlyStore):
         """Copy the rows of a batch side by side, with the start values of missing rows behind the
         others.
         """
-        assert self.start is not None
+        assert self.start is not None, "rows that this store does not hold"
         here_M = (found_N >= 0).nonzero()[:, 0]
-        parts = [take_rows(self.held, found_N[here_M])]
+        parts = [self.held[found_N[here_M]]]
         order = [here_M]
         for strip in range(len(self.edge_I1) - 1):
             absent_N = found_N < 0
@@ -158,11 +156,6 @@ def like(rows: Held, values: Tensor) -> Held:
     if isinstance(rows, QuantisedRows):
         return QuantisedRows(values, rows.width, rows.bits)
     return values
-
-
-def take_rows(rows: Held, row_N: Tensor | slice) -> Held:
-    """Return some rows: a copy, or a view of neighbours."""
-    return like(rows, values_of(rows)[row_N])
 
 
 def join_rows(parts: Sequence[Held]) -> Held:

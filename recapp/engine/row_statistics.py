@@ -13,7 +13,7 @@ bit.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -26,7 +26,6 @@ from recapp.kernels.links import Counts
 from recapp.sharding.layout import Layout, Piece
 from recapp.sparse.transfer import to_device
 from recapp.transport.communicator import Comm
-from recapp.transport.step_messages import MessageLayout
 
 
 class RowPieces(NamedTuple):
@@ -95,10 +94,11 @@ class RowStatistics:
             if q.rank != comm.rank
         ]
         # once to each rank, however many strips of the row it holds
-        self.out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})
+        out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})
         into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
-        self.into_rank = [rank for (rank, _, _), _ in into]
-        self.into_piece = np.array([i for _, i in into], np.int64)  # an own piece of the same rows
+        # the rank and the piece of each part; for one that arrives, an own piece of the same rows
+        self.out_2N = _columns((rank, i) for rank, _, _, i in out)
+        self.into_2A = _columns((rank, i) for (rank, _, _), i in into)
         # own pieces are numbered first, then arriving parts
         names = [(p.strip, p.rows.start) for p in mine]
         names += [(strip, row) for (_, row, strip), _ in into]
@@ -182,28 +182,17 @@ class RowStatistics:
     def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
         """Return the parts of the sibling strips on other ranks, and the offset of each part."""
         world = self.comm.world
-        asked = np.zeros((world, 1), np.int64)
-        served = np.zeros((world, 1), np.int64)
-        size = n_P.tolist()
-        first = first_P.tolist()
-        for rank, _, _, i in self.out:
-            asked[rank] += size[i]
-        for rank, i in zip(self.into_rank, self.into_piece, strict=True):
-            served[rank] += size[i]
-        layout = MessageLayout(asked, served, self.comm.rank, 1)
-        buffer = torch.empty(layout.numel, dtype=part.dtype, device=part.device)
-        at = layout.asked_WG1[:, 0].tolist()
-        for rank, _, _, i in self.out:
-            buffer[at[rank] : at[rank] + size[i]] = part[first[i] : first[i] + size[i]]
-            at[rank] += size[i]
-        self.comm.swap(buffer, *layout.requests())()
-        arrived = torch.cat(
-            [
-                buffer[c[0] : c[1]]
-                for r, c in enumerate(layout.served_WG1.tolist())
-                if r != self.comm.rank
-            ]
-            or [buffer[:0]]
-        )
-        n_A = n_P[self.into_piece]
-        return arrived, n_A.cumsum() - n_A
+        of_parts = np.stack([first_P, n_P], 1)[self.out_2N[1]].tolist()
+        sent = [part[first : first + n] for first, n in of_parts]
+        n_A = n_P[self.into_2A[1]]
+        buffer = torch.cat([*sent, part.new_empty(int(n_A.sum()))])
+        n_2W = [np.bincount(rank_N, n_P[i_N], world) for rank_N, i_N in (self.out_2N, self.into_2A)]
+        edges = [0, *np.concatenate(n_2W).astype(np.int64).cumsum().tolist()]
+        spans = [*pairwise(edges)]
+        self.comm.swap(buffer, spans[:world], spans[world:])()
+        return buffer[edges[world] :], n_A.cumsum() - n_A
+
+
+def _columns(pairs: Iterable[tuple[int, int]]) -> Counts:
+    """Return pairs as the two rows of an array."""
+    return np.array([*pairs], np.int64).reshape(-1, 2).T

@@ -46,9 +46,11 @@ from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import FROZEN, GRADIENT, Rate, RowRule
-from recapp.sharding.layout import AVERAGE, RAW, WEIGHT, Block, Layout, Piece
+from recapp.sharding.layout import AVERAGE, RAW, WEIGHT, Block, Layout, Piece, Strip
 from recapp.sparse.transfer import copy_to_device
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.initial import begun_rows, fill_initial
+from recapp.tables.positions import RowOrder
 
 
 class MissedSteps:
@@ -213,6 +215,14 @@ class StoredGroup:
         return self.layout.pieces_of(self.rank, self.number)
 
     @property
+    def places(self) -> Iterator[tuple[Piece, Strip, EmbeddingConfig, RowOrder | None]]:
+        """Yield these pieces, the strip and the table of each, and the order of its rows."""
+        layout = self.layout
+        for p in self.pieces:
+            strip = layout.strips[p.strip]
+            yield p, strip, layout.tables[strip.table], layout.orders[strip.table]
+
+    @property
     def writes_blocks(self) -> bool:
         """Return whether this rank writes the blocks of the group. Of replicas only one rank
         does.
@@ -298,8 +308,7 @@ class RowStore(nn.Module, ABC):
         rows = self.pooled
         source = rows if isinstance(rows, QuantisedRows) else rows.view(-1)
         width = self.width
-        dtype = self.group.dtype
-        self.backend.pool(source, width, width, links, target, dtype, in_lines=in_lines)
+        self.backend.pool(source, width, width, links, target, self.group.dtype, in_lines=in_lines)
 
     @abstractmethod
     def update(
@@ -575,42 +584,36 @@ class FloatStore(FloatRows):
             if start:  # pages of zeros take no memory before the first write
                 state.fill_(start)
         if seeds is not None:
-            for p in self.group.pieces:
-                self._write_start_values(p, seeds)
+            self._write_start_values(seeds, seeds, 0)
 
-    def _write_start_values(self, p: Piece, seeds: Mapping[str, int], epoch: int = 0) -> None:
-        layout = self.group.layout
-        strip = layout.strips[p.strip]
-        here = self.weights[p.base : p.base + len(p.rows)]
-        table = layout.tables[strip.table]
-        order = layout.orders[strip.table]
-        seed = seeds[table.name]
+    def _write_start_values(
+        self, tables: Collection[str], seeds: Mapping[str, int], epoch: int
+    ) -> None:
         compiled = self.backend.write_start_values
-        fill_initial(here, table, seed, p.rows, strip.cols, order, epoch, compiled)
+        for p, strip, table, order in self.group.places:
+            if table.name in tables:
+                here = self.weights[p.base : p.base + len(p.rows)]
+                of_rows = p.rows, strip.cols, order, epoch, compiled
+                fill_initial(here, table, seeds[table.name], *of_rows)
 
     @override
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         assert self.rule is not None and self._seeds is not None, "rows that train have both"
-        layout = self.group.layout
-        for p in self.group.pieces:
-            if layout.tables[layout.strips[p.strip].table].name not in tables:
-                continue
-            self._write_start_values(p, self._seeds, epoch)
-            self._begin_steps(slice(p.base, p.base + len(p.rows)))
-            for state, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
-                state[p.base : p.base + len(p.rows)] = start
+        self._write_start_values(tables, self._seeds, epoch)
+        for p, _, table, _ in self.group.places:
+            if table.name in tables:
+                here = slice(p.base, p.base + len(p.rows))
+                self._begin_steps(here)
+                for state, (_, _, start) in zip(self.state, self.rule.starts(), strict=True):
+                    state[here] = start
 
     @override
     def begin_rows(self, table: str, row_K: Tensor) -> None:
         assert self._seeds is not None, "rows that train have seeds"
-        layout = self.group.layout
-        for p in self.group.pieces:
-            strip = layout.strips[p.strip]
-            config = layout.tables[strip.table]
+        weights = self._weights.rows
+        for p, strip, config, order in self.group.places:
             if config.name != table:
                 continue
-            weights = self._weights.rows
-            order = layout.orders[strip.table]
             at_M, values = begun_rows(
                 row_K, config, self._seeds[table], p.rows, strip.cols, order, weights.dtype
             )
@@ -629,13 +632,9 @@ class FloatStore(FloatRows):
         return self._blocks(self._filled_weights(averaged))
 
     def _blocks(self, weights: list[tuple[str, Any]]) -> Iterator[Block]:
-        layout = self.group.layout
         owner = self.group.writes_blocks
-        for p in self.group.pieces:
-            strip = layout.strips[p.strip]
-            table = layout.tables[strip.table]
+        for p, strip, table, order in self.group.places:
             shape = (table.num_embeddings, table.embedding_dim)
-            order = layout.orders[strip.table]
             for tensor, rows in weights:
                 data = rows.narrow(0, p.base, len(p.rows))
                 weight = Block(table.name, tensor, shape, p.rows, strip.cols, data, owner, order)

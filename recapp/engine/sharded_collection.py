@@ -14,7 +14,7 @@ with tables_as_parameters(module):
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -52,6 +52,9 @@ from recapp.transport.communicator import Comm
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
+_disabled = cache(torch.compiler.disable)
+
+
 def _outside_graphs(function: Forward) -> Forward:
     """Return a function at which torch.compile breaks its graph: it compiles neither the function
     nor anything that it calls. Messages and compiled kernels cannot be part of a graph.
@@ -59,16 +62,11 @@ def _outside_graphs(function: Forward) -> Forward:
     torch's own decorator would import the compiler, which takes seconds, in every process that
     looks rows up.
     """
-    disabled: Callable[..., Any] | None = None
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if disabled is None:
-            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-        return disabled(*args, **kwargs)
+        compiles = "torch._dynamo" in sys.modules
+        return (_disabled(function) if compiles else function)(*args, **kwargs)
 
     vars(call)["_torchdynamo_disable"] = True  # what the compiler asks of a function that it meets
     return call  # type: ignore[return-value]

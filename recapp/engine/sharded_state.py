@@ -242,11 +242,9 @@ def shape_in(value: Any) -> tuple[int, ...] | None:
     """Return the shape of the whole tensor from an entry of a state dict; None where the entry has
     none.
     """
-    if isinstance(value, Mapping):
-        value = value.get(_SHAPE)
-        return tuple(value) if isinstance(value, list | tuple) else None
-    shape = value.shape if isinstance(value, Tensor | TableStrips) else None
-    return None if shape is None else tuple(shape)
+    known = value.shape if isinstance(value, Tensor | TableStrips) else None
+    shape = value.get(_SHAPE) if isinstance(value, Mapping) else known
+    return tuple(shape) if isinstance(shape, list | tuple) else None
 
 
 def _metadata(rank: int, rows: tuple[int, int], cols: tuple[int, int], device: torch.device) -> Any:
@@ -292,13 +290,18 @@ def load_strips(
     if fault := _fault(value, shape, dtype):
         return fault
     stored = [block_of(strip, shape) for strip in strips_in(value) or ()]
-    fault = _uncovered(blocks, stored)
-    if not fault:
-        with torch.no_grad():
-            for block in blocks:
-                for s in stored:
-                    copy_rows(block, s.data.detach(), s.rows, s.cols, s.order)
-    return fault
+    for block in blocks:
+        if not _covered(block, stored):
+            return (
+                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
+                f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
+                "the state of the same plan and rank, or whole tables (gathered_state_dict)"
+            )
+    with torch.no_grad():
+        for block in blocks:
+            for s in stored:
+                copy_rows(block, s.data.detach(), s.rows, s.cols, s.order)
+    return ""
 
 
 def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
@@ -308,8 +311,10 @@ def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
         return f"a tensor of shape {stored_shape} is stored, the table is {shape}"
     strips = strips_in(value)
     if strips is None:
-        kind = type(value).__name__
-        return f"a {kind} is stored, neither a whole tensor nor a list of (rows, cols, tensor)"
+        return (
+            f"a {type(value).__name__} is stored, neither a whole tensor nor a list of "
+            "(rows, cols, tensor)"
+        )
     for number, strip in enumerate(strips):
         if not _is_strip(strip, shape):
             return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
@@ -318,18 +323,6 @@ def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
             return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
-    return ""
-
-
-def _uncovered(blocks: Sequence[Block], stored: Sequence[Block]) -> str:
-    """Return which block strips do not cover; empty where they cover all."""
-    for block in blocks:
-        if not _covered(block, stored):
-            return (
-                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
-                f"columns {block.cols.start} to {block.cols.stop}, which are on this rank: load "
-                "the state of the same plan and rank, or whole tables (gathered_state_dict)"
-            )
     return ""
 
 

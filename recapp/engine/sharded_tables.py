@@ -344,8 +344,12 @@ class ShardedTables(nn.Module):
     @property
     def frozen(self) -> frozenset[str]:
         """Return the names of the tables that were frozen after sharding."""
-        stores = self.state.stores
-        return frozenset(n for s in stores if isinstance(s, FloatRows) for n in s.frozen.names)
+        return frozenset(
+            name
+            for store in self.state.stores
+            if isinstance(store, FloatRows)
+            for name in store.frozen.names
+        )
 
     def is_frozen(self, table: str) -> bool:
         """Return whether updates leave the rows of a table as they are."""
@@ -669,21 +673,29 @@ class ShardedTables(nn.Module):
         return torch.is_grad_enabled(), self.update.changes, *of_parameters
 
     def _look_up(self, features: KeyedJaggedTensor, member: int) -> dict[int, _Share]:
-        """Look up a batch, and store the headers of the ranks. Return the vectors of each
-        collection.
+        """Look up a batch, on a single rank without training from its own rows, and store the
+        headers of the ranks. Return the vectors of each collection.
         """
         state = self.state
         state.observer.begins()
+        parts: Sequence[Tensor]
         if self._local is not None and not (torch.is_grad_enabled() or self._ahead):
-            return self._read_here(features, member, self._local)
-        cut = self.cut
-        if cut is not None and cut.features is features and cut.requests.taken[member]:
-            requests = cut.requests
-            parts = cut.read()
+            rows, output, parts = self._local.read(features, self._taken(features, member))
+            called_by: set[int] = set()
+            self.header.rows_W = [samples_of(features)]
+            self.header.wanted_W = [self.header.wanted]
         else:
-            requests, parts = self._trained(self._requests(features, member))
-        vectors = state.outputs.of_members(parts, requests.output)
-        return _shares(vectors, requests.rows, requests.called_by)
+            cut = self.cut
+            if cut is not None and cut.features is features and cut.requests.taken[member]:
+                requests = cut.requests
+                parts = cut.read()
+            else:
+                requests, parts = self._trained(self._requests(features, member))
+            rows = requests.rows
+            output = requests.output
+            called_by = requests.called_by
+        vectors = state.outputs.of_members(parts, output)
+        return {member: _Share(vectors[member], rows, called_by) for member in vectors}
 
     def cut_lookup(self, features: KeyedJaggedTensor) -> CutLookup:
         """Look up a batch before the model is called with it. Every rank calls it."""
@@ -708,23 +720,6 @@ class ShardedTables(nn.Module):
             "without a gradient the tables would silently not train"
         )
         return requests, parts
-
-    def _read_here(
-        self, features: KeyedJaggedTensor, member: int, local: LocalLookup
-    ) -> dict[int, _Share]:
-        """Look up a batch on a single rank, from its own rows."""
-        taken = self._taken(features, member)
-        rows, output, parts = local.read(features, taken)
-        self.header.rows_W = [samples_of(features)]
-        self.header.wanted_W = [self.header.wanted]
-        vectors = self.state.outputs.of_members(parts, output)
-        return _shares(vectors, rows, set())
-
-
-def _shares(
-    parts: Mapping[int, list[Tensor]], rows: LookupRows, called_by: set[int]
-) -> dict[int, _Share]:
-    return {member: _Share(vectors, rows, called_by) for member, vectors in parts.items()}
 
 
 def _begin_update(parameters: Mapping[str, TableParameter]) -> None:

@@ -136,8 +136,7 @@ class Outputs:
                 output.
         """
         B = rows.lengths_FB.shape[1]
-        all_taken = all(taken)
-        if self._uniform and all_taken:
+        if self._uniform and all(taken):
             lengths_N = rows.lengths_FB.reshape(-1)
             count_F = np.full(len(self.lookups), B, np.int64)
         else:
@@ -227,8 +226,8 @@ def _bag_lengths(lookup: TableLookup, lengths_B: Tensor, ids: int) -> Tensor:
     places = lookup.columns // lookup.dim
     if places == 1:
         return lengths_B
-    place_H = torch.arange(places, device=lengths_B.device)
-    return (lengths_B[:, None] > place_H).to(lengths_B.dtype).view(-1)
+    taken_BH = lengths_B[:, None] > torch.arange(places, device=lengths_B.device)
+    return taken_BH.to(lengths_B.dtype).view(-1)
 
 
 Message = TypeVar("Message")
@@ -327,10 +326,12 @@ class EngineState:
         self.dtype = dtype
         self.payload = payload
         self.row_statistics = row_statistics
-        groups = range(len(layout.groups))
-        self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
+        self.routes = [
+            make_routes(layout, g, comm.rank, comm.device) for g in range(len(layout.groups))
+        ]
         self.widths_G = np.array([g.width for g in layout.groups])
-        self.answered = sum(g.mode != "replicated" for g in layout.groups)
+        # a single rank reads its own store, as all ranks do in replicated groups
+        self.answered = sum(g.mode != "replicated" and comm.world > 1 for g in layout.groups)
         # the table of each strip of a group of dynamic tables; nothing for other groups
         self.dynamic_tables_G = [
             [layout.tables[s.table] for s in layout.strips if s.group == g and of_group.dynamic]

@@ -122,13 +122,16 @@ def numbers_of_tables(state: EngineState) -> tuple[Counts, Counts]:
     return table_S, np.searchsorted(known_T, np.arange(len(state.routes)) * tables)
 
 
-def groups_of_pieces(
+def pieces_on_device(
     state: EngineState, pieces: Sequence[PieceNumbers], modes: Sequence[str]
-) -> Tensor:
-    """Return the pieces of each group, int64 [G x `GroupRequests`]."""
+) -> tuple[Tensor, Tensor]:
+    """Return pieces, int64 [K x `PieceNumbers`], and those of each group, int64 [G x
+    `GroupRequests`].
+    """
     edge_G1 = np.searchsorted([p.group for p in pieces], range(len(state.routes) + 1))
     groups = [
         GroupRequests(*edge, r.width, MODES.index(mode))
         for edge, r, mode in zip(pairwise(edge_G1.tolist()), state.routes, modes, strict=True)
     ]
-    return to_device(np.array(groups, np.int64), state.comm.device)
+    device = state.comm.device
+    return to_device(np.array(pieces, np.int64), device), to_device(np.array(groups), device)

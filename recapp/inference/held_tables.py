@@ -38,7 +38,6 @@ from recapp.engine.read_only_store import (
     ReadOnlyStore,
     join_rows,
     like,
-    take_rows,
     values_of,
 )
 from recapp.engine.row_store import RowStore, StoredGroup
@@ -253,7 +252,7 @@ class HeldTables:
                 for t, (_, rows) in zip(tables, parts, strict=True)
             ]
             together = _merged(spans)
-            return join_rows([take_rows(matrix, slice(*span)) for span in together])
+            return join_rows([matrix[slice(*span)] for span in together])
         return join_rows([self._copied(group, piece, rows) for piece, rows in parts])
 
     def _is_whole(self, group: StoredGroup, piece: Piece) -> bool:
@@ -269,10 +268,10 @@ class HeldTables:
         order = group.layout.orders[strip.table]
         if order is None:
             first = table.first_row + rows.start
-            part = take_rows(table.rows, slice(first, first + len(rows)))
+            part = table.rows[first : first + len(rows)]
         else:
             row_N = order.rows_at(torch.arange(rows.start, rows.stop)) + table.first_row
-            part = take_rows(table.rows, row_N)
+            part = table.rows[row_N]
         return _columns(part, strip.cols)
 
 

@@ -236,7 +236,6 @@ def _find_rows(kernels: Any, example: Tensor) -> None:
     index.positions.grow(1)
     index.strips.grow(1)
     slot, _ = index.find_or_insert(position, strip, lambda n: torch.arange(n))
-    index.slots_of(0)
     index.remove(slot)
     if example.dtype == torch.float32:
         kernels.write_start_values(example.clone(), slot, position, 0, range(example.shape[1]), 0.0)

@@ -178,7 +178,7 @@ class Links(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Routes:
     """A group as arrays: its slots strip by strip, and the owner and place of every row of its
     strips. Integers are int64, on the group's device.

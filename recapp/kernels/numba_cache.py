@@ -51,9 +51,6 @@ POLL_S = 0.01
 # The name of the numba event that lasts while this process waits for another.
 WAITING = "recapp:waits for a kernel"
 
-# The open lock file of each directory; closing it would release all claims.
-_files: dict[str, int | None] = {}
-
 
 @lru_cache(None)
 def kept_on_disk() -> bool:
@@ -197,16 +194,16 @@ class SharedCache(FunctionCache):  # type: ignore[misc]
             fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
 
 
+@lru_cache(None)
 def _lock_file(directory: str) -> int | None:
-    """Return the descriptor of the lock file of a cache's directory; None if there is none."""
-    if directory not in _files:
-        try:
-            os.makedirs(directory, exist_ok=True)
-            path = os.path.join(directory, "compiling.lock")
-            _files[directory] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:
-            _files[directory] = None
-    return _files[directory]
+    """Return the descriptor of the lock file of a cache's directory; None if there is none. It
+    stays open: closing it would release all claims.
+    """
+    with suppress(OSError):
+        os.makedirs(directory, exist_ok=True)
+        path = os.path.join(directory, "compiling.lock")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return None
 
 
 def _wait_for(file: int, byte: int) -> None:

@@ -19,22 +19,6 @@ ROWS_AHEAD = 6  # rows are prefetched this many rows before their steps
 
 
 @lru_cache(None)
-def rate_at(rates: int) -> Callable[..., Any]:
-    """Return the function that reads the `lr` of a step: a number, or a tuple of two or three."""
-    last = rates - 1
-
-    @inlined(rates)
-    def rate_at(rates_N: Any, t: Any) -> Any:
-        first = rates * t
-        if rates == 1:
-            return get(rates_N, first)
-        three = get(rates_N, first), get(rates_N, first + 1), get(rates_N, first + last)
-        return three[:rates]
-
-    return rate_at
-
-
-@lru_cache(None)
 def advancing(
     step: Callable[..., tuple[Any, ...]],
     constants: tuple[float, ...],
@@ -49,13 +33,13 @@ def advancing(
         step: The rule's expression.
         constants: The constants of the rule.
         state: The number of state tensors, at most two.
-        rates: The numbers of the `lr` of a step.
+        rates: The numbers of the `lr` of a step, at most three.
         width: The columns of a row.
         rows: The rows that take the steps together.
     """
     rule = bound_rule(step, constants, state)
-    read = rate_at(rates)
     columns = rows * width
+    last = rates - 1
     first_kind, second_kind = (*["element"] * state, "none", "none")[:2]
     _, read0, write0 = held_row(first_kind, width, columns)
     _, read1, write1 = held_row(second_kind, width, columns)
@@ -67,7 +51,12 @@ def advancing(
         e = read0(b.state0, row, b.like)
         f = read1(b.state1, row, b.like)
         for t in range(begin, end):
-            w, e, f = rule(w, zero, b.like, read(rates_N, t), e, f)
+            at = rates * t
+            if rates == 1:
+                w, e, f = rule(w, zero, b.like, get(rates_N, at), e, f)
+            else:
+                three = get(rates_N, at), get(rates_N, at + 1), get(rates_N, at + last)
+                w, e, f = rule(w, zero, b.like, three[:rates], e, f)
         write0(b.state0, row, e)
         write1(b.state1, row, f)
         store(b.weights, row * width, w)

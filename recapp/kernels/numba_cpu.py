@@ -157,7 +157,7 @@ class NumbaBackend(TorchBackend):
 
     def __init__(self) -> None:
         self._bucket_H = np.full(1024, -1, np.int32)
-        self._routes: dict[int, tuple[Routes, Strips]] = {}
+        self._routes: dict[Routes, Strips] = {}
         self._copies = Scratch()
 
     def _buckets(self, n: int, threads: int = 1) -> Any:
@@ -170,15 +170,13 @@ class NumbaBackend(TorchBackend):
 
     def _strips(self, r: Routes) -> Strips:
         """Return the routes in the form for kernels; they are made once for each group."""
-        known, strips = self._routes.get(id(r), (None, None))
-        if known is not r or strips is None:
+        if r not in self._routes:
             strip_S, *rest = map(
                 array, (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)
             )
             slot_I1 = np.searchsorted(strip_S, np.arange(len(r.rows_I) + 1))
-            strips = Strips(strip_S, slot_I1, *rest)
-            self._routes[id(r)] = r, strips
-        return strips
+            self._routes[r] = Strips(strip_S, slot_I1, *rest)
+        return self._routes[r]
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return the smallest batch of each kind that has kernels of its own: a small batch, and a
@@ -503,18 +501,14 @@ class NumbaBackend(TorchBackend):
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        result = _target(links, target, dtype, scale)
+        result = array(target), array_or_empty(links.at_M, torch.int32), scalar(dtype, scale)
+        bits = 0
+        memory = array(source) if isinstance(source, Tensor) else source.arrays
         if isinstance(source, QuantisedRows):
-            made_for = width, past_caches(in_lines, target), source.bits
-            arguments = source.arrays, matrix(links, dtype), result, source.packed_RK.shape[1]
-            vectors.pool(made_for, arguments, parts_of_bags(links))
-        elif links.staged is None:
-            made_for = width, past_caches(in_lines, target), 0
-            arguments = array(source), matrix(links, dtype), result, stride
-            vectors.pool(made_for, arguments, parts_of_bags(links))
-        else:
-            staged_for = width, vectors.pooling, width, False, 0
-            self._run_staged(staged_for, source, links, result, 1, dtype)
+            bits = source.bits
+            stride = source.packed_RK.shape[1]
+        made_for = width, past_caches(in_lines, target), bits
+        self._run(vectors.pool, made_for, width, memory, links, result, stride, dtype)
 
     @override
     def row_squares(
@@ -596,12 +590,8 @@ class NumbaBackend(TorchBackend):
             mean_U = (sums_KU / width).to(dtype)
         rows = touched(row_U, mean_U, weights_RD, state, dtype, decay_of(lr, rule.decay))
         rate = rate_argument(lr)
-        if links.staged is None:
-            arguments = array(gradients), matrix(links, dtype), rows, rate
-            vectors.update(made_for, arguments, parts_of_bags(links))
-        else:
-            staged_for = width, vectors.updating, *made_for
-            self._run_staged(staged_for, gradients, links, rows, rate, dtype)
+        memory = array(gradients)
+        self._run(vectors.update, made_for, width, memory, links, rows, rate, dtype)
 
     @override
     def catch_up(
@@ -615,11 +605,9 @@ class NumbaBackend(TorchBackend):
         first: int,
         rule: RowRule,
     ) -> None:
-        threads = threads_of_torch()
         span = first, first + len(rates_TK)
         rows = len(steps_R) if row_N is None else len(row_N)
-        if rows < THREADS_FROM_ROWS:
-            threads = 1
+        threads = 1 if rows < THREADS_FROM_ROWS else threads_of_torch()
         if threads > 1 and row_N is not None:  # two threads may not have the same row
             row_N = rows_behind(row_N, steps_R, span[1])
             rows = len(row_N)
@@ -635,46 +623,49 @@ class NumbaBackend(TorchBackend):
         )
         missed.catch_up(made_for, arguments, np.arange(threads + 1) * rows // threads)
 
-    def _run_staged(
+    def _run(
         self,
+        kernel: vectors.ThreadedKernel,
         made_for: tuple[Any, ...],
-        source: Tensor,
+        width: int,
+        source: Any,
         links: Links,
         result: tuple[Any, ...],
         number: Any,
         dtype: torch.dtype,
     ) -> None:
-        """Run a staged kernel strip by strip, on as many threads as torch uses.
+        """Run a kernel on a sparse matrix; where its source is copied, strip by strip, on as many
+        threads as torch uses.
 
         Args:
-            made_for: The arguments that make the kernel, the width first.
-            source: The source, which is copied.
-            links: The sparse matrix, with `staged`.
-            result: The fields of `Target` or of `Touched`.
+            kernel: `pool` or `update`.
+            made_for: The arguments that make the kernel.
+            width: The columns of a vector.
+            source: The source.
+            links: The sparse matrix.
+            result: The target of `pooling`, or the fields of `Touched`.
             number: The stride or the learning rate.
-            dtype: The type of the copies.
+            dtype: The type of the arithmetic, and of the copies.
         """
+        rest = matrix(links, dtype), result, number
         staged = links.staged
+        if staged is None or links.offsets_M1 is None:
+            kernel(made_for, (source, *rest), parts_of_bags(links))
+            return
         threads = threads_of_torch()
-        assert staged is not None and links.offsets_M1 is not None
         bags_I = np.diff(staged.bag_I1)
-        size = int(bags_I.max()) * made_for[0]
+        size = int(bags_I.max()) * width
         copies = array(self._copies("copies", threads * size, dtype)).reshape(threads, size)
         entries_I = np.diff(array(links.offsets_M1)[staged.row_I1])
         results_I = np.diff(staged.row_I1)
         thread_I = vectors.assign_threads(bags_I + entries_I + results_I, threads)
         strips = array(staged.where_M), staged.bag_I1, staged.row_I1
         vectors.run_staged(
-            made_for,
-            ((array(source), *strips, thread_I, copies), matrix(links, dtype), result, number),
+            (width, kernel.make, *made_for),
+            ((source, *strips, thread_I, copies), *rest),
             np.arange(threads + 1),
         )
 
 
 def _slots(b: Bags) -> tuple[Any, ...]:
     return array(b.rows_L), b.first_S, b.last_S, b.bag_S, b.bags_S1, array(b.lengths_N)
-
-
-def _target(links: Links, target: Tensor, dtype: torch.dtype, scale: float) -> tuple[Any, ...]:
-    at_M = array_or_empty(links.at_M, torch.int32)
-    return array(target), at_M, scalar(dtype, scale)

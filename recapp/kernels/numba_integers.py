@@ -71,22 +71,6 @@ class Slots(NamedTuple):
     lengths_N: Any
 
 
-class Requested(NamedTuple):
-    """The next free offsets in each rank's part of a message; kernels advance them.
-
-    Args:
-        row_W: The offset of the next row.
-        end_W: The offset of the end of the next bag.
-        word_W: The offset of the next word of a sample weight.
-        vector_W: The offset of the next vector, in the message of vectors.
-    """
-
-    row_W: Any
-    end_W: Any
-    word_W: Any
-    vector_W: Any
-
-
 @jit
 def hashing(rows: Any, n: Any) -> Any:
     """Return (multiplier, shift, mask) of the hash function for n rows of a table.
@@ -246,12 +230,13 @@ def write_bag_requests(
 
     index[v] is the offset at which vector v will arrive, source[v] the offset of its gradient. The
     entries of the matrix A are the scales of the bags alone: sample weights go to the owners, which
-    sum the rows. `slots`, `group` and `offsets` have the fields of `Slots`, `Strips` and
-    `Requested`.
+    sum the rows. `slots` and `group` have the fields of `Slots` and `Strips`, `offsets` the next
+    free offsets for rows, ends of bags, words of sample weights and vectors in each rank's part of
+    a message; this function advances them.
     """
     b = Slots(*slots)
     strips = Strips(*group)
-    next = Requested(*offsets)
+    row_W, end_W, word_W, vector_W = offsets
     last_W[:] = -1
     m = 0
     v = 0
@@ -268,26 +253,24 @@ def write_bag_requests(
                 k = piece_of(row, strips.start_K, first, last)
                 rank = get(strips.rank_K, k)
                 if get(last_W, rank) != m:
-                    end = get(next.end_W, rank)
+                    end = get(end_W, rank)
                     put(ids, end, get(ids, end - 1) if get(last_W, rank) >= 0 else 0)
-                    put(next.end_W, rank, end + 1)
+                    put(end_W, rank, end + 1)
                     put(last_W, rank, m)
-                    put(index_V, v, get(next.vector_W, rank))
+                    put(index_V, v, get(vector_W, rank))
                     put(source_V, v, get(where_M, m))
                     if use_V is not None:
                         put(use_V, v, scale_M[m])
                     v += 1
-                    put(next.vector_W, rank, get(next.vector_W, rank) + width)
-                end = get(next.end_W, rank) - 1
+                    put(vector_W, rank, get(vector_W, rank) + width)
+                end = get(end_W, rank) - 1
                 put(ids, end, get(ids, end) + 1)
-                put(
-                    ids, get(next.row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k)
-                )
-                put(next.row_W, rank, get(next.row_W, rank) + 1)
+                put(ids, get(row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k))
+                put(row_W, rank, get(row_W, rank) + 1)
                 if words_L is not None:
                     for word in range(words_L.shape[1]):
-                        put(ids, get(next.word_W, rank), words_L[at, word])
-                        put(next.word_W, rank, get(next.word_W, rank) + 1)
+                        put(ids, get(word_W, rank), words_L[at, word])
+                        put(word_W, rank, get(word_W, rank) + 1)
                 at += 1
             m += 1
     put(offsets_M1, m, v)

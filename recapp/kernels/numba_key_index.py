@@ -27,11 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels.links import STRETCH_BITS
+from recapp.kernels.links import STRETCH_BITS, Counts
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
@@ -296,22 +295,6 @@ def remove_slots(table: Any, slot_M: Any) -> None:
         table.tag_B[first + hole] = 0
 
 
-@jit
-def slots_in(table: Any, first: Any, step: Any, wanted_I: Any, slot_K: Any) -> Any:
-    """Write the slots of wanted strips in every `step`-th segment; return their number."""
-    n = 0
-    for segment in range(first, table.segments, step):
-        for bucket in range(segment * SEGMENT, (segment + 1) * SEGMENT):
-            if table.tag_B[bucket] == 0:
-                continue
-            slot = np.int64(table.slot_B[bucket])
-            strip = table.strip_S[slot]
-            if strip < len(wanted_I) and wanted_I[strip]:
-                slot_K[n] = slot
-                n += 1
-    return n
-
-
 MOST_USED = 0.42
 
 
@@ -379,38 +362,24 @@ class HashIndex(SortedIndex):
         absent_M = true_indices(slot_N < 0)
         if not len(absent_M):
             return slot_N, absent_M
-        slot_N[absent_M], first_U = self._insert(
-            position_N[absent_M], strip_N[absent_M], free(len(absent_M))
-        )
-        return slot_N, absent_M[first_U]
-
-    def _insert(
-        self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Add absent keys; return the slot of each entry and the first entry of each key."""
-        segments = int((self._keys + len(position_M)) / (MOST_USED * SEGMENT)) + 1
+        keys = position_N[absent_M], strip_N[absent_M], free(len(absent_M))
+        position_M, strip_M, fresh_M = (x.numpy() for x in keys)
+        segments = int((self._keys + len(absent_M)) / (MOST_USED * SEGMENT)) + 1
         if segments > self._segments:
             self._add_segments(segments - self._segments)
-        slot_M = torch.empty_like(position_M)
-        first_U = np.empty(len(position_M), np.int64)
+        slot_M, first_U = np.empty((2, len(absent_M)), np.int64)
         done = 0
         used = 0
         while True:
             done, used = insert_keys(
-                self._table(),
-                done,
-                position_M.numpy(),
-                strip_M.numpy(),
-                fresh_M.numpy(),
-                used,
-                slot_M.numpy(),
-                first_U,
+                self._table(), done, position_M, strip_M, fresh_M, used, slot_M, first_U
             )
-            if done == len(position_M):
+            if done == len(absent_M):
                 break
             self._add_segments(max(1, self._segments // 8))  # a segment got full before its turn
         self._keys += used
-        return slot_M, torch.from_numpy(first_U[:used])
+        slot_N[absent_M] = torch.from_numpy(slot_M)
+        return slot_N, absent_M[torch.from_numpy(first_U[:used])]
 
     @override
     def remove(self, slot_M: Tensor) -> None:
@@ -419,21 +388,25 @@ class HashIndex(SortedIndex):
 
     @override
     def slots_of_stretches(self, wanted_IR: Tensor) -> Tensor:
-        slots = [torch.zeros(0, dtype=torch.int64)]
+        strip_S = self.strips.rows.view(-1).numpy()
+        slots = [np.zeros(0, np.int64)]
         for stretch in true_indices(wanted_IR.any(0)).tolist():
-            wanted_I = wanted_IR[:, stretch].numpy()
-            slots.append(self._slots_in(int(self._place_R[stretch]), self._places, wanted_I))
-        return torch.cat(slots)
+            slot_K = self._slots_in(int(self._place_R[stretch]), self._places)
+            slots.append(slot_K[wanted_IR[:, stretch].numpy()[strip_S[slot_K]]])
+        return torch.from_numpy(np.concatenate(slots))
 
     @override
-    def slots_of(self, strip: int) -> Tensor:
-        slot_K = self._slots_in(0, 1, np.arange(strip + 1) == strip)
-        return slot_K[self.positions.rows[slot_K, 0].argsort()]
+    def _all_slots(self) -> Tensor:
+        return torch.from_numpy(self._slots_in(0, 1))
 
-    def _slots_in(self, first: int, step: int, wanted_I: NDArray[np.bool_]) -> Tensor:
-        slot_K = np.empty(self._keys, np.int64)
-        n = slots_in(self._table(), first, step, np.ascontiguousarray(wanted_I), slot_K)
-        return torch.from_numpy(slot_K[:n].copy())
+    def _slots_in(self, first: int, step: int) -> Counts:
+        """Return the slots in every `step`-th segment."""
+        tag_GB, slot_GB = (
+            memory.rows.view(-1, SEGMENT)[first : self._segments : step].numpy()
+            for memory in (self._tags, self._slots)
+        )
+        slot_K: Counts = slot_GB[tag_GB != 0].astype(np.int64)
+        return slot_K
 
 
 @jit

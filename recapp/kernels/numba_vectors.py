@@ -10,8 +10,8 @@ The functions here return kernels, all of one form:
     kernel(source, matrix, result, number, first, last)
 
 A kernel sums vectors of the source along a sparse matrix for the results first .. last. `pool`
-writes the sums to a `Target`; its `number` is the stride of the source. `update` takes the sums as
-gradients of `Touched` rows; its `number` is the learning rate. A staged kernel reads `StagedSource`
+writes the sums to memory; its `number` is the stride of the source. `update` takes the sums as
+gradients of `Touched` rows; its `number` is the learning rate. A staged kernel reads copies of
 vectors and works for the threads first .. last. On threads, `edge_T1` stands for `first, last`:
 thread t has edge[t] .. edge[t + 1].
 
@@ -74,6 +74,7 @@ class ThreadedKernel:
     """
 
     def __init__(self, make: Make) -> None:
+        self.make = make
         self.on_one_thread = lru_cache(None)(lambda *made_for: jit(make(*made_for)))
         self.on_threads = lru_cache(None)(lambda *made_for: _on_threads(make(*made_for)))
 
@@ -185,20 +186,6 @@ class Matrix(NamedTuple):
     weights_N: Any
 
 
-class Target(NamedTuple):
-    """The memory to which sums are written.
-
-    Args:
-        memory: The flat buffer.
-        at_M: The offset of each result; empty: results stand side by side.
-        scale: The factor of all sums, in the type of the arithmetic.
-    """
-
-    memory: Any
-    at_M: Any
-    scale: Any
-
-
 class Touched(NamedTuple):
     """The rows of a store that a batch updates.
 
@@ -219,26 +206,6 @@ class Touched(NamedTuple):
     state1: Any
     decay: Any
     like: Any
-
-
-class StagedSource(NamedTuple):
-    """A source whose vectors are copied strip by strip before they are summed.
-
-    Args:
-        memory: The flat buffer.
-        where_M: The offset of each bag's vector in `memory`.
-        bag_I1: Strip i has the bags bag[i] .. bag[i + 1].
-        row_I1: Strip i has the results row[i] .. row[i + 1].
-        thread_I: The thread that works on each strip.
-        copies_TC: Memory for the copies of a strip on each thread, in the type of the arithmetic.
-    """
-
-    memory: Any
-    where_M: Any
-    bag_I1: Any
-    row_I1: Any
-    thread_I: Any
-    copies_TC: Any
 
 
 @lru_cache(None)
@@ -297,6 +264,9 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     """Return the function that pools bags first .. last: target[at[m] : +width] = scale * sum of
     weights[k] * source[index[k] * stride : +width] over k in offsets[m] .. offsets[m + 1].
 
+    The target has a flat buffer `memory`, the offset of each sum there, `at_M` (empty: sums stand
+    side by side), and the factor `scale` of all sums, in the type of the arithmetic.
+
     The function serves the lookup, the combine and, with transposed matrices, the segment sums of
     backward. An absent array is an empty one, because None would need a kernel for each
     combination.
@@ -313,9 +283,9 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     @inlined(width, streamed, bits)
     def pooling(source: Any, matrix: Any, target: Any, stride: Any, first: Any, last: Any) -> None:
         m = Matrix(*matrix)
-        t = Target(*target)
+        memory, at_M, scale = target
         bags = len(m.offsets_M1) > 0
-        scattered = len(t.at_M) > 0
+        scattered = len(at_M) > 0
         begin = first
         if bags:
             begin = int(get(m.offsets_M1, first))
@@ -328,12 +298,12 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
                 end = int(get(m.offsets_M1, b + 1))
             at = b * width
             if scattered:
-                at = int(get(t.at_M, b))
-            row = total(source, stride, m, begin, end, t.scale) * t.scale
+                at = int(get(at_M, b))
+            row = total(source, stride, m, begin, end, scale) * scale
             if streamed:
-                stream(t.memory, at, row)
+                stream(memory, at, row)
             else:
-                store(t.memory, at, row)
+                store(memory, at, row)
             begin = end
         if streamed:
             fence()
@@ -348,6 +318,10 @@ def staging(
     """Return the function that runs `pooling` or `updating` for the strips of the threads
     first .. last, from copies of the vectors of their bags.
 
+    Its source has the flat buffer `memory`, in which the vector of each bag lies at `where_M`.
+    Strip i has the bags bag[i] .. bag[i + 1], the results row[i] .. row[i + 1] and a thread.
+    `copies_TC` is memory for the copies of a strip on each thread, in the type of the arithmetic.
+
     Args:
         width: The columns of a vector.
         make: `pooling` or `updating`.
@@ -357,20 +331,20 @@ def staging(
 
     @inlined(serial)
     def staging(source: Any, matrix: Any, result: Any, number: Any, first: Any, last: Any) -> None:
-        s = StagedSource(*source)
+        memory, where_M, bag_I1, row_I1, thread_I, copies_TC = source
         for thread in range(first, last):
-            copy = s.copies_TC[thread]
+            copy = copies_TC[thread]
             like = get(copy, 0)
-            for i in range(len(s.thread_I)):
-                if s.thread_I[i] == thread:
-                    begin = s.bag_I1[i]
-                    end = s.bag_I1[i + 1]
+            for i in range(len(thread_I)):
+                if thread_I[i] == thread:
+                    begin = bag_I1[i]
+                    end = bag_I1[i + 1]
                     for b in range(begin, end):
                         if b + AHEAD < end:
-                            prefetch(s.memory, get(s.where_M, b + AHEAD), width)
-                        vector = load(s.memory, get(s.where_M, b), like, width)
+                            prefetch(memory, get(where_M, b + AHEAD), width)
+                        vector = load(memory, get(where_M, b), like, width)
                         store(copy, (b - begin) * width, vector)
-                    serial(copy, matrix, result, number, s.row_I1[i], s.row_I1[i + 1])
+                    serial(copy, matrix, result, number, row_I1[i], row_I1[i + 1])
 
     return staging
 
@@ -521,25 +495,6 @@ update = ThreadedKernel(updating)
 run_staged = ThreadedKernel(staging)
 
 
-def bound_squares(
-    expression: Callable[..., tuple[Any, ...]] | None, constants: tuple[float, ...], states: int
-) -> Callable[..., Any]:
-    """Return a rule's expression `squares` with the constants filled in; None squares the gradient.
-    Its arguments are those of `bound_rule`, without a mean.
-    """
-    if expression is not None:
-        register_jitable(error_model="numpy")(expression)
-
-    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
-    def bound_squares(w: Any, g: Any, lr: Any, e: Any, f: Any) -> Any:
-        if expression is None:
-            return (g,)
-        state = (e, f)[:states]
-        return expression(w, g, lr, sqrt, *(constants + state))
-
-    return bound_squares  # type: ignore[no-any-return]
-
-
 @lru_cache(None)
 def row_squares(
     expression: Callable[..., tuple[Any, ...]] | None,
@@ -558,7 +513,9 @@ def row_squares(
         means: The number of sums.
         width: The columns of the store.
     """
-    squared = bound_squares(expression, constants, len(state))
+    states = len(state)
+    if expression is not None:
+        register_jitable(error_model="numpy")(expression)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
     _, read0, _ = held_row(first_kind, width, width)
@@ -572,11 +529,14 @@ def row_squares(
         for u in range(U):
             g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
             row = int(get(t.row_U, u))
-            w = load(t.weights, row * width, t.like, width)
-            e = read0(t.state0, row, t.like)
-            squares_K = squared(w, g, lr, e, read1(t.state1, row, t.like))
-            for k in range(means):
-                put(square_KU, k * U + u, square_total(squares_K[k]))
+            if expression is None:
+                put(square_KU, u, square_total(g))
+            else:
+                w = load(t.weights, row * width, t.like, width)
+                both = read0(t.state0, row, t.like), read1(t.state1, row, t.like)
+                squares_K = expression(w, g, lr, sqrt, *(constants + both[:states]))
+                for k in range(means):
+                    put(square_KU, k * U + u, square_total(squares_K[k]))
 
     return row_squares
 

@@ -81,6 +81,10 @@ class QuantisedRows:
     def __len__(self) -> int:
         return len(self.packed_RK)
 
+    def __getitem__(self, rows: "Tensor | slice") -> "QuantisedRows":
+        """Return some rows: a copy, or a view of neighbours."""
+        return QuantisedRows(self.packed_RK[rows], self.width, self.bits)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"packed_RK": self.packed_RK, "width": self.width, "bits": self.bits}
 
@@ -143,8 +147,7 @@ class QuantisedRows:
         for begin in range(0, len(weights_RD), step):
             part_RD = weights_RD[begin : begin + step].float()
             here = first + begin
-            packed_RK = self.packed_RK[here : here + len(part_RD)]
-            _write(QuantisedRows(packed_RK, self.width, self.bits), part_RD, here)
+            _write(self[here : here + len(part_RD)], part_RD, here)
 
     def strip_of(self, rows: range, columns: range) -> "QuantisedRows":
         """Return a rectangle whose packed rows keep the scale and bias of the whole rows: its
@@ -166,18 +169,15 @@ class QuantisedRows:
                 f"rows {rows}, columns {columns}: no rectangle of {len(self):,} rows x "
                 f"{self.width} columns"
             )
-        packed_RK = self.packed_RK[rows.start : max(rows.start, rows.stop)]
-        whole = QuantisedRows(packed_RK, self.width, self.bits)
+        whole = self[rows.start : max(rows.start, rows.stop)]
         if len(columns) == self.width:
             return whole
-        strip = empty_rows(len(rows), len(columns), self.bits, packed_RK.device)
+        strip = empty_rows(len(rows), len(columns), self.bits, whole.packed_RK.device)
         step = _rows_of_part(self.width)
         for begin in range(0, len(rows), step):
-            part = QuantisedRows(packed_RK[begin : begin + step], self.width, self.bits)
+            part = whole[begin : begin + step]
             q_RD = _unpacked(part)[:, columns.start : columns.stop]
-            here = slice(begin, begin + len(part))
-            written = QuantisedRows(strip.packed_RK[here], strip.width, strip.bits)
-            _put(written, q_RD, part.scale_R, part.bias_R)
+            _put(strip[begin : begin + step], q_RD, part.scale_R, part.bias_R)
         return strip
 
 
@@ -230,7 +230,7 @@ def quantise(weights_RD: Tensor, bits: int) -> QuantisedRows:
 
 def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the values of some rows, [N, D], computed in `dtype`."""
-    read = QuantisedRows(rows.packed_RK[row_N.long()], rows.width, rows.bits)
+    read = rows[row_N.long()]
     values_ND = _unpacked(read).to(dtype) * read.scale_R[:, None].to(dtype)
     return values_ND + read.bias_R[:, None].to(dtype)
 

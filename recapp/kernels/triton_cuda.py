@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
@@ -29,13 +28,13 @@ from recapp.kernels.links import DeviceRate, Links, rate_numbers
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
+from recapp.kernels.triton_integers import TYPES
 from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.kernels.triton_new_rows import begin_rows
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form
 from recapp.optim.rules import Rate, RowRule
 
-TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 WARPS = 1
 
 
@@ -144,7 +143,7 @@ class TritonBackend(TorchBackend):
         row0, row1, *_ = [*(kind == "row" for _, kind in rule.state), False, False]
         state0, state1, *_ = [*state, None, None]
         matrix = _matrix(gradients, form, links, dtype)
-        rows = triton_update.DeviceRows(weights_RD, row_U, mean_U, state0, state1)
+        rows = weights_RD, row_U, mean_U, state0, state1
         triton_update.update(
             (triton_vectors.programs(links.bags, form),),
             (*matrix, *rows, lr.numbers, lr.stopped),

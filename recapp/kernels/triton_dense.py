@@ -60,7 +60,7 @@ def pair_dots(vectors_BFD: Tensor, columns: int, keeps_first: bool) -> Tensor:
     tile, block, warps = _tiles(vectors, width)
     tiles = triton.cdiv(vectors, tile)
     vectors_BFD = _rows(vectors_BFD)
-    _WRITE_DOTS(
+    write_dots(
         (samples, tiles, tiles),
         (vectors_BFD, out_BK, columns),
         (vectors_BFD.stride(0), vectors, width, keeps_first, tile, block),
@@ -85,7 +85,7 @@ def pair_dots_backward(vectors_BFD: Tensor, grad_BK: Tensor, keeps_first: bool) 
     vectors_BFD = _rows(vectors_BFD)
     if grad_BK.stride(1) != 1:
         grad_BK = grad_BK.contiguous()
-    _WRITE_GRADIENTS(
+    write_gradients(
         (samples, triton.cdiv(vectors, tile), triton.cdiv(width, block)),
         (vectors_BFD, grad_BK, out_BFD, grad_BK.stride(0)),
         (vectors_BFD.stride(0), vectors, width, keeps_first, tile, block),
@@ -114,6 +114,7 @@ def _tile(vectors, vector_T, column_C, F: tl.constexpr, D: tl.constexpr):
     return tl.load(vectors + vector_T[:, None] * D + column_C[None, :], mask=inside_TC, other=0.0)
 
 
+@Launch
 @triton.jit
 def write_dots(
     vectors,
@@ -161,6 +162,7 @@ def write_dots(
         tl.store(out + rest, zeros, mask=(rest < out_stride) & (high == 0))
 
 
+@Launch
 @triton.jit
 def write_gradients(
     vectors,
@@ -199,7 +201,3 @@ def write_gradients(
     inside_TC = (vector_T < F)[:, None] & (column_C < D)[None, :]
     to_TC = sample * (F * D) + vector_T[:, None] * D + column_C[None, :]
     tl.store(out + to_TC, total_TC.to(out.dtype.element_ty), mask=inside_TC)
-
-
-_WRITE_DOTS = Launch(write_dots)
-_WRITE_GRADIENTS = Launch(write_gradients)

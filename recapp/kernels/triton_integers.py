@@ -211,12 +211,15 @@ def distinct_rows(
 
 
 @triton.jit
-def _group_of(block, groups, count, FIELD: tl.constexpr):
-    """Return the number of the group that has a block."""
+def _here(groups, count, FIELD: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the number and the place of the group that has this program's block of entries or
+    bags, and the numbers of these entries or bags.
+    """
+    block = tl.program_id(0)
     number = 0
     for other in range(1, count):
         number += (tl.load(groups + other * GROUP + FIELD) <= block).to(tl.int32)
-    return number
+    return number, groups + number * GROUP, block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -234,11 +237,14 @@ def _first_above(edges, stride, low_N, high_N, value_N):
 
 
 @triton.jit
-def _slot_of(at_N, places, group, FIELD: tl.constexpr):
-    """Return the slot of each entry or bag of a group."""
-    low_N = tl.load(group + SLOTS) + at_N * 0
-    high_N = tl.load(group + SLOTS_END) + at_N * 0
-    return tl.maximum(_first_above(places + FIELD, PLACE, low_N, high_N, at_N) - 1, low_N)
+def _part_of(value_N, edges, stride, record):
+    """Return in which slot of a group, or in which piece of a group's requests, each value lies: in
+    the last one whose edge is not above it. The first two numbers of a record are the first slot or
+    piece and the one behind the last.
+    """
+    low_N = tl.load(record + SLOTS) + value_N * 0
+    high_N = tl.load(record + SLOTS_END) + value_N * 0
+    return tl.maximum(_first_above(edges, stride, low_N, high_N, value_N) - 1, low_N)
 
 
 @triton.jit
@@ -319,12 +325,9 @@ def rows(
 
     The bag of an id is found by bisection of the bags' edges. A mean divides by the ids of its bag.
     """
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BLOCKS)
-    group = groups + of_group * GROUP
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     here_P = p_P < tl.load(group + ENTRIES_END)
-    s_P = _slot_of(p_P, places, group, ENTRY)
+    s_P = _part_of(p_P, places + ENTRY, PLACE, group)
     slot_P = slots + s_P * SLOT
     place_P = places + s_P * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
@@ -387,10 +390,7 @@ def _bag_of(nth_P, edges, slot_P, samples, here_P):
 @triton.jit
 def _of_owner(key_P, bag_P, pieces, request, group, BLOCK: tl.constexpr):
     """Return the key of each entry by its owner and bag, and its row in the owner's store."""
-    low_P = tl.load(request + PIECES) + key_P * 0
-    high_P = tl.load(request + PIECES_END) + key_P * 0
-    k_P = tl.maximum(_first_above(pieces + PIECE_KEY, PIECE, low_P, high_P, key_P) - 1, low_P)
-    piece_P = pieces + k_P * PIECE
+    piece_P = pieces + _part_of(key_P, pieces + PIECE_KEY, PIECE, request) * PIECE
     first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
     bags = tl.load(group + BAGS_END) - first_bag
     row_P = key_P - tl.load(piece_P + PIECE_KEY) + tl.load(piece_P + PIECE_BASE)
@@ -424,12 +424,10 @@ def bags(
     """Write where the entries of a block of bags begin, where their vectors lie, and the factors
     of their sums.
     """
-    block = tl.program_id(0)
-    group = groups + _group_of(block, groups, group_count, BAG_BLOCKS) * GROUP
-    m_M = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    _, group, m_M = _here(groups, group_count, BAG_BLOCKS, BLOCK)
     end = tl.load(group + BAGS_END)
     here_M = m_M < end
-    s_M = _slot_of(m_M, places, group, BAG)
+    s_M = _part_of(m_M, places + BAG, PLACE, group)
     slot_M = slots + s_M * SLOT
     place_M = places + s_M * PLACE
     nth_M = m_M - tl.load(place_M + BAG, mask=here_M, other=0)
@@ -460,13 +458,10 @@ def bags(
 
 @triton.jit
 def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constexpr):
-    """Return the number of the group that has this program's block, the positions and keys of the
-    block's entries, whether each is there, and whether it is the first of its row.
+    """Return the number and the place of the group that has this program's block, the positions and
+    keys of the block's entries, whether each is there, and whether it is the first of its row.
     """
-    block = tl.program_id(0)
-    number = _group_of(block, groups, group_count, BLOCKS)
-    group = groups + number * GROUP
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    number, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     here_P = p_P < tl.load(group + ENTRIES_END)
     key_P = tl.load(sorted_keys + p_P, mask=here_P, other=-1)
     inner_P = here_P & (p_P > tl.load(group + BLOCKS) * BLOCK)
@@ -476,14 +471,14 @@ def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constex
         at_P = tl.load(order + p_P, mask=inner_P, other=0)
         before_P = tl.load(order + p_P - 1, mask=inner_P, other=0)
         head_P |= inner_P & (tl.load(positions + at_P) != tl.load(positions + before_P))
-    return number, p_P, key_P, here_P, head_P
+    return number, group, p_P, key_P, here_P, head_P
 
 
 @Launch
 @triton.jit(do_not_specialize=["group_count"])
 def count_heads(sorted_keys, order, positions, groups, heads, group_count, BLOCK: tl.constexpr):
     """Write the number of entries of a block that are the first of their row."""
-    _, _, _, _, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
+    _, _, _, _, _, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
     tl.store(heads + tl.program_id(0), tl.sum(head_P.to(tl.int32), 0))
 
 
@@ -511,10 +506,9 @@ def write_heads(
     the offset and weight of each entry's gradient. The last block of a group writes the number of
     its distinct rows.
     """
-    of_group, p_P, key_P, here_P, head_P = _heads(
+    of_group, group, p_P, key_P, here_P, head_P = _heads(
         sorted_keys, order, positions, groups, group_count, BLOCK
     )
-    group = groups + of_group * GROUP
     block = tl.program_id(0)
     first_block = tl.load(group + BLOCKS)
     before = 0

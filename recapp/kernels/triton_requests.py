@@ -47,8 +47,8 @@ from recapp.kernels.triton_integers import (
     WIDTH,
     Take,
     _first_above,
-    _group_of,
-    _slot_of,
+    _here,
+    _part_of,
 )
 from recapp.kernels.triton_launch import Launch
 
@@ -100,10 +100,17 @@ def count_requests(
     )
 
 
-def count_rows(
-    distinct: DistinctRows, pieces: Tensor, requests: Tensor, groups: Tensor, count_K: Tensor
-) -> None:
-    """Count the distinct rows of each piece.
+def find_pieces(
+    distinct: DistinctRows,
+    pieces: Tensor,
+    requests: Tensor,
+    groups: Tensor,
+    count_K: Tensor,
+    sizes: Sizes,
+    take: Take,
+) -> tuple[Tensor, Tensor]:
+    """Count the distinct rows of each piece. Return the piece of each distinct row, counted from
+    the first piece of its group, and the number of distinct rows of the piece before it.
 
     Args:
         distinct: The distinct rows.
@@ -111,37 +118,18 @@ def count_rows(
         requests: The pieces of each group, int64 [G x `GroupRequests`].
         groups: The places of the groups.
         count_K: Filled with the number of distinct rows of each piece.
+        sizes: The sizes of the batch.
+        take: Memory for the results.
     """
-    message = (count_K, count_K, count_K, count_K)  # for no rank
+    no_message = count_K, count_K, count_K, count_K
     plan(
         (len(count_K) // BLOCK + 1,),
         (
             *(distinct.row_U, distinct.start_U, distinct.count_G, pieces, requests, groups),
-            *(*message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0),
+            *(*no_message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0),
         ),
         (BLOCK,),
     )
-
-
-def find_pieces(
-    distinct: DistinctRows,
-    pieces: Tensor,
-    requests: Tensor,
-    groups: Tensor,
-    sizes: Sizes,
-    take: Take,
-) -> tuple[Tensor, Tensor]:
-    """Return the piece of each distinct row, counted from the first piece of its group, and the
-    number of distinct rows of the piece before it.
-
-    Args:
-        distinct: The distinct rows.
-        pieces: The constants of the pieces, int64 [K x `PieceNumbers`].
-        requests: The pieces of each group, int64 [G x `GroupRequests`].
-        groups: The places of the groups.
-        sizes: The sizes of the batch.
-        take: Memory for the results.
-    """
     piece_U = take("piece", sizes.entries, torch.int64)
     nth_U = take("nth", sizes.entries, torch.int64)
     find(
@@ -339,17 +327,14 @@ def plan(
 @triton.jit(do_not_specialize=["group_count"])
 def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: tl.constexpr):
     """Write the piece of a block of distinct rows, and how many rows of the piece come before."""
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BLOCKS)
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    first = tl.load(groups + of_group * GROUP + BLOCKS) * BLOCK
-    first_piece = tl.load(requests + of_group * OUT + PIECES)
-    end = tl.load(requests + of_group * OUT + PIECES_END)  # a group may have no pieces here
-    here_P = (p_P < first + tl.load(count + of_group)) & (first_piece < end)
+    of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
+    first = tl.load(group + BLOCKS) * BLOCK
+    request = requests + of_group * OUT
+    first_piece = tl.load(request + PIECES)
+    here_P = p_P < first + tl.load(count + of_group)
+    here_P &= first_piece < tl.load(request + PIECES_END)  # a group may have no pieces here
     row_P = tl.load(row + p_P, mask=here_P, other=0).to(tl.int64)
-    low_P = first_piece + p_P * 0
-    high_P = end + p_P * 0
-    k_P = tl.maximum(_first_above(pieces + PIECE_KEY, PIECE, low_P, high_P, row_P) - 1, low_P)
+    k_P = _part_of(row_P, pieces + PIECE_KEY, PIECE, request)
     key_P = tl.load(pieces + k_P * PIECE + PIECE_KEY, mask=here_P, other=0)
     start_P = _first_above(row, 1, tl.where(here_P, first, p_P), p_P, key_P - 1)
     tl.store(piece + p_P, k_P - first_piece, mask=here_P)
@@ -359,9 +344,7 @@ def find(row, count, pieces, requests, groups, piece, nth, group_count, BLOCK: t
 @triton.jit
 def _piece_of(n_P, at, request, here_P, FIELD: tl.constexpr):
     """Return the piece of each distinct row or entry of a group, and its number in the piece."""
-    low_P = tl.load(request + PIECES) + n_P * 0
-    high_P = tl.load(request + PIECES_END) + n_P * 0
-    k_P = tl.maximum(_first_above(at + FIELD, AT, low_P, high_P, n_P) - 1, low_P)
+    k_P = _part_of(n_P, at + FIELD, AT, request)
     return k_P, n_P - tl.load(at + k_P * AT + FIELD, mask=here_P, other=0)
 
 
@@ -455,13 +438,10 @@ def ask(
     Where owners sum bags, write the requested rows of a block of sorted entries, their sample
     weights, and for a block of sums the ends of their rows, and how they are linked to their bags.
     """
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BLOCKS)
-    group = groups + of_group * GROUP
+    of_group, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     request = requests + of_group * OUT
     mode = tl.load(request + MODE)
     width = tl.load(request + WIDTH)
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(group + BLOCKS) * BLOCK
     u_P = p_P - first
     here_P = u_P < tl.load(count + of_group)
@@ -518,18 +498,16 @@ def ask(
 @triton.jit(do_not_specialize=["group_count"])
 def link(row, count, groups, at, requests, offset, group_count, BLOCK: tl.constexpr):
     """Write where the sums of a block of bags begin."""
-    block = tl.program_id(0)
-    of_group = _group_of(block, groups, group_count, BAG_BLOCKS)
-    group = groups + of_group * GROUP
+    of_group, group, m_M = _here(groups, group_count, BAG_BLOCKS, BLOCK)
     request = requests + of_group * OUT
     if tl.load(request + MODE) == POOLED:
         first_bag = tl.load(group + BAG_BLOCKS) * BLOCK
         bags = tl.load(group + BAGS_END) - first_bag
-        m_M = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK) - first_bag
+        nth_M = m_M - first_bag
         first = tl.load(group + BLOCKS) * BLOCK
         end = first + tl.load(count + of_group)
-        before_M = _sums_before(m_M, m_M * 0, row, first, end, at, request, bags)
-        tl.store(offset + first_bag + m_M, before_M.to(tl.int32), mask=m_M <= bags)
+        before_M = _sums_before(nth_M, nth_M * 0, row, first, end, at, request, bags)
+        tl.store(offset + m_M, before_M.to(tl.int32), mask=nth_M <= bags)
 
 
 @Launch
@@ -551,12 +529,10 @@ def serve(
     """Write the row, the sort key, the offset of the vector and the weight of a block of requested
     rows, and where each sum begins; of dynamic tables the position and the strip.
     """
-    block = tl.program_id(0)
-    group = groups + _group_of(block, groups, group_count, BLOCKS) * GROUP
-    p_P = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    _, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
     end = tl.load(group + ENTRIES_END)
     here_P = p_P < end
-    place_P = places + _slot_of(p_P, places, group, ENTRY) * PLACE
+    place_P = places + _part_of(p_P, places + ENTRY, PLACE, group) * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
     ids_P = ids + tl.load(place_P + ID, mask=here_P, other=0)
     strips = tl.load(group + STRIPS)

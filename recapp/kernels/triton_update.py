@@ -29,24 +29,6 @@ DECAY = tl.constexpr(3)  # the place of the decay among the numbers of a step (`
 STEP_ARGUMENTS = ("w", "g", "mean_square", "lr", "sqrt")  # of a rule, before its constants
 
 
-class DeviceRows(NamedTuple):
-    """The rows of a store that a batch updates.
-
-    Args:
-        weights: The weights of the store.
-        row: The rows; None: all rows in order.
-        mean: The mean square of each row; None where rows are whole.
-        state0: The first state tensor of the rule; None where it has none.
-        state1: The second state tensor.
-    """
-
-    weights: Any
-    row: Any
-    mean: Any
-    state0: Any
-    state1: Any
-
-
 class RuleForm(NamedTuple):
     """The constants of a rule that an update is compiled for.
 
@@ -145,54 +127,6 @@ def _rate(rates, at, R: tl.constexpr, F: tl.constexpr):
         )
 
 
-@triton.jit
-def _update_tile(
-    matrix,
-    t,
-    rates,
-    bag_B,
-    there_B,
-    STEP: tl.constexpr,
-    SQRT: tl.constexpr,
-    R: tl.constexpr,
-    F: tl.constexpr,
-):
-    """Update a tile of rows, a block of columns after the other."""
-    rate = _rate(rates, 0, R, F)
-    row_B = tl.load(t.row + bag_B, mask=there_B, other=0).to(tl.int64)
-    mean_B = tl.zeros_like(bag_B).to(F.DTYPE)
-    if t.mean is not None:
-        mean_B = tl.load(t.mean + bag_B, mask=there_B, other=0.0)
-    elif R.NEEDS_ROW:
-        total_B, grad_BC = row_squares(matrix, bag_B, there_B, F)
-        mean_B = (total_B / F.WIDTH).to(F.DTYPE)
-    WIDTH: tl.constexpr = F.WIDTH
-    COLUMNS: tl.constexpr = F.COLUMNS
-    for first in tl.static_range(0, WIDTH, COLUMNS):
-        column_C = first + tl.arange(0, COLUMNS)
-        if F.WIDTH > F.COLUMNS or t.mean is not None or not R.NEEDS_ROW:
-            grad_BC = sums_of(matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
-        old_BC = read_rows(t.weights, row_B, there_B, column_C, F, False)
-        if R.DECAYS:
-            decay = tl.load(rates + DECAY).to(F.DTYPE)
-            old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
-        if t.state0 is None:
-            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT)
-        elif t.state1 is None:
-            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.ROW0)
-            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, first_state)
-        else:
-            first_state = read_rows(t.state0, row_B, there_B, column_C, F, R.ROW0)
-            second_state = read_rows(t.state1, row_B, there_B, column_C, F, R.ROW1)
-            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, first_state, second_state)
-        tl.debug_barrier()  # all threads must have read the values that one of them overwrites now
-        write_rows(t.weights, new[0], row_B, there_B, column_C, F, False)
-        if t.state0 is not None and (not R.ROW0 or first + F.COLUMNS >= F.WIDTH):
-            write_rows(t.state0, new[1], row_B, there_B, column_C, F, R.ROW0)
-        if t.state1 is not None and (not R.ROW1 or first + F.COLUMNS >= F.WIDTH):
-            write_rows(t.state1, new[2], row_B, there_B, column_C, F, R.ROW1)
-
-
 @Launch
 @triton.jit(do_not_specialize=["bags"])
 def update(
@@ -218,7 +152,11 @@ def update(
     F: tl.constexpr,
 ):
     """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass
-    over memory.
+    over memory. A program updates tiles of rows, a block of columns after the other.
+
+    Array arguments are those of `DeviceMatrix`, then the weights of the store, the touched rows,
+    the mean square of each (None where rows are whole), and the state tensors of the rule (None
+    where it has none).
 
     A row wider than a tile is summed a second time if the rule needs the mean square of the whole
     row first. The rule gets the first RATES of `rates`, as a tuple if there are several. If DECAYS,
@@ -226,13 +164,45 @@ def update(
     nothing is updated.
     """
     matrix = DeviceMatrix(memory, numbers, index, offsets, uses, sums, sums2)
-    t = DeviceRows(weights, row, mean, state0, state1)
+    WIDTH: tl.constexpr = F.WIDTH
+    COLUMNS: tl.constexpr = F.COLUMNS
     bags = number_of(bags, count)
     if stopped is not None:
         bags = tl.where(tl.load(stopped) == 0, bags, 0)
     for tile in range(tl.program_id(0), tl.cdiv(bags, F.BAGS), tl.num_programs(0)):
         bag_B = tile * F.BAGS + tl.arange(0, F.BAGS)
-        _update_tile(matrix, t, rates, bag_B, bag_B < bags, STEP, SQRT, R, F)
+        there_B = bag_B < bags
+        rate = _rate(rates, 0, R, F)
+        row_B = tl.load(row + bag_B, mask=there_B, other=0).to(tl.int64)
+        mean_B = tl.zeros_like(bag_B).to(F.DTYPE)
+        if mean is not None:
+            mean_B = tl.load(mean + bag_B, mask=there_B, other=0.0)
+        elif R.NEEDS_ROW:
+            total_B, grad_BC = row_squares(matrix, bag_B, there_B, F)
+            mean_B = (total_B / F.WIDTH).to(F.DTYPE)
+        for first in tl.static_range(0, WIDTH, COLUMNS):
+            column_C = first + tl.arange(0, COLUMNS)
+            if F.WIDTH > F.COLUMNS or mean is not None or not R.NEEDS_ROW:
+                grad_BC = sums_of(matrix, bag_B, there_B, column_C, column_C < F.WIDTH, F)
+            old_BC = read_rows(weights, row_B, there_B, column_C, F, False)
+            if R.DECAYS:
+                decay = tl.load(rates + DECAY).to(F.DTYPE)
+                old_BC = old_BC - tl.full([1, 1], decay, F.DTYPE) * old_BC
+            if state0 is None:
+                new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT)
+            elif state1 is None:
+                held0 = read_rows(state0, row_B, there_B, column_C, F, R.ROW0)
+                new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, held0)
+            else:
+                held0 = read_rows(state0, row_B, there_B, column_C, F, R.ROW0)
+                held1 = read_rows(state1, row_B, there_B, column_C, F, R.ROW1)
+                new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, held0, held1)
+            tl.debug_barrier()  # all threads must have read what one of them overwrites now
+            write_rows(weights, new[0], row_B, there_B, column_C, F, False)
+            if state0 is not None and (not R.ROW0 or first + F.COLUMNS >= F.WIDTH):
+                write_rows(state0, new[1], row_B, there_B, column_C, F, R.ROW0)
+            if state1 is not None and (not R.ROW1 or first + F.COLUMNS >= F.WIDTH):
+                write_rows(state1, new[2], row_B, there_B, column_C, F, R.ROW1)
 
 
 @Launch

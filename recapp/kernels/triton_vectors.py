@@ -34,8 +34,8 @@ from recapp.kernels.triton_launch import Launch
 TILE_ELEMENTS = 512  # elements of a program's tile: 16 in each thread of a warp
 TILE_BAGS = 32
 TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK`)
-AT_ONCE = 4  # entries of each bag whose loads do not wait for each other
-AT_ONCE_IN_BLOCK = 8  # the same of a block, which has a program of its own
+AT_ONCE = tl.constexpr(4)  # entries of each bag whose loads do not wait for each other
+AT_ONCE_IN_BLOCK = tl.constexpr(8)  # the same of a block, which has a program of its own
 LINE = 8  # elements: what divides offsets that fill cache lines; Triton then loads 16 bytes
 # Programs that fill a large GPU. With more tiles, a program takes up to four: the start of a
 # program costs time, and tiles with long bags spread over programs.
@@ -78,8 +78,6 @@ class Form(NamedTuple):
         BAGS: The bags of a tile.
         COLUMNS: The columns of a tile.
         FOLDS: The number of halvings that reduce a block of squares in a tile to one column.
-        AT_ONCE: The entries whose loads do not wait for each other.
-        AT_ONCE_IN_BLOCK: The same of a block.
     """
 
     DTYPE: Any
@@ -91,8 +89,6 @@ class Form(NamedTuple):
     BAGS: int
     COLUMNS: int
     FOLDS: int
-    AT_ONCE: int
-    AT_ONCE_IN_BLOCK: int
 
 
 def form(width: int, dtype: Any, stride: int = 1, bits: int = 0, line: int = 1) -> Form:
@@ -100,8 +96,7 @@ def form(width: int, dtype: Any, stride: int = 1, bits: int = 0, line: int = 1) 
     columns = min(triton.next_power_of_2(width), TILE_COLUMNS)
     bags = min(TILE_ELEMENTS // columns, TILE_BAGS)
     folds = min(columns, SQUARE_BLOCK).bit_length() - 1
-    ahead = AT_ONCE, AT_ONCE_IN_BLOCK
-    return Form(dtype, width, stride, bits, line, BLOCK, bags, columns, folds, *ahead)
+    return Form(dtype, width, stride, bits, line, BLOCK, bags, columns, folds)
 
 
 def programs(bags: int, F: Form) -> int:
@@ -216,7 +211,7 @@ def sums_of(matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
         begin_B = tl.load(matrix.offsets + bag_B, mask=there_B, other=0)
         length_B = tl.load(matrix.offsets + bag_B + 1, mask=there_B, other=0) - begin_B
         short_B = tl.where(length_B > F.BLOCK, 0, length_B)
-        total_BC = _entries(matrix, begin_B, short_B, column_C, inside_C, F, F.BAGS, F.AT_ONCE)
+        total_BC = _entries(matrix, begin_B, short_B, column_C, inside_C, F, F.BAGS, AT_ONCE)
         none_B = tl.zeros_like(begin_B)
         if matrix.sums is not None:
             long_B = (length_B > F.BLOCK) & (length_B <= WIDE)
@@ -231,7 +226,7 @@ def sums_of(matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
                 F,
                 F.BLOCK,
                 F.BAGS,
-                F.AT_ONCE,
+                AT_ONCE,
             )
         if matrix.sums2 is not None:
             number_B = tl.where(length_B > WIDE, tl.cdiv(length_B, WIDE), 0)
@@ -245,7 +240,7 @@ def sums_of(matrix, bag_B, there_B, column_C, inside_C, F: tl.constexpr):
                 F,
                 WIDE,
                 F.BAGS,
-                F.AT_ONCE,
+                AT_ONCE,
             )
         return total_BC
 
@@ -313,7 +308,7 @@ def sum_blocks(
                 inside_C,
                 F,
                 1,
-                F.AT_ONCE_IN_BLOCK,
+                AT_ONCE_IN_BLOCK,
             )
             target = sums
         else:
@@ -329,7 +324,7 @@ def sum_blocks(
                 F,
                 F.BLOCK,
                 1,
-                F.AT_ONCE_IN_BLOCK,
+                AT_ONCE_IN_BLOCK,
             )
             target = sums2
         tl.store(

@@ -99,7 +99,7 @@ ALLOWED = {  # the reads of a function, of numpy arrays too: they may become few
         "Outputs.where": 2,
     },
     "engine/table_numbers.py": {
-        "groups_of_pieces": 1,
+        "pieces_on_device": 1,
         "numbers_of_pieces": 5,
         "numbers_of_slots": 3,
         "numbers_of_tables": 1,

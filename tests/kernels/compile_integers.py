@@ -60,8 +60,7 @@ def call_everything(key, offset, scale, weighted):
     wire = scale if weighted else None
     words = wire.itemsize // ids.dtype.itemsize if wire else 0
     exchange.count_requests(*of_pieces, WORLD, words, *counts)
-    exchange.count_rows(*of_pieces, numbers[:3])
-    exchange.find_pieces(*of_pieces, sizes, take)
+    exchange.find_pieces(*of_pieces, numbers[:3], sizes, take)
     to_bags = numbers[: WORLD * 2], at_M, scale_M, ids if wire else None, words
     exchange.write_requests(*of_pieces, numbers, *to_bags, ids, sizes, take)
     exchange.first_sums(*of_pieces, sizes, take)

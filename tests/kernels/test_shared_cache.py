@@ -135,7 +135,7 @@ def test_a_kernel_is_compiled_where_files_cannot_be_locked(tmp_path, monkeypatch
         return works(file, *arguments)
 
     monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(numba_cache, "_files", {})
+    numba_cache._lock_file.cache_clear()
     monkeypatch.setattr(broken, fails)
     kernel = numba.njit(three)
     kernel._cache = numba_cache.SharedCache(three)

@@ -48,6 +48,7 @@ from recapp.graphs.recorded_batch import (
     Samples,
     StaticBatch,
     cuda_graph,
+    renew_gradient_nodes,
 )
 from recapp.graphs.step_graph import MOST_GRAPHS, note_launched
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -290,6 +291,7 @@ class ModuleGraph:
         """Record the forward and the backward of a step, and return whether that was possible."""
         assert self._verdict is not None
         updates = self._verdict.updates()
+        renew_gradient_nodes([*step.parameters, *(t.anchor for t in self._tables)])
         try:
             _, forward = self._capture(lambda: self.forward(step))
             step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))

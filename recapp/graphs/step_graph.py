@@ -57,6 +57,7 @@ from recapp.graphs.recorded_batch import (
     Samples,
     StaticBatch,
     cuda_graph,
+    renew_gradient_nodes,
 )
 from recapp.optim.optimizer import parts_of
 
@@ -284,7 +285,9 @@ class StepGraph:
         groups = [group for one in self._dense for group in one.param_groups]
         before = [dict(group) for group in groups]
         for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True):
-            group.update(lr=rate, capturable=rate.is_cuda)
+            # torch warns of what is capturable and is not captured
+            captured = rate.is_cuda and torch.cuda.is_current_stream_capturing()
+            group.update(lr=rate, capturable=captured)
         try:
             yield
         finally:
@@ -301,6 +304,7 @@ class StepGraph:
         record = partial(self._step_with, static)
         if self.cuts:
             record = partial(self._computed_with, static, [cut.copy() for cut in self._all_cut()])
+        renew_gradient_nodes([*self.model.parameters(), *(t.anchor for t in self.tables)])
         try:
             with self._verdict.watch(static.has_room) as integers:
                 left, replay = self._capture(record)

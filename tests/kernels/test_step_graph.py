@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine.engine_cases import same_bits
 from gpu_first.recorder import captured
+from torch.autograd.graph import get_gradient_edge
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.errors import IdError, TrainingError
@@ -93,6 +94,25 @@ def ragged(seed, per_F, weighted=False):
     return one
 
 
+class GradientNodes:
+    """The nodes that add up the gradients of a model's leaves. Something else holds them, as DDP
+    does, or the loss that a loop still has. On a GPU they belong to the stream of the loop.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.nodes = self.now()
+
+    def now(self):
+        leaves = [*self.model.parameters(), *(t.anchor for t in sharded_tables(self.model))]
+        return {id(x): get_gradient_edge(x).node for x in leaves if x.requires_grad}
+
+    def check_new(self):
+        """Check that nodes of the leaves are others, on whatever stream is recorded now."""
+        now = self.now()
+        assert not any(now.get(leaf) is node for leaf, node in self.nodes.items())
+
+
 class Trained:
     """A model and its steps. `captures` has the recorded steps, and `replays` counts those that ran
     again.
@@ -112,11 +132,13 @@ class Trained:
         optimizer = hybrid(self.dense, self.tables)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         self.captures = []
+        self.nodes = GradientNodes(self.model)
         self.step = StepGraph(self.model, loss, optimizer, self.capture)
         if not graphs:
             self.step.why_not = "a test launches all steps one by one"
 
     def capture(self, step):
+        self.nodes.check_new()
         value, recorder = captured(step, self.tensors())
         self.captures.append(recorder)
 

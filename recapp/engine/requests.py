@@ -222,7 +222,8 @@ class Requests:
         """Yield the objects whose tensors lookup and update read. Leased memory is recorded once,
         because it is given back before others may use it.
         """
-        yield self.rows
+        # the gradient of sample weights reads the lengths of bags
+        yield self.rows, () if self.weights_L is None else self.output.lengths_N
         yield from (scratch.take_new() for scratch in self.lease)
         if isinstance(self.integers, FusedBatch):
             return

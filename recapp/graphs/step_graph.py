@@ -33,7 +33,7 @@ later, and raises the error of that step.
 No GPU has run this file yet: the tests record steps without one, and repeat them on other batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -206,7 +206,7 @@ class StepGraph:
         launch by launch, if there is none.
         """
         updates = self._verdict.updates()
-        form = self._forms.of(batch)
+        form = self._forms.of(batch), () if self.cuts else _constants(self._dense)
         per_F = batch.sparse.length_per_key()
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
         learns = any(x.requires_grad for x in batch.tensors())
@@ -371,6 +371,14 @@ def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool =
                 "torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
             )
     return ""
+
+
+def _constants(dense: Sequence[Optimizer]) -> Hashable:
+    """Return what else than learning rates a step of the dense part is recorded with: a schedule
+    may change it.
+    """
+    groups = (group for one in dense for group in one.param_groups)
+    return repr([(k, x) for group in groups for k, x in group.items() if k not in ("params", "lr")])
 
 
 def _gradients(dense: Sequence[Optimizer]) -> dict[nn.Parameter, Tensor]:

@@ -308,3 +308,12 @@ def test_a_model_on_the_cpu_says_why_its_steps_are_launched(interpreted):
     step = StepGraph(trained.model, loss, trained.dense)
     assert step.why_not == "the model is on the cpu"
     assert bool(step(batch(0)) > step(batch(0)))  # it trains
+
+
+def test_what_a_schedule_changes_beside_the_rate_is_another_form(interpreted):
+    trained = Trained()
+    trained.train([batch(seed) for seed in range(WARM_UP + 2)])
+    for setting in ({"weight_decay": 0.5}, {"betas": (0.5, 0.9)}):
+        trained.dense.param_groups[0].update(setting)
+        trained.train([batch(9)])
+    assert trained.replays == 1

@@ -96,6 +96,11 @@ class File:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree, which every check looks through."""
+        return list(ast.walk(self.tree))
+
     @property
     def layer_name(self) -> str:
         return self.name.split(".")[0]
@@ -113,7 +118,7 @@ def read_package(root: Path) -> list[File]:
 
 def imported(file: File) -> Iterator[tuple[int, str, str | None]]:
     """(line, dotted module, name taken from it or None), wherever the import stands."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -176,9 +181,7 @@ def wrong_budgets(files: list[File], design: str) -> list[str]:
     counts: dict[str, int] = {}
     for file in files:
         room = (file.layer_name if file.is_room or "." in file.name else "") or TOP
-        counts[room] = counts.get(room, 0) + sum(
-            isinstance(n, ast.stmt) for n in ast.walk(file.tree)
-        )
+        counts[room] = counts.get(room, 0) + sum(isinstance(n, ast.stmt) for n in file.nodes)
     return [
         f"{room} has {counts.get(room, 0)} statements: docs/design.md allows {budgets.get(room, 0)}"
         for room in sorted(budgets.keys() | counts.keys())
@@ -207,7 +210,7 @@ def wrong_third_parties(files: list[File]) -> list[str]:
         ]
         reached += [
             (node.lineno, ast.unparse(node))
-            for node in ast.walk(file.tree)
+            for node in file.nodes
             if isinstance(node, ast.Attribute)
         ]
         for party, homes in THIRD_PARTIES.items():
@@ -300,7 +303,7 @@ def wrong_sizes(files: list[File]) -> list[str]:
     for file in files:
         if (count := statements(file.tree)) > FILE_STATEMENTS:
             found.append(f"{file.name} has {count} statements, above {FILE_STATEMENTS}")
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             if (count := statements(node)) > FUNCTION_STATEMENTS:
@@ -326,7 +329,7 @@ def packed_assignments(files: list[File]) -> list[str]:
     return [
         f"{file.name}:{node.lineno}: {ast.unparse(node.targets[0])}: one assignment a line"
         for file in files
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Tuple)
         and isinstance(node.value, ast.Tuple)
@@ -459,7 +462,7 @@ def read_by_string(files: list[File]) -> list[str]:
         f"{file.name}:{node.lineno}: {_name_of(node.value)}[{node.slice.value!r}]"
         for file in files
         if not any(_inside(file.name, home) for home in PLAIN_SETTINGS)
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Subscript)
         and isinstance(node.slice, ast.Constant)
         and isinstance(node.slice.value, str)
@@ -477,7 +480,7 @@ def reads_in_reports(files: list[File]) -> list[str]:
         f"{file.name}:{node.lineno}"
         for file in files
         if _inside(file.name, "reporting")
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Subscript | ast.Call) and _reads_a_string(node)
     ]
 
@@ -500,10 +503,10 @@ def missing_names(files: list[File], package: str) -> list[str]:
     """Names of modules, or of what they define, in strings (a lazy import, what ranks import early)
     that are not there.
     """
-    defined = {f"{package}.{file.name}".rstrip("."): _bound(file.tree) for file in files}
+    defined = {f"{package}.{file.name}".rstrip("."): _bound(file) for file in files}
     lines = []
     for file in files:
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and re.fullmatch(rf"({package}(\.\w+)+ ?)+", text):
                 for name in text.split():
@@ -513,9 +516,11 @@ def missing_names(files: list[File], package: str) -> list[str]:
     return lines
 
 
-def _bound(tree: ast.Module) -> set[str]:
+def _bound(file: File) -> set[str]:
     """The names that a module defines, or gives lazily by a table of names."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    tables = (node.keys for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    names = {node.id for node in file.nodes if isinstance(node, ast.Name)}
+    names |= {
+        node.name for node in file.tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+    }
+    tables = (node.keys for node in file.nodes if isinstance(node, ast.Dict))
     return names | {key.value for keys in tables for key in keys if isinstance(key, ast.Constant)}

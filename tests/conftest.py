@@ -10,6 +10,7 @@ import proof_cost
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from interpreter import quicken
 from jobs import Jobs
 from ranks import Ranks, auto_means, kernels_of
 from stored import Stored
@@ -33,8 +34,10 @@ if not torch.cuda.is_available():
 
 def pytest_configure(config):
     """Let signals reach what tests start: a shell starts commands in its background, and many a CI
-    all of them, with SIGINT ignored, nohup with SIGHUP, and children inherit that.
+    all of them, with SIGINT ignored, nohup with SIGHUP, and children inherit that. And compute on
+    one thread: where all cores are at work, threads of small arrays wait for each other.
     """
+    torch.set_num_threads(1)
     config.pluginmanager.register(proof_cost)
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -73,6 +76,11 @@ def pytest_collection_finish():
     """Whatever tests collect, they need not look through what is loaded by now."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup():
+    """Tests of Triton's kernels spend most of their time in its interpreter."""
+    quicken()
 
 
 @pytest.fixture(autouse=True)

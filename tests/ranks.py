@@ -92,6 +92,7 @@ def _serve(rank, path, python_path, kernels, pipe):
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
+    from interpreter import quicken
 
     from recapp.processes.stopping import freeze_loaded_objects
     from recapp.transport.communicator import Comm
@@ -103,6 +104,7 @@ def _serve(rank, path, python_path, kernels, pipe):
     with auto_means(kernels):
         while (job := pipe.recv()) is not None:
             fn, world, args = job
+            quicken()
             try:
                 pipe.send((True, fn(Comm(groups[world]), *args)))
             except BaseException:

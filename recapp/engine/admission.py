@@ -63,7 +63,8 @@ class Admission:
 
     All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
     parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
-    checkpoint stores the tensors of `tracked` with the rows.
+    checkpoint stores the tensors of `tracked` with the rows. `chooses` tells whether a key may have
+    to wait for its row, or lose it; if none may, new keys are counted in both of `added`.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Admission:
         self.index = index
         counts = torch.zeros(4, len(settings) * STRETCHES, dtype=torch.int64, device=device)
         self._new_A, self._admitted_A, self._evicted_A, self._loaded_A = self._counts_4A = counts
+        self.added = self._new_A, self._admitted_A
         most_A = [s.most_rows(stretch) for s in settings for stretch in range(STRETCHES)]
         self._limits = any(most is not None for most in most_A)
         self._most_A = to_device([NO_LIMIT if most is None else most for most in most_A], device)
@@ -85,6 +87,7 @@ class Admission:
         self._by_uses_I = to_device([s.eviction is Eviction.LFU for s in settings], device)
         self._loaded = False
         self._tracks = any(s.tracks_use for s in settings)
+        self.chooses = self._tracks or self._limits or any(s.seen > 1 for s in settings)
         capacity = index.positions.capacity if self._tracks else 0
         self.last_used = RowMemory(capacity, 1, torch.int32, device)
         self.uses = RowMemory(capacity, 1, torch.int32, device)

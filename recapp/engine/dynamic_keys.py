@@ -13,7 +13,7 @@ Counters of dynamic keys without rows: exact counts, or a count-min sketch. Both
 that saw a key, for the keys of a strip.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,8 +23,10 @@ from torch import Tensor
 from recapp.engine.row_average import RowsToWrite
 from recapp.errors import CheckpointError
 from recapp.kernels.backend import Backend
+from recapp.kernels.batch_arrays import INDEX_NUMBERS
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
+from recapp.sparse.transfer import start_to_host, to_host
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.positions import (
     SKETCH_LINES,
@@ -111,6 +113,8 @@ def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
+NEXT = INDEX_NUMBERS.index("next")
+STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
 
 
@@ -128,53 +132,108 @@ class KeySlots:
         backend: Kernels.
         device: Device of positions and slots.
 
-    `index` finds slots, by position and strip. `used` is the number of slots that memory must hold:
-    each was given out at least once.
+    `index` finds slots, by position and strip. `free` are the slots that were given back, which are
+    given out first.
+
+    In a step of which the host learns no number (`expect`), new keys take slots behind all used
+    ones, and the device counts these (`DeviceKeyIndex.numbers`). The host knows how many there are
+    at most: the count that it has read last, and the entries of the steps since. It reads the
+    count, without waiting, before the room comes to an end. Whoever needs the exact number asks for
+    `used`.
     """
 
     def __init__(
         self, stretches: Sequence[int], capacity: int, backend: Backend, device: torch.device
     ) -> None:
-        self.index = backend.key_index(stretches, capacity, device)
-        self.used = 0
-        self._free = torch.zeros(0, dtype=torch.int64, device=device)
+        self.index: Any = backend.key_index(stretches, capacity, device)
+        self._used = 0
+        self._told = 0  # what the device knows of `_used`
+        self._taken = 0  # the most slots that were taken since, as only the device knows
+        self._expected = 0  # the entries of all steps
+        # numbers of the index on their way to the host, the event at their arrival, and `_expected`
+        self._late: tuple[list[Tensor], Any, int] | None = None
+        self.free = torch.zeros(0, dtype=torch.int64, device=device)
         self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
+        self.memories = self.index.positions, self.index.strips
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the index with its positions and strips."""
-        return int(self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes)
+        return int(self.index.nbytes + sum(memory.nbytes for memory in self.memories))
+
+    @property
+    def used(self) -> int:
+        """The number of slots that memory must hold: each was given out at least once. The host
+        waits for it, if only the device knows it.
+        """
+        if self._taken:
+            used = to_host(self.index.numbers).tolist()[NEXT]
+            self.index.count(used - self._used)
+            self._used = self._told = used
+            self._taken = 0
+            self._late = None
+        return self._used
+
+    def expect(self, n: int, grow: Callable[[int], None]) -> None:
+        """Make room for n keys, each of which may be new, ahead of a step that tells the host
+        nothing. Where memory for so many cannot be had, wait for the exact number.
+
+        Args:
+            n: The number of entries.
+            grow: A function that makes room for rows in a number of slots.
+        """
+        if self._late is not None and (self._late[1] is None or self._late[1].query()):
+            (numbers,), _, expected = self._late
+            self._taken = numbers.tolist()[NEXT] - self._used + self._expected - expected
+            self._late = None
+        most = self._used + self._taken
+        if most + n > self.index.positions.held:
+            try:
+                self.make_room(most + STEPS_AHEAD * n, grow)
+            except (MemoryError, torch.OutOfMemoryError):
+                self.make_room(self.used + n, grow)
+        if self._told != self._used:
+            self.index.numbers[NEXT] = self._used
+            self._told = self._used
+        self.index.make_room(self._taken + n)
+        self._taken += n
+        most = self._used + self._taken
+        if self._late is None and most + (STEPS_AHEAD - 1) * n > self.index.positions.held:
+            self._late = *start_to_host([self.index.numbers]), self._expected
+        self._expected += n
 
     def find_or_insert(self, position_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of each key, after giving free slots to keys that have none, and the
         first entry of each such key. Arguments as for the index.
         """
         slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
-        again = min(len(first_U), len(self._free))
-        self._free = self._free[again:]
-        self.used += len(first_U) - again
+        again = min(len(first_U), len(self.free))
+        self.free = self.free[again:]
+        self._used += len(first_U) - again
         return slot_N, first_U
 
     def _next(self, n: int) -> Tensor:
         """Return the n slots that are given out next. They stay free."""
-        again = self._free[:n]
+        again = self.free[:n]
         new = n - len(again)
-        self._make_room(self.used + new)
+        self.make_room(self.used + new)
         return torch.cat([again, self.behind(new)]) if len(again) else self.behind(new)
 
     def behind(self, n: int) -> Tensor:
         """Return n consecutive slots behind all used slots. They stay free."""
-        return torch.arange(self.used, self.used + n, device=self._free.device)
+        return torch.arange(self.used, self.used + n, device=self.free.device)
 
-    def _make_room(self, slots: int) -> None:
-        self.index.positions.grow(slots)
-        self.index.strips.grow(slots)
+    def make_room(self, slots: int, grow: Callable[[int], None] = lambda slots: None) -> None:
+        """Make room for a number of slots, first for what else there is by slot."""
+        grow(slots)
+        for memory in self.memories:
+            memory.grow(slots)
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots, which are given out again."""
         if len(slot_M):
             self.index.remove(slot_M)
-            self._free = torch.cat([slot_M, self._free])
+            self.free = torch.cat([slot_M, self.free])
 
     # ---- checkpoints
 
@@ -200,20 +259,20 @@ class KeySlots:
     def begin_load(self) -> None:
         """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
-        if not len(self.index):
-            self.used = 0
-            self._free = self._free[:0]
+        if self.used and not len(self.index):
+            self._used = 0
+            self.free = self.free[:0]
 
     def load(self, strip: int, piece: Piece, n: int) -> tuple[slice, Tensor]:
         """Take n consecutive slots for the keys of a piece. Return them, and memory for the keys,
         [n, 1], which the caller fills before `loaded`.
         """
         slot_N = self.behind(n)
-        self.used += n
-        self._make_room(self.used)
+        self._used += n
+        self.make_room(self._used)
         key_N1 = torch.zeros(n, 1, dtype=torch.int64, device=slot_N.device)
         self._loading.append((strip, piece, slot_N, key_N1))
-        return slice(self.used - n, self.used), key_N1
+        return slice(self._used - n, self._used), key_N1
 
     def loaded(self, tables: Sequence[str]) -> Iterator[tuple[int, Tensor]]:
         """Put the loaded keys into the index. Yield the strip and the positions of each piece.

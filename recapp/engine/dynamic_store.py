@@ -40,6 +40,7 @@ from recapp.engine.dynamic_keys import (
 )
 from recapp.engine.row_average import RowsToWrite
 from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
+from recapp.kernels import row_memory
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block
 from recapp.sparse.transfer import copy_to_device, to_device, true_indices
@@ -82,6 +83,9 @@ class DynamicStore(FloatRows):
             [s.settings for s in self.strips], self.index, stretches, self.backend, group.device
         )
 
+        if group.device.type == row_memory.GPU:  # the first growth tells whether rows stay in place
+            self.slots.make_room(1, self._grow)
+
     @property
     @override
     def nbytes(self) -> StoreBytes:
@@ -114,11 +118,49 @@ class DynamicStore(FloatRows):
             self._admit(*new)
         return slot_N
 
+    @property
+    def adds_unread(self) -> bool:
+        """Return whether training steps give rows to new keys without telling the host (`add`):
+        every key gets its row at once and keeps it, rows keep their places in memory, and no slot
+        was given back.
+        """
+        return (
+            self.trains
+            and not self.admission.chooses
+            and self._starts is not None
+            and self._steps is None
+            and self.average is None
+            and all(memory.stays for memory in (self._weights, *self._state, *self.slots.memories))
+            and not len(self.slots.free)
+        )
+
+    def expect(self, entries: int) -> None:
+        """Make room for the new keys among a number of entries, ahead of `add`."""
+        self.slots.expect(entries, self._grow)
+
+    def add(
+        self, row_P: Tensor, key_P: Tensor, group: Tensor, stopped: Tensor | None = None
+    ) -> None:
+        """Replace the positions of entries of a training batch by the slots of their rows. Keys
+        that have no row get one.
+
+        Args:
+            row_P: The positions.
+            key_P: The strips; slots behind the first key of the group take their place.
+            group: The place of the group in the arrays of the batch, int64 [`GroupPlace`].
+            stopped: An integer: where it is set, no key gets a row, and its entries take any.
+        """
+        index = self.index
+        slot_P, *of_entries = index.add(row_P, key_P, group, stopped)
+        rows = slot_P, index.positions.rows, index.strips.rows
+        added = *of_entries, index.numbers, row_P, key_P, group, *self.admission.added
+        self.backend.begin_rows(self._weights.rows, self._starts, rows, added)
+
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slots of keys. Keys without a row get slots with start values behind all used
         slots, which the next batch may reuse.
         """
-        slot_N = self.index.find(position_N, strip_N)
+        slot_N: Tensor = self.index.find(position_N, strip_N)
         absent_M = true_indices(slot_N < 0)
         if len(absent_M):
             slot_M = self.slots.behind(len(absent_M))
@@ -139,11 +181,10 @@ class DynamicStore(FloatRows):
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
-        unadmitted = self._all_unadmitted()
         trained_U = super().trained(row_U)
-        if not len(unadmitted):
+        if not self._unadmitted:
             return trained_U
-        admitted_U = ~torch.isin(row_U, unadmitted)
+        admitted_U = ~torch.isin(row_U, self._all_unadmitted())
         return admitted_U if trained_U is None else admitted_U & trained_U
 
     def settle(self, step: int) -> None:
@@ -154,18 +195,23 @@ class DynamicStore(FloatRows):
         Args:
             step: The number of updates so far.
         """
-        gone = [self._all_unadmitted()]
-        self.admission.release(gone[0])
-        self._unadmitted = []
-        if step == self.step + 1 and self.trains:
-            gone += [self.admission.expired(step), self.admission.surplus()]
+        due = step == self.step + 1 and self.trains
         self.step = step
         self.settled += 1
-        self.slots.remove(torch.cat(gone))
+        if self.admission.chooses:
+            gone = [self._all_unadmitted()]
+            self.admission.release(gone[0])
+            self._unadmitted = []
+            if due:
+                gone += [self.admission.expired(step), self.admission.surplus()]
+            self.slots.remove(torch.cat(gone))
 
     def _grow(self, slots: int) -> None:
+        before = self._state[-1].held if self._state else slots  # the last memory to grow
         super()._grow(slots)
         self.admission.grow(slots)
+        if self.rule and self.rule.start and self._starts and slots > before:
+            self._begin_state(slice(before, slots))  # `add` writes none
 
     def begin_anew(self, tables: Collection[str], epoch: int) -> None:
         """Write start values into the rows that exist (`RowStore.begin_anew`).
@@ -184,8 +230,8 @@ class DynamicStore(FloatRows):
     def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor, epoch: int = 0) -> None:
         """Write the start values of rows and of their optimiser state."""
         if self._starts is not None and epoch == 0:
-            rows = slot_M, position_M, strip_M
-            self.backend.begin_rows(self._weights.rows, *rows, *self._starts)
+            rows = slot_M.contiguous(), position_M.contiguous(), strip_M.contiguous()
+            self.backend.begin_rows(self._weights.rows, self._starts, rows)
         else:
             self._write_start_values(slot_M, position_M, strip_M, epoch)
         if self.average is not None:
@@ -343,7 +389,9 @@ class DynamicStore(FloatRows):
             slot_N = self.index.slots_of(number)
             self.slots.remove(slot_N)
             self.admission.forget(number, slot_N)
+        before = self.slots.used
         self.slots.begin_load()
+        self._begin_state(slice(self.slots.used, before))
         more = _rows_here(rows_of_stretches, ROWS, loads.values())
         self._grow(self.slots.used + more)  # now: later growth would move yielded rows
         if exact := self.admission.exact:

@@ -33,6 +33,7 @@ from recapp.engine.batch_places import (
     places_of_pieces,
     places_of_requests,
 )
+from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.exchange_modes import (
     HomeRequests,
     ServedRequests,
@@ -57,6 +58,7 @@ from recapp.kernels.batch_arrays import (
     NOTHING,
     DistinctRows,
     Entries,
+    GroupPlace,
     Sizes,
 )
 from recapp.kernels.links import Counts, Links, Scratch, offset_dtype, starts
@@ -270,7 +272,7 @@ class FusedBatch:
         """
         self._make_header([0] * HEADER)
         self._find_entries(self.rows, self.output)
-        self._search(self.fused.searched, self.entries, self.home, trains=False)
+        self._search(self.fused.searched, self.entries, self.home, self.groups, trains=False)
         self._link_home()
         self.check(to_host(self.report).tolist())
         if self.failure:
@@ -358,6 +360,7 @@ class FusedBatch:
         groups: Sequence[int],
         entries: Entries,
         places: Places,
+        of_groups: Tensor,
         trains: bool,
         stretches: int = 0,
     ) -> None:
@@ -368,17 +371,32 @@ class FusedBatch:
             groups: The groups of the tables.
             entries: The entries.
             places: The places of the groups.
+            of_groups: The same on the device.
             trains: Whether the batch is trained.
             stretches: The stretches of a strip; 0: keys are strips.
         """
         for g in groups:
+            store = self.state.stores[g]
             row_P = entries.row_P[places.regions[g].here]
             key_P = entries.key_P[places.regions[g].here]
+            if trains and not stretches and isinstance(store, DynamicStore) and store.adds_unread:
+                if not self.state.records:
+                    store.expect(len(row_P))
+                group = of_groups[g * len(GroupPlace._fields) :]
+                store.add(row_P, key_P, group, self.state.stopped)
+                continue
             first_key = int(places.of_groups[g, -2])
             strip_P = (key_P - first_key) // stretches if stretches else key_P
-            slot_P = self.state.stores[g].locate(row_P, strip_P.to(torch.int16), trains)
+            slot_P = store.locate(row_P, strip_P.to(torch.int16), trains)
             row_P.copy_(slot_P)
             key_P.copy_(slot_P + first_key)
+
+    def expect(self) -> None:
+        """Make room for the new keys of the batch, ahead of a recorded step that adds them."""
+        for g in self.fused.searched:
+            store = self.state.stores[g]
+            assert isinstance(store, DynamicStore)
+            store.expect(self.home.regions[g].entries)
 
     def _find_rows(self) -> None:
         """Find the distinct rows, and count them by piece."""
@@ -535,7 +553,7 @@ class FusedBatch:
         served = [LinkedServed(state.backend, r, "unique", self.take) for r in state.routes]
         if state.comm.world == 1:
             if self.fused.searched:
-                self._search(self.fused.searched, self.entries, self.home, trains)
+                self._search(self.fused.searched, self.entries, self.home, self.groups, trains)
                 self._find_rows()
                 self._link_home()
             assert self.distinct is not None
@@ -561,8 +579,8 @@ class FusedBatch:
             *(ids, of_ranks, of_groups, self.fused.wire if weighted else None),
             *(state.dtype, sizes, self._take_served),
         )
-        self._search(self.fused.searched, entries, places, trains)
-        self._search(self.fused.copied, self.entries, self.home, trains, STRETCHES)
+        self._search(self.fused.searched, entries, places, of_groups, trains)
+        self._search(self.fused.copied, self.entries, self.home, self.groups, trains, STRETCHES)
         distinct = (
             self.fused.kernels.distinct_rows(entries, of_groups, sizes, self._take_served, False)
             if trains

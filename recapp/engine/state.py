@@ -351,6 +351,7 @@ class EngineState:
         self.stopped: Tensor | None = None
         self.unread: list[Any] = []
         self.counts_ids = False  # whether features have room for more ids: the device counts them
+        self.records = False  # whether a step is recorded, and not done now
         self.header = Header()
         # the host reads the counts with every transport
         self.waits = Waits(PHASES if comm.host_waits else PHASES[:1])

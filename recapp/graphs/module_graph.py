@@ -293,7 +293,7 @@ class ModuleGraph:
         updates = self._verdict.updates()
         renew_gradient_nodes([*step.parameters, *(t.anchor for t in self._tables)])
         try:
-            _, forward = self._capture(lambda: self.forward(step))
+            _, forward = self._capture(lambda: self.forward(step, records=True))
             step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))
             step.outputs = [x.detach() if isinstance(x, Tensor) else x for x in step.outputs]
             step.trains = [
@@ -307,15 +307,18 @@ class ModuleGraph:
         self._verdict.restore(updates)
         return step.forward is not None
 
-    def forward(self, step: _Step) -> None:
-        """Call the model with the arguments of a step."""
+    def forward(self, step: _Step, records: bool = False) -> None:
+        """Call the model with the arguments of a step; or record the call, which is not done."""
         assert self._verdict is not None
         call = step.static.samples.each(lambda x: x)  # which may keep what it computes
         assert isinstance(call, _Call)
         args, kwargs = tree_unflatten(call.leaves, call.tree)
         step.static.lend()
         torch.clear_autocast_cache()
-        with torch.enable_grad(), self._verdict.watch(step.static.has_room) as step.integers:
+        with (
+            torch.enable_grad(),
+            self._verdict.watch(step.static.has_room, records) as step.integers,
+        ):
             made = self._model(*args, **kwargs)
         torch.clear_autocast_cache()
         step.outputs, step.tree = tree_flatten(made)
@@ -352,6 +355,8 @@ class ModuleGraph:
         if step.forward is None:
             self.forward(step)
         else:
+            for one in step.integers:
+                one.expect()
             step.forward()
         return [x.detach().clone() if isinstance(x, Tensor) else x for x in step.outputs]
 

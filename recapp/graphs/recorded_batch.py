@@ -246,15 +246,20 @@ class DeviceVerdict:
         self._header.copy_(values, non_blocking=True)
 
     @contextmanager
-    def watch(self, counts_ids: bool = False) -> Iterator[list[FusedBatch]]:
+    def watch(self, counts_ids: bool = False, records: bool = False) -> Iterator[list[FusedBatch]]:
         """Let the device judge the ids of the lookups in this context, and count them if features
         have room for more. Yield the integers whose reports it writes.
+
+        Args:
+            counts_ids: Whether features have room for more ids.
+            records: Whether the work is recorded, and not done now.
         """
         integers: list[FusedBatch] = []
         for shared, numbers in zip(self._tables, self._numbers, strict=True):
             shared.state.stopped = self.stopped if self.whole else None
             shared.state.unread = integers
             shared.state.counts_ids = counts_ids
+            shared.state.records = records
             shared.update.device_rates = [
                 DeviceRate(numbers_4, rates, self.stopped)
                 for numbers_4, rates in zip(
@@ -266,7 +271,7 @@ class DeviceVerdict:
         finally:
             for shared in self._tables:
                 shared.state.stopped = None
-                shared.state.counts_ids = False
+                shared.state.counts_ids = shared.state.records = False
                 shared.update.device_rates = None
 
     def updates(self) -> list[int]:

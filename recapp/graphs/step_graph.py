@@ -21,8 +21,8 @@ Where a batch has room, the flat values of all features are no use: a model that
 takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
 weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
-Where lookups need the host (messages of several ranks, new keys, the number of dropped ids), they
-are done before the model runs, and only what is between lookup and update is recorded
+Where lookups need the host (messages of several ranks, decisions on keys, the number of dropped
+ids), they are done before the model runs, and only what is between lookup and update is recorded
 (`recapp/engine/cut_lookup.py`): the average of dense gradients over the ranks, the update and the
 dense optimiser follow, launched one by one.
 
@@ -140,7 +140,7 @@ class StepGraph:
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
         self.why_not = self.why_not or obstacle(self.tables, optimizer, ranks is not None)
         self._stops = not self.why_not
-        self.cuts = self._stops and any(shared.needs_host for shared in self.tables)
+        self.cuts = self._stops and self._need_host()
         if self.why_not:
             note_launched(setting, self.why_not)
             return
@@ -193,6 +193,9 @@ class StepGraph:
         finally:
             self._drop_cuts()
 
+    def _need_host(self) -> bool:
+        return any(shared.needs_host for shared in self.tables)
+
     def _drop_cuts(self) -> None:
         for shared in self.tables:
             shared.cut = None
@@ -211,7 +214,8 @@ class StepGraph:
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
         learns = any(x.requires_grad for x in batch.tensors())
         can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
-        if recorded is None and can_record and (static := self._forms.new(form, batch)):
+        can_record = can_record and recorded is None and (self.cuts or not self._need_host())
+        if can_record and (static := self._forms.new(form, batch)):
             return self._recorded(static, batch)
         if recorded is None:
             with self._verdict.watch() as integers:
@@ -223,6 +227,8 @@ class StepGraph:
         recorded.static.fill(batch)
         for there, here in zip(left.cuts, self._all_cut(), strict=True):
             there.fill(here)
+        for one in recorded.integers:
+            one.expect()
         recorded.replay()
         if self.cuts:
             with self._verdict.watch():
@@ -306,7 +312,7 @@ class StepGraph:
             record = partial(self._computed_with, static, [cut.copy() for cut in self._all_cut()])
         renew_gradient_nodes([*self.model.parameters(), *(t.anchor for t in self.tables)])
         try:
-            with self._verdict.watch(static.has_room) as integers:
+            with self._verdict.watch(static.has_room, records=True) as integers:
                 left, replay = self._capture(record)
             self._graphs.append(_Recorded(static, left, replay, integers))
         except RuntimeError as error:  # of torch, such as too little memory

@@ -14,6 +14,9 @@ from torch import Tensor
 
 BLOCK = 1024  # entries of a program
 NOTHING = 2**62  # in a report: no id is outside of its table
+# What the kernels of a hash table of keys read on the device: its address, its number of buckets,
+# and the slot that the next new key takes.
+INDEX_NUMBERS = "table", "buckets", "next"
 MODES = "unique", "replicated", "pooled"  # in their order, the numbers of `GroupRequests.mode`
 
 

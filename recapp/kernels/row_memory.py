@@ -62,6 +62,11 @@ class RowMemory:
                 self.rows, self._map = _reserved(capacity, width, dtype)
 
     @property
+    def stays(self) -> bool:
+        """Return whether rows keep their places in memory, whatever their number."""
+        return self._map is not None or self._gpu is not None
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of the rows that are held."""
         return self.held * self._bytes_of_row

@@ -24,8 +24,8 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
+from recapp.kernels.triton_new_rows import begin_rows
 from recapp.kernels.triton_places import place_entries
-from recapp.kernels.triton_start_values import begin_rows
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form
 from recapp.optim.rules import Rate, RowRule

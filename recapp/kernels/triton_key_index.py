@@ -9,12 +9,19 @@ bucket is that of the key. Removing a key leaves `GONE`, which a search passes a
 take. At most half of the buckets are not free. Before they would be more, a launch puts all keys
 into a table of four buckets for each key. Buckets tell the hash, so no position is read for it.
 
-Training looks up and adds keys in one pass. The host reads once: how many keys are new.
+Training looks up and adds keys in one pass:
 
     find         slot of each entry; entries of absent keys meet in a *cell* of a second table
-    count_new    the first entries of each block, of which the host reads the sum
+    count_new    the first entries of each block
     insert_new   new keys, numbered by their first entries, take the free slots in this order
     follow       the other entries of a new key take the slot of the first one
+
+`find_or_insert` gives the host the number of new keys, for which it waits. `add` does not: the
+device counts the slots that were taken, and the host has made room for as many keys as there are
+entries (`recapp/engine/dynamic_keys.py`). The launch that begins rows (`triton_new_rows.py`) then
+does what `follow` does. What changes while recorded steps stay, the place of the table and the slot
+that follows all used ones, stands on the device, in `numbers` (`INDEX_NUMBERS` of
+`batch_arrays.py`).
 
 Threads run in any order and still make the same slots:
 
@@ -42,7 +49,9 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
+from recapp.kernels.batch_arrays import BLOCK, INDEX_NUMBERS
 from recapp.kernels.reference import SortedIndex
+from recapp.kernels.triton_integers import BLOCKS, ENTRIES_END
 from recapp.kernels.triton_launch import Launch
 from recapp.sparse.transfer import to_host, true_indices
 
@@ -58,6 +67,8 @@ _GONE = tl.constexpr(GONE)
 _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
+TABLE, BUCKETS, NEXT = (tl.constexpr(i) for i in range(len(INDEX_NUMBERS)))
+_BLOCK = tl.constexpr(BLOCK)
 
 
 @triton.jit
@@ -84,6 +95,19 @@ def _next(bucket_L, buckets):
 @triton.jit
 def _any(mask_L):
     return tl.max(mask_L.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def _table_of(numbers):
+    """Return the table and its number of buckets."""
+    table = tl.load(numbers + TABLE).to(tl.pointer_type(tl.int64))
+    return table, tl.load(numbers + BUCKETS)
+
+
+@triton.jit
+def entries_of(group):
+    """Return the number of entries of a group in the arrays of a batch."""
+    return tl.load(group + ENTRIES_END) - tl.load(group + BLOCKS) * _BLOCK
 
 
 @triton.jit
@@ -117,9 +141,9 @@ def _insert(table, word_L, here_L, buckets):
 
 
 @Launch
-@triton.jit(do_not_specialize=["n", "buckets", "cells", "secret"])
+@triton.jit(do_not_specialize=["n", "cells", "secret"])
 def find(
-    table,
+    numbers,
     positions,
     strips,
     position,
@@ -127,24 +151,33 @@ def find(
     slot,
     claims,
     cell,
+    group,
+    stopped,
     n,
-    buckets,
     cells,
     secret: tl.int64,
     LANES: tl.constexpr,
 ):
     """Write the slot of each key, -1 for a key that is absent; with `claims` also the cell that
-    holds the first entry of an absent key after the launch.
+    holds the first entry of an absent key after the launch. Where a step has stopped, absent keys
+    stay absent, and read any row.
     """
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
     here_L = at_L < n
+    if group is not None:
+        here_L = at_L < entries_of(group)
     position_L = tl.load(position + at_L, mask=here_L, other=0)
     strip_L = tl.load(strip + at_L, mask=here_L, other=0)
     hash_L = _hash_of(position_L, strip_L, secret)
+    table, buckets = _table_of(numbers)
     slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
+    absent_L = here_L & (slot_L < 0)
+    if stopped is not None:
+        goes_on = tl.load(stopped) == 0
+        slot_L = tl.where(absent_L & (goes_on == 0), 0, slot_L)
+        absent_L = absent_L & goes_on
     tl.store(slot + at_L, slot_L, mask=here_L)
     if claims is not None:
-        absent_L = here_L & (slot_L < 0)
         cell_L = _home_of(hash_L, cells)
         seeks_L = absent_L
         while _any(seeks_L):
@@ -156,14 +189,27 @@ def find(
             tl.atomic_min(claims + cell_L, at_L, mask=same_L, sem="relaxed")
             seeks_L = meets_L & (same_L == 0)
             cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
-        tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=here_L)
+        tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=at_L < n)
 
 
 @triton.jit
-def _first(claims, cell, at_L, n):
-    """Return whether each entry is the first one of a new key."""
+def first_entries(claims, cell, at_L, n):
+    """Return whether each entry is the first one of a new key, and the first one of its key; -1
+    where the key is not new.
+    """
     cell_L = tl.load(cell + at_L, mask=at_L < n, other=-1)
-    return (cell_L >= 0) & (tl.load(claims + cell_L, mask=cell_L >= 0, other=-1) == at_L)
+    first_L = tl.load(claims + cell_L, mask=cell_L >= 0, other=-1)
+    return (cell_L >= 0) & (first_L == at_L), first_L
+
+
+@triton.jit
+def counted(counts, blocks, LANES: tl.constexpr):
+    """Return the number of new keys whose first entry lies in the first blocks."""
+    total = 0
+    for begin in range(0, blocks, LANES):
+        block_L = begin + tl.arange(0, LANES)
+        total += tl.sum(tl.load(counts + block_L, mask=block_L < blocks, other=0), 0)
+    return total
 
 
 @Launch
@@ -171,13 +217,14 @@ def _first(claims, cell, at_L, n):
 def count_new(claims, cell, counts, n, LANES: tl.constexpr):
     """Write the number of new keys whose first entry is one of the program's."""
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    tl.store(counts + tl.program_id(0), tl.sum(_first(claims, cell, at_L, n).to(tl.int32), 0))
+    is_first_L, _ = first_entries(claims, cell, at_L, n)
+    tl.store(counts + tl.program_id(0), tl.sum(is_first_L.to(tl.int32), 0))
 
 
 @Launch
-@triton.jit(do_not_specialize=["n", "buckets", "secret"])
+@triton.jit(do_not_specialize=["n", "secret"])
 def insert_new(
-    table,
+    numbers,
     positions,
     strips,
     position,
@@ -189,27 +236,28 @@ def insert_new(
     fresh,
     first,
     n,
-    buckets,
     secret: tl.int64,
     LANES: tl.constexpr,
 ):
-    """Give each new key the free slot of its number, write its first entry and add it."""
+    """Give each new key the free slot of its number, write its first entry and add it. Free slots
+    are those of `fresh`, or those behind all used ones.
+    """
     program = tl.program_id(0)
-    before = 0
-    for begin in range(0, program, LANES):
-        block_L = begin + tl.arange(0, LANES)
-        before += tl.sum(tl.load(counts + block_L, mask=block_L < program, other=0), 0)
     at_L = program * LANES + tl.arange(0, LANES)
-    first_L = _first(claims, cell, at_L, n)
-    number_L = before + tl.cumsum(first_L.to(tl.int32), 0) - 1
-    slot_L = tl.load(fresh + number_L, mask=first_L, other=0)
+    first_L, _ = first_entries(claims, cell, at_L, n)
+    number_L = counted(counts, program, LANES) + tl.cumsum(first_L.to(tl.int32), 0) - 1
     position_L = tl.load(position + at_L, mask=first_L, other=0)
     strip_L = tl.load(strip + at_L, mask=first_L, other=0)
-    tl.store(first + number_L, at_L.to(tl.int64), mask=first_L)
+    if fresh is None:
+        slot_L = tl.load(numbers + NEXT) + number_L
+    else:
+        slot_L = tl.load(fresh + number_L, mask=first_L, other=0)
+        tl.store(first + number_L, at_L.to(tl.int64), mask=first_L)
     tl.store(slot + at_L, slot_L, mask=first_L)
     tl.store(positions + slot_L, position_L, mask=first_L)
     tl.store(strips + slot_L, strip_L, mask=first_L)
     hash_L = _hash_of(position_L, strip_L, secret)
+    table, buckets = _table_of(numbers)
     _insert(table, (hash_L << 32) | slot_L, first_L, buckets)
 
 
@@ -218,9 +266,8 @@ def insert_new(
 def follow(slot, claims, cell, n, LANES: tl.constexpr):
     """Give each entry of a new key the slot of the key's first entry."""
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    cell_L = tl.load(cell + at_L, mask=at_L < n, other=-1)
-    first_L = tl.load(claims + cell_L, mask=cell_L >= 0, other=-1)
-    others_L = (cell_L >= 0) & (first_L != at_L)
+    is_first_L, first_L = first_entries(claims, cell, at_L, n)
+    others_L = (first_L >= 0) & (is_first_L == 0)
     tl.store(slot + at_L, tl.load(slot + first_L, mask=others_L, other=0), mask=others_L)
 
 
@@ -234,14 +281,15 @@ def rebuild(table, larger, old, buckets, LANES: tl.constexpr):
 
 
 @Launch
-@triton.jit(do_not_specialize=["n", "buckets", "secret"])
-def remove(table, positions, strips, slot, n, buckets, secret: tl.int64, LANES: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "secret"])
+def remove(numbers, positions, strips, slot, n, secret: tl.int64, LANES: tl.constexpr):
     """Mark the buckets of distinct slots as `GONE`."""
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
     here_L = at_L < n
     slot_L = tl.load(slot + at_L, mask=here_L, other=0)
     position_L = tl.load(positions + slot_L, mask=here_L, other=0)
     hash_L = _hash_of(position_L, tl.load(strips + slot_L, mask=here_L, other=0), secret)
+    table, buckets = _table_of(numbers)
     bucket_L = _home_of(hash_L, buckets)
     while _any(here_L):
         word_L = tl.load(table + bucket_L, mask=here_L, other=_FREE)
@@ -252,14 +300,19 @@ def remove(table, positions, strips, slot, n, buckets, secret: tl.int64, LANES: 
 
 
 class DeviceKeyIndex(SortedIndex):
-    """An index of the slots of all rows that exist, whose keys are not sorted."""
+    """An index of the slots of all rows that exist, whose keys are not sorted.
+
+    `numbers` are those that kernels read on the device.
+    """
 
     def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         super().__init__(stretches, capacity, device)
         self._secret = (secrets.randbits(64) | 1) - 2**63
         self._table = torch.full((LEAST_BUCKETS,), FREE, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(len(INDEX_NUMBERS), dtype=torch.int64, device=device)
         self._keys = 0
         self._used = 0  # at least the number of buckets that are not free
+        self._place = 0  # of the table that the device knows: a copy of the index has another one
 
     @override
     def __len__(self) -> int:
@@ -274,9 +327,8 @@ class DeviceKeyIndex(SortedIndex):
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         n = len(position_N)
         slot_N = position_N.new_empty(n)
-        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, None, None
-        buckets, secret = self._numbers()
-        _launch(find, n, *self._arrays(), *keys, n, buckets, 0, secret)
+        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, None, None, None, None
+        _launch(find, n, *self._arrays(), *keys, n, 0, self._secret)
         return slot_N
 
     @override
@@ -284,30 +336,63 @@ class DeviceKeyIndex(SortedIndex):
         self, position_N: Tensor, strip_N: Tensor, free: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
         n = len(position_N)
-        slot_N = position_N.new_empty(n)
-        cell_N = slot_N.new_empty(n, dtype=torch.int32)
-        claims_C = slot_N.new_full((2 * n,), -1, dtype=torch.int32)
-        counts = slot_N.new_empty(triton.cdiv(n, LANES), dtype=torch.int32)
-        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, claims_C, cell_N
-        buckets, secret = self._numbers()
-        _launch(find, n, *self._arrays(), *keys, n, buckets, len(claims_C), secret)
-        _launch(count_new, n, claims_C, cell_N, counts, n)
+        keys = position_N.contiguous(), strip_N.contiguous()
+        of_entries = slot_N, claims_C, cell_N, counts = self._found(*keys)
         new = sum(to_host(counts).tolist())  # the only wait of the host
         first_U = slot_N.new_empty(new)
         if new:
             fresh_U = free(new)
-            self._make_room(new)
-            lists = counts, fresh_U, first_U
-            _launch(insert_new, n, *self._arrays(), *keys, *lists, n, *self._numbers())
+            self.make_room(new)
+            lists = *of_entries, fresh_U, first_U
+            _launch(insert_new, n, *self._arrays(), *keys, *lists, n, self._secret)
             _launch(follow, n, slot_N, claims_C, cell_N, n)
-            self._keys += new
-            self._used += new
+            self.count(new)
         return slot_N, first_U
+
+    def add(
+        self, position_N: Tensor, strip_N: Tensor, group: Tensor, stopped: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Give slots to the keys of a group that have none. The host learns nothing: it has made
+        room for as many keys as there are entries.
+
+        Return the slot of each entry, where only the first one of a new key has it; the first entry
+        of each cell; the cell of each entry of a new key, else -1; and the number of new keys whose
+        first entry lies in each block. `begin_rows` takes them.
+
+        Args:
+            position_N: The positions of the entries, of which the group may have fewer.
+            strip_N: Their strips.
+            group: The place of the group, int64 [`GroupPlace`].
+            stopped: An integer: where it is set, no key is added. None: keys are added.
+        """
+        n = len(position_N)
+        of_entries = self._found(position_N, strip_N, group, stopped)
+        keys = position_N, strip_N, *of_entries, None, None
+        _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
+        return of_entries
+
+    def _found(
+        self,
+        position_N: Tensor,
+        strip_N: Tensor,
+        group: Tensor | None = None,
+        stopped: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Find keys, and let the entries of absent ones meet. Return what `add` does."""
+        n = len(position_N)
+        slot_N = position_N.new_empty(n)
+        cell_N = slot_N.new_empty(n, dtype=torch.int32)
+        claims_C = slot_N.new_full((2 * n,), -1, dtype=torch.int32)
+        counts = slot_N.new_empty(triton.cdiv(n, LANES), dtype=torch.int32)
+        keys = position_N, strip_N, slot_N, claims_C, cell_N, group, stopped
+        _launch(find, n, *self._arrays(), *keys, n, len(claims_C), self._secret)
+        _launch(count_new, n, claims_C, cell_N, counts, n)
+        return slot_N, claims_C, cell_N, counts
 
     @override
     def remove(self, slot_M: Tensor) -> None:
         n = len(slot_M)
-        _launch(remove, n, *self._arrays(), slot_M.contiguous(), n, *self._numbers())
+        _launch(remove, n, *self._arrays(), slot_M.contiguous(), n, self._secret)
         self._keys -= n
 
     @override
@@ -315,22 +400,28 @@ class DeviceKeyIndex(SortedIndex):
         return self._table[true_indices(self._table >= 0)] & ((1 << 32) - 1)
 
     def _arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the arrays in the form for kernels. Growth replaces them."""
-        return self._table, self.positions.rows, self.strips.rows
+        """Return the arrays in the form for kernels."""
+        if self._place != self._table.data_ptr():
+            self._place = self._table.data_ptr()
+            self.numbers[0] = self._place
+            self.numbers[1] = len(self._table)
+        return self.numbers, self.positions.rows, self.strips.rows
 
-    def _numbers(self) -> tuple[int, int]:
-        return len(self._table), self._secret
+    def count(self, new: int) -> None:
+        """Count keys that were added."""
+        self._keys += new
+        self._used += new
 
-    def _make_room(self, new: int) -> None:
+    def make_room(self, new: int) -> None:
         """Replace the table where more keys would leave less than half of the buckets free."""
-        if 2 * (self._used + new) <= len(self._table):
-            return
-        old = len(self._table)
-        buckets = max(LEAST_BUCKETS, BUCKETS_OF_A_KEY * (self._keys + new))
-        table = torch.full((buckets,), FREE, dtype=torch.int64, device=self._table.device)
-        _launch(rebuild, old, self._table, table, old, buckets)
-        self._table = table
-        self._used = self._keys
+        if 2 * (self._used + new) > len(self._table):
+            old = len(self._table)
+            buckets = max(LEAST_BUCKETS, BUCKETS_OF_A_KEY * (self._keys + new))
+            table = torch.full((buckets,), FREE, dtype=torch.int64, device=self._table.device)
+            _launch(rebuild, old, self._table, table, old, buckets)
+            self._table = table
+            self._used = self._keys
+        self._arrays()
 
 
 def _launch(kernel: Launch, n: int, *arguments: Any) -> None:

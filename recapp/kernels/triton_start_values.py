@@ -1,52 +1,18 @@
-"""Dynamic tables on a GPU: the positions of keys, and the start values of new rows, those of all
-strips in one launch.
+"""Dynamic tables on a GPU: the positions of keys, and the start values of rows.
 
 `recapp/tables/initial.py` defines the values, and `recapp/tables/positions.py` the key of a
-position; the bits are the same. Letters: I strips, M rows to begin, R rows of the store, D columns.
+position; the bits are the same.
 """
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from recapp.kernels.triton_launch import Launch
 from recapp.tables.positions import INVERSES, MULTIPLIERS, SHIFTS
 
-ROWS = 16  # of a program
-COLUMNS = 64
 _GOLDEN = tl.constexpr(0x9E3779B9)
 _SHIFT0, _SHIFT1, _SHIFT2 = (tl.constexpr(shift) for shift in SHIFTS)
 _MULTIPLIER0, _MULTIPLIER1 = (tl.constexpr(number % 2**64) for number in MULTIPLIERS)
 _INVERSE0, _INVERSE1 = (tl.constexpr(inverse % 2**64) for inverse in INVERSES)
-
-
-def begin_rows(
-    weights_RD: Tensor,
-    slot_M: Tensor,
-    position_M: Tensor,
-    strip_M: Tensor,
-    hash_I: Tensor,
-    column_I: Tensor,
-    scale_I: Tensor,
-) -> None:
-    """Write the start values of keys of dynamic tables to their slots.
-
-    Args:
-        weights_RD: The rows by slot, in a type of at most 32 bits.
-        slot_M: The slots.
-        position_M: The positions of the keys.
-        strip_M: The strips of the keys.
-        hash_I: The hash of seed and table name (`start_hash`) of each strip, int64.
-        column_I: The first column of each strip, int64.
-        scale_I: The distance of two values of each strip, fp32.
-    """
-    n = len(slot_M)
-    width = weights_RD.shape[1]
-    if n:
-        grid = triton.cdiv(n, ROWS), triton.cdiv(width, COLUMNS)
-        rows = slot_M.contiguous(), position_M.contiguous(), strip_M.contiguous()
-        arguments = weights_RD, *rows, hash_I, column_I, scale_I, n, width
-        _begin_rows(grid, arguments, (ROWS, COLUMNS))
 
 
 @triton.jit
@@ -76,43 +42,19 @@ def position_of(key):
 
 
 @triton.jit
-def _key_of(position):
+def key_of(position):
     """Return the keys of positions, as unsigned numbers."""
     x = _unshifted(position.to(tl.uint64, bitcast=True), _SHIFT2)
     x = _unshifted(x * _INVERSE1, _SHIFT1)
     return _unshifted(x * _INVERSE0, _SHIFT0)
 
 
-@Launch
-@triton.jit(do_not_specialize=["n"])
-def _begin_rows(
-    weights,
-    slot,
-    position,
-    strip,
-    hashes,
-    columns,
-    scales,
-    n,
-    width,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Write the start values of a tile of rows x columns."""
-    at_M = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column_D = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    here_M = at_M < n
-    strip_M = tl.load(strip + at_M, mask=here_M, other=0)
-    key_M = _key_of(tl.load(position + at_M, mask=here_M, other=0))
+@triton.jit
+def start_values_of(key_M, strip_M, column_D, hashes, columns, scales):
+    """Return the start values of a tile of rows x columns."""
     hash_M = tl.load(hashes + strip_M).to(tl.uint32)
     row_M = _mix(key_M.to(tl.uint32) ^ _mix((key_M >> 32).to(tl.uint32) + hash_M))
     of_table_MD = tl.load(columns + strip_M)[:, None] + column_D[None, :]
     bits_MD = _mix(row_M[:, None] + of_table_MD.to(tl.uint32) * _GOLDEN)
     odd_MD = (bits_MD >> 8).to(tl.int32) * 2 + (1 - 2**24)
-    value_MD = odd_MD.to(tl.float32) * tl.load(scales + strip_M)[:, None]
-    row_M = tl.load(slot + at_M, mask=here_M, other=0)
-    tl.store(
-        weights + (row_M * width)[:, None] + column_D[None, :],
-        value_MD,
-        mask=here_M[:, None] & (column_D < width)[None, :],
-    )
+    return odd_MD.to(tl.float32) * tl.load(scales + strip_M)[:, None]

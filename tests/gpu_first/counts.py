@@ -2,6 +2,7 @@
 
     tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
     sums      the same where owners sum bags (mode `pooled`)
+    dynamic   the same of 26 dynamic tables that share a store, half of whose ids are new
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
@@ -67,11 +68,13 @@ def counted_rows():
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),
             ("sums", "eager", (2,)),
+            ("dynamic", "eager", (1,)),
+            ("dynamic", "recorded", (1,)),
             ("model", "eager", (1,)),
             ("model", "recorded", (1, 2)),
         )
         for ranks in rank_numbers
-        for groups in WIDTHS
+        for groups in (WIDTHS if part != "dynamic" else (1,))
     ]
 
 
@@ -83,18 +86,22 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables`, `sums` or `model`.
+        part: What trains, `tables`, `sums`, `dynamic` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
-    collection = sharded(ranks, groups, "pooled" if part == "sums" else "unique")
+    if part == "dynamic":
+        collection, batches = grows(), new_ids
+    else:
+        collection = sharded(ranks, groups, "pooled" if part == "sums" else "unique")
+        batches = batch_of
     with tf32():
         if mode == "recorded":
-            step = recorded_model(collection, samples)
+            step = recorded_model(collection, samples, batches)
         else:
             step = PARTS[part](collection, samples)
             for _ in range(2):  # two batches have the memory that later ones use again
-                step(batch_of(0, samples))
-        return recorded(step, collection, batch_of(seed, samples))[0]
+                step(batches(0, samples))
+        return recorded(step, collection, batches(seed, samples))[0]
 
 
 @contextmanager
@@ -132,6 +139,28 @@ def batch_of(seed, samples=SAMPLES):
     return KeyedJaggedTensor([f"f{k}" for k in range(len(ROWS))], torch.cat(ids), lengths=lengths)
 
 
+def grows():
+    """Return 26 dynamic tables on one rank."""
+    comm = Comm()
+    comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{k}", num_embeddings="dynamic", embedding_dim=8, feature_names=[f"f{k}"]
+        )
+        for k in range(26)
+    ]
+    places = CandidateRanks([0], [[0]])
+    plan = ShardingPlan({t.name: tile(t, "table_wise", places) for t in tables}, 1)
+    return shard_bags(tables, plan, comm, rule(), backend="triton")
+
+
+def new_ids(seed, samples=SAMPLES):
+    """Return a batch of one id a bag for 26 tables; half of its ids are those of another seed."""
+    ids = torch.arange(samples).repeat(26) + samples // 2 * seed
+    lengths = torch.ones(26 * samples, dtype=torch.int64)
+    return KeyedJaggedTensor([f"f{k}" for k in range(26)], ids, lengths=lengths)
+
+
 def tables_alone(collection, samples):
     """Return a step that looks up a batch, updates the rows, and returns the vectors."""
     gradient_BK = torch.ones(samples, sum(x.dim for x in collection.lookups))
@@ -159,12 +188,13 @@ def whole_model(collection, samples):
     return step
 
 
-def recorded_model(collection, samples):
+def recorded_model(collection, samples, batches=batch_of):
     """Return a step of the same model that runs as a graph, and returns the loss.
 
     Args:
         collection: The sharded tables.
         samples: The samples of a batch.
+        batches: Returns the ids of a batch by seed and samples.
     """
     dlrm, optimizer, batch_with = _model(collection, samples)
     several = collection.shared.comm.world > 1
@@ -183,7 +213,7 @@ def recorded_model(collection, samples):
         ranks=OfRanks(lambda: 1.0, average_over_ranks) if several else None,
     )
     for seed in range(WARM_UP + 1):
-        graph(batch_with(batch_of(seed, samples)))
+        graph(batch_with(batches(seed, samples)))
     graph.finish()  # verdicts of steps that nobody has recorded
     return lambda ids: graph(batch_with(ids))
 
@@ -203,7 +233,12 @@ def _loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-PARTS = {"tables": tables_alone, "sums": tables_alone, "model": whole_model}
+PARTS = {
+    "tables": tables_alone,
+    "sums": tables_alone,
+    "dynamic": tables_alone,
+    "model": whole_model,
+}
 
 
 def recorded(step, collection, batch):

@@ -14,8 +14,9 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from recapp.kernels import triton_key_index
+from recapp.kernels.batch_arrays import GroupPlace
 from recapp.kernels.triton_key_index import DeviceKeyIndex
-from recapp.kernels.triton_start_values import begin_rows
+from recapp.kernels.triton_new_rows import begin_rows
 
 KEYS = 10
 SIGNS = {"swap": ".cas.b", "least": ".min.", "local_memory": ".local"}
@@ -37,10 +38,14 @@ def call_everything():
     index.find(*keys)
     index.find_or_insert(*keys, torch.arange)
     index.remove(keys[0])
-    scale_I = torch.ones(1)
+    starts_I = keys[0], keys[0], torch.ones(1)
+    group = torch.zeros(len(GroupPlace._fields), dtype=torch.int64)
     for dtype in (torch.float32, torch.bfloat16):
         rows_RD = torch.zeros(KEYS, 65, dtype=dtype)
-        begin_rows(rows_RD, keys[0], *keys, keys[0], keys[0], scale_I)
+        begin_rows(rows_RD, starts_I, (keys[0], *keys))
+        slot, *added = index.add(*keys, group, torch.zeros(1, dtype=torch.int32))
+        added += index.numbers, keys[0], keys[0], group, keys[0], keys[0]
+        begin_rows(rows_RD, starts_I, (slot, *keys), added)
 
 
 if __name__ == "__main__":

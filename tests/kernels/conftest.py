@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from interpreter import quicken
 
 from recapp.kernels.backend import backend
 
@@ -34,4 +35,5 @@ def interpreted(monkeypatch):
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled for the GPU here: tests/kernels/test_on_gpu.py")
     monkeypatch.setattr("triton.runtime.interpreter._convert_float", rounded)
+    quicken()
     return backend("triton", torch.device("cpu"))

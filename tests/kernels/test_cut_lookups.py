@@ -158,7 +158,7 @@ def stops(comm, fault):
 
 def looks_up_other_ids(comm):
     """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
-    model = {"weighs": True, "num_embeddings": "dynamic"}
+    model = {"weighs": True, "num_embeddings": "dynamic", "dynamic": {"seen": 2}}
     trained, loop = (Trained(comm, "table_wise", s, **model) for s in ("recorded", "loop"))
     seeds = range(WARM_UP + 3)
     values = [[*way.train(seeds, varies=True), *way.weights()] for way in (trained, loop)]
@@ -169,7 +169,7 @@ def looks_up_other_ids(comm):
 @pytest.mark.parametrize(
     "of_table",
     [
-        {"num_embeddings": "dynamic"},
+        {"num_embeddings": "dynamic", "dynamic": {"seen": 2}},
         pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
     ],
     ids=["dynamic", "drop"],

@@ -75,6 +75,7 @@ WRONG = [
     "é\u2028",
     {"rank": 0},
 ]
+DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @contextmanager
@@ -137,7 +138,7 @@ def test_whatever_is_wrong_in_a_plan_file_is_one_line(tmp_path, form):
                 holder[path[-1]] = wrong
             reads(tmp_path / "plan.yaml", changed)
             if form == "yaml" and number % 4 == len(path) % 4:
-                reads(tmp_path / "plan.yaml", yaml.safe_dump(changed, allow_unicode=True))
+                reads(tmp_path / "plan.yaml", yaml.dump(changed, Dumper=DUMPER, allow_unicode=True))
 
 
 def test_whatever_bytes_are_wrong_in_a_plan_file_is_one_line(tmp_path):

@@ -1,0 +1,111 @@
+"""The rows of new keys of dynamic tables on a GPU, those of all strips in one launch: start values
+are written. Where keys were added without telling the host (`DeviceKeyIndex.add`), they are also
+counted, and entries get their slots. An entry that is not new costs a read and two writes there.
+
+Letters: I strips, M rows to begin or entries, R rows of the store, D columns.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from recapp.kernels import triton_key_index
+from recapp.kernels.triton_integers import BELOW_STRETCH, KEY
+from recapp.kernels.triton_key_index import NEXT, counted, entries_of, first_entries
+from recapp.kernels.triton_launch import Launch
+from recapp.kernels.triton_start_values import key_of, start_values_of
+from recapp.tables.positions import STRETCHES
+
+ROWS = 32  # of a program
+COLUMNS = 64
+_STRETCHES = tl.constexpr(STRETCHES)
+
+
+def begin_rows(
+    weights_RD: Tensor,
+    starts_I: tuple[Tensor, Tensor, Tensor],
+    rows: tuple[Tensor, Tensor, Tensor],
+    added: tuple[Tensor, ...] = (),
+) -> None:
+    """Write the start values of keys of dynamic tables to their slots.
+
+    Args:
+        weights_RD: The rows by slot, in a type of at most 32 bits.
+        starts_I: The hash of seed and table name (`start_hash`) of each strip, int64; its first
+            column, int64; and the distance of two values, fp32.
+        rows: The slots, positions and strips of the keys. Where the host knows neither the number
+            of new keys nor that of entries, the slots of entries, and the positions and strips of
+            all slots.
+        added: In this case, what else `DeviceKeyIndex.add` has returned, and the numbers of the
+            index; positions, which are filled with the slots of the entries, and strips, which are
+            filled with the slots behind the first key of the group; the place of the group, int64
+            [`GroupPlace`]; and two numbers of rows of each stretch of each strip, to which the keys
+            are added.
+    """
+    n = len(added[4]) if added else len(rows[0])
+    width = weights_RD.shape[1]
+    if n:
+        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 9), n, width
+        begin((triton.cdiv(n, ROWS),), arguments, (triton_key_index.LANES, ROWS, COLUMNS))
+
+
+@Launch
+@triton.jit(do_not_specialize=["n"])
+def begin(
+    weights,
+    hashes,
+    columns,
+    scales,
+    slot,
+    positions,
+    strips,
+    claims,
+    cell,
+    counts,
+    numbers,
+    row,
+    key,
+    group,
+    added,
+    admitted,
+    n,
+    width,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Begin a block of rows; with `claims` the rows of those entries of a block that are the first
+    one of a new key, and write the slots of all.
+    """
+    at_M = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_new_M = at_M < n
+    from_M = at_M
+    here_M = is_new_M
+    if claims is not None:
+        is_new_M, first_M = first_entries(claims, cell, at_M, n)
+        from_M = tl.where(first_M >= 0, first_M, at_M)
+        here_M = at_M < entries_of(group)
+    slot_M = tl.load(slot + from_M, mask=here_M, other=0)
+    place_M = at_M
+    if claims is not None:
+        place_M = slot_M
+        tl.store(row + at_M, slot_M, mask=here_M)
+        tl.store(key + at_M, slot_M + tl.load(group + KEY), mask=here_M)
+        if tl.program_id(0) == 0:
+            new = counted(counts, tl.cdiv(n, LANES), LANES)
+            tl.store(numbers + NEXT, tl.load(numbers + NEXT) + new)
+    if tl.max(is_new_M.to(tl.int32), 0) > 0:
+        strip_M = tl.load(strips + place_M, mask=is_new_M, other=0)
+        position_M = tl.load(positions + place_M, mask=is_new_M, other=0)
+        if claims is not None:
+            part_M = strip_M.to(tl.int64) * _STRETCHES
+            part_M += (position_M >> BELOW_STRETCH) + _STRETCHES // 2
+            tl.atomic_add(added + part_M, part_M * 0 + 1, mask=is_new_M, sem="relaxed")
+            tl.atomic_add(admitted + part_M, part_M * 0 + 1, mask=is_new_M, sem="relaxed")
+        key_M = key_of(position_M)
+        for begins in range(0, width, COLUMNS):
+            column_D = begins + tl.arange(0, COLUMNS)
+            here_MD = is_new_M[:, None] & (column_D < width)[None, :]
+            value_MD = start_values_of(key_M, strip_M, column_D, hashes, columns, scales)
+            at_MD = (slot_M * width)[:, None] + column_D[None, :]
+            tl.store(weights + at_MD, value_MD, mask=here_MD)

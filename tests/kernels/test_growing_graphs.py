@@ -1,0 +1,280 @@
+"""Recorded steps of dynamic tables whose keys all get rows: the device adds keys, and the host
+makes room ahead. A recorder stands for a CUDA graph, and Triton's interpreter for a GPU; tables of
+a few buckets grow in the middle of recorded steps.
+"""
+
+import pytest
+import torch
+from engine.dynamic_checkpoints import fill, write
+from engine.engine_cases import make_plan, same_bits
+from engine.test_dynamic_tables import rows_by_key
+from gpu_first.recorder import captured
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from recapp.engine import dynamic_keys
+from recapp.engine.dynamic_store import DynamicStore
+from recapp.engine.sharded_collection import shard_model, sharded_tables
+from recapp.errors import IdError, TrainingError
+from recapp.graphs.module_graph import ModuleGraph
+from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import StepGraph
+from recapp.optim.optimizer import hybrid
+from recapp.optim.rules import adagrad, adam, rowwise_adagrad
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.tables.collections import EmbeddingBagCollection
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import Comm
+
+FEATURES = "abd"
+B = 6
+CPU = torch.device("cpu")
+
+
+class Model(torch.nn.Module):
+    """Two dynamic tables that share a store, and a static one."""
+
+    def __init__(self, **of_tables):
+        super().__init__()
+        torch.manual_seed(1)
+        dynamic = {"num_embeddings": "dynamic", **of_tables}
+        self.tables = [
+            EmbeddingBagConfig(
+                **({"num_embeddings": 9} if f == "d" else dynamic),
+                embedding_dim=4,
+                name=f,
+                feature_names=[f],
+            )
+            for f in FEATURES
+        ]
+        self.bags = EmbeddingBagCollection(self.tables, seed=2)
+        self.top = torch.nn.Linear(12, 1)
+
+    def forward(self, batch):
+        return self.top(self.bags(batch.sparse).values()).squeeze(1)
+
+
+def loss(model, batch):
+    return binary_cross_entropy_with_logits(model(batch), batch.labels_B)
+
+
+def batch_of(seed, new=True, bad=False, most=9):
+    """A batch whose features have any number of ids below 9, some of which no batch had before."""
+    drawn = torch.Generator().manual_seed(seed)
+    per_F = [torch.randint(1, most, (), generator=drawn).item() for _ in FEATURES]
+    ids = [torch.randint(30 + 9 * new * seed, (n,), generator=drawn) - 15 for n in per_F]
+    ids[-1] = ids[-1] % 9
+    if bad:
+        ids[-1][0] = 9
+    bags = [torch.randint(B, (n,), generator=drawn).bincount(minlength=B) for n in per_F]
+    features = KeyedJaggedTensor([*FEATURES], torch.cat(ids), lengths=torch.cat(bags))
+    labels_B = (torch.rand(B, generator=drawn) < 0.4).float()
+    return Batch(torch.zeros(B, 0), features, labels_B)
+
+
+class Trained:
+    """A model and its steps: those of `StepGraph` (`recorded`), of a `ModuleGraph` in a loop of the
+    user's (`calls`), or of a loop without graphs (`loop`). `rows` tells the host of new keys.
+    """
+
+    def __init__(self, steps, rule=None, backend="triton", **of_tables):
+        self.model = Model(**of_tables)
+        plan = make_plan("table_wise", self.model.tables, 1)
+        shard_model(self.model, plan, Comm(), rule or rowwise_adagrad(0.125), backend)
+        (self.shared,) = sharded_tables(self.model)
+        self.dense = torch.optim.Adam(self.model.parameters(), 2**-7, fused=True)
+        self.optimizer = hybrid(self.dense, [self.shared])
+        self.captures = self.replays = 0
+        self.graph = None
+        if steps == "recorded":
+            self.graph = StepGraph(self.model, loss, self.optimizer, self.capture)
+            self.step = self.graph
+        else:
+            self.graph = ModuleGraph(self.model, CPU, self.capture) if steps == "calls" else None
+            self.step = self.plain_step
+
+    @property
+    def stores(self):
+        return [s for s in self.shared.stores if isinstance(s, DynamicStore)]
+
+    def capture(self, step):
+        """Record a step, and take back what it has done to the tables."""
+        memory = [self.graph._verdict.stopped, *(p.data for p in self.model.parameters())]
+        memory += [x for s in self.dense.state.values() for x in s.values()]
+        for s in self.shared.stores:
+            memory += [] if isinstance(s, DynamicStore) else [s.weights, *s.state]
+        for s in self.stores:
+            index = s.index
+            held = [m.rows for m in (s._weights, *s._state, index.positions, index.strips)]
+            memory += [index._table, index.numbers, s.admission._counts_4A]
+            memory += [rows[:512] for rows in held]
+        value, recorder = captured(step, memory)
+        counts = recorder.counts()
+        assert counts["waits"] == counts["pins"] == counts["messages"] == 0
+        self.captures += 1
+
+        def replay():
+            self.replays += 1
+            recorder.replay()
+
+        return value, replay
+
+    def plain_step(self, batch):
+        self.optimizer.zero_grad()
+        value = loss(self.graph or self.model, batch)
+        value.backward()
+        self.optimizer.step()
+        return value.detach()
+
+    def train(self, batches):
+        values = [self.step(batch).clone() for batch in batches]
+        if self.graph is not None:
+            self.graph.finish()
+        return values
+
+    def tensors(self):
+        rows = rows_by_key(Comm(), self.shared)
+        found = [rows[name] for name in sorted(rows)]
+        return [*(p.detach().clone() for p in self.model.parameters()), *found]
+
+    def slots(self):
+        """Return the strip and position of each slot that was given out, and what was counted."""
+        found = []
+        for s in self.stores:
+            n = s.slots.used
+            found += [s.index.positions.rows[:n], s.index.strips.rows[:n], s.admission.rows_IR]
+        return [*found, self.shared.changes()]
+
+
+@pytest.fixture
+def small(interpreted, monkeypatch):
+    """Let hash tables have few buckets and programs few lanes."""
+    monkeypatch.setattr("recapp.kernels.triton_key_index.LANES", 16)
+    monkeypatch.setattr("recapp.kernels.triton_key_index.LEAST_BUCKETS", 16)
+    return monkeypatch
+
+
+def told(monkeypatch, work):
+    """Do some work while the host is told of each new key."""
+    with monkeypatch.context() as patch:
+        patch.setattr(DynamicStore, "adds_unread", False)
+        return work()
+
+
+def equal(mine, known):
+    return all(map(same_bits, mine.tensors(), known.tensors())) and all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+        for x, y in zip(mine.slots(), known.slots(), strict=True)
+    )
+
+
+STEPS = WARM_UP + 4
+ADAGRAD = adagrad(0.1, initial_accumulator=0.3)
+
+
+def batches(first=0, steps=STEPS, **settings):
+    return [batch_of(seed, **settings) for seed in range(first, first + steps)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "rule"),
+    [
+        ("recorded", rowwise_adagrad(0.125)),
+        pytest.param("calls", adam(0.1), marks=pytest.mark.full),
+        pytest.param("recorded", ADAGRAD, marks=pytest.mark.full),
+        pytest.param("loop", ADAGRAD, marks=pytest.mark.full),
+    ],
+    ids=["recorded", "calls", "state", "loop"],
+)
+def test_rows_and_slots_are_those_of_a_host_that_is_told(small, steps, rule):
+    trained, known = Trained(steps, rule), Trained("loop", rule)
+    values = trained.train(batches())
+    assert trained.captures == {"recorded": 1, "calls": 2, "loop": 0}[steps]
+    assert trained.replays == {"recorded": 3, "calls": 6, "loop": 0}[steps]
+    assert all(len(s.index._table) > 16 for s in trained.stores)  # they have grown
+    assert all(map(same_bits, values, told(small, lambda: known.train(batches()))))
+    assert equal(trained, known)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("between", ["evaluated", "loaded"])
+def test_what_happens_between_recorded_steps(small, tmp_path, between):
+    """Batches are evaluated, whose new keys leave no trace; or a checkpoint is loaded, of which the
+    tables had other keys before.
+    """
+    trained, known = Trained("recorded", ADAGRAD), Trained("loop", ADAGRAD)
+
+    def run(one):
+        values = one.train(batches())
+        if between == "evaluated":
+            with torch.no_grad():
+                values += [one.model(batch_of(90)), one.model(batch_of(91))]
+        else:
+            write(tmp_path / "checkpoint", one.model.bags, Comm())
+            one.train(batches(50, 2))
+            fill(tmp_path / "checkpoint", one.model.bags)
+        return [*values, *one.train(batches(20, 3))]
+
+    assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
+    assert trained.captures == 1 and trained.replays >= 6
+    assert equal(trained, known)
+
+
+@pytest.mark.parametrize(
+    ("needs", "of_tables"),
+    [(False, {}), (True, {"dynamic": {"seen": 2}}), (True, {"dynamic": {"max_rows": 6400}})],
+    ids=["plain", "seen", "max_rows"],
+)
+def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tables):
+    trained = Trained("loop", **of_tables)
+    assert trained.shared.needs_host is needs
+    for s in trained.stores:
+        s.keep_average()
+    assert trained.shared.needs_host
+
+
+@pytest.mark.parametrize("kind", [IdError, pytest.param(TrainingError, marks=pytest.mark.full)])
+def test_a_fault_adds_no_key_any_more(small, kind):
+    trained = Trained("recorded")
+    trained.train(batches())
+    faulty = batch_of(50, bad=kind is IdError)
+    if kind is TrainingError:
+        trained.train([faulty])  # its keys have rows, as in a loop
+        faulty.labels_B[0] = torch.nan
+    before = [*trained.tensors(), *trained.slots()[:-1]]
+    with pytest.raises(kind):
+        trained.train([faulty, *batches(60, 3)])
+    assert all(map(torch.equal, before, [*trained.tensors(), *trained.slots()[:-1]]))
+    trained.train(batches(70, 2))
+    assert len(trained.slots()[0]) > len(before[-6])
+
+
+class Late:
+    """A copy to the host that arrives when it is asked for the second time."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def query(self):
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_room_is_for_as_many_keys_as_may_be_new(small):
+    """The host learns late how many were new. Where memory ends it waits, before it is an error."""
+    trained, known = Trained("loop"), Trained("loop")
+    (slots,) = (s.slots for s in trained.stores)
+    small.setattr(
+        dynamic_keys, "start_to_host", lambda tensors: ([x.clone() for x in tensors], Late())
+    )
+    seen = [batch_of(seed % 3) for seed in range(12)]
+    for one in seen:
+        trained.train([one])
+        assert slots._used + slots._taken <= slots.index.positions.held
+        assert 2 * (slots.index._used + slots._taken) <= len(slots.index._table)
+    assert slots.index.positions.held < sum(sum(one.sparse.length_per_key()[:2]) for one in seen)
+    told(small, lambda: known.train(seen))
+    assert equal(trained, known)
+    slots.index.positions.capacity = slots.index.positions.held
+    trained.train(seen[:6])  # no key is new, and only the exact number tells it
+    with pytest.raises(MemoryError):
+        trained.train(batches(100, 10))

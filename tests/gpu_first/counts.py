@@ -23,7 +23,8 @@ from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
 from recapp.engine.sharded_collection import shard_bags, sharded_tables
 from recapp.graphs.recorded_batch import WARM_UP
-from recapp.graphs.step_graph import OfRanks, StepGraph
+from recapp.graphs.several_ranks import OfRanks
+from recapp.graphs.step_graph import StepGraph
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile

@@ -213,12 +213,13 @@ class DistributedModelParallel(nn.Module):
             `reset_parameters` of their modules. If False, they get memory without values, for a
             state dict that is loaded next.
         transport: The transport of the tables' messages (`recapp/transport/join_ranks.py`).
-        graph: Whether to record forward and backward of training calls as two CUDA graphs, on one
-            rank with a GPU (`recapp/graphs/module_graph.py`). The Python of the model then runs in
-            the first calls only. Where that cannot be, a note says why, and nothing changes.
+        graph: Whether to record forward and backward of training calls as two CUDA graphs, on GPUs
+            (`recapp/graphs/module_graph.py`). The Python of the model then runs in the first calls
+            only. Where that cannot be, a note says why, and nothing changes.
 
     Attributes:
-        graph: The recorded calls (`ModuleGraph`); None without `graph=True`.
+        graph: The recorded calls (`ModuleGraph`); None without `graph=True`, and before
+            `init_data_parallel()`.
 
     Raises:
         ConfigError: `env` or `sharders` cannot be used, or the sharders contradict the optimiser
@@ -265,16 +266,19 @@ class DistributedModelParallel(nn.Module):
         module = shard_model(module, self.plan, self.comm, rule, payload=payload_of(sharders))
         _materialise(module, self.device, init_parameters)
         self._wrapped = module.to(self.device)
+        self._graphs = graph
+        self.graph: ModuleGraph | None = None
         if init_data_parallel:
             self.init_data_parallel()
         self._rate_is_known = user_rule is not None
         for shared in sharded_tables(module):
             shared.update.before_first_update = self._note_rate
-        self.graph = ModuleGraph(self.module, self.device) if graph else None
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     def init_data_parallel(self) -> None:
-        """Wrap the dense part in DDP, unless it is wrapped. Every rank calls it."""
+        """Wrap the dense part in DDP, unless it is wrapped. Graphs begin here. Every rank calls
+        it.
+        """
         if self._wrapped is self.module:
             on_gpu = self.device.type == "cuda" and self.device.index is not None
             self._wrapped = wrap_dense(
@@ -285,6 +289,8 @@ class DistributedModelParallel(nn.Module):
                 gradient_as_bucket_view=True,
                 process_group=self._ranks,
             )
+        if self._graphs and self.graph is None:
+            self.graph = ModuleGraph(self._wrapped, self.device)
 
     @property
     def module(self) -> nn.Module:

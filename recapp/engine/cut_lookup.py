@@ -28,6 +28,7 @@ class CutLookup:
         parts: The vectors, by which autograd reaches the tables.
 
     Attributes:
+        anchor: The tensor by which autograd reaches the end of the model's backward.
         values: The values of the vectors.
         is_read: Whether the model has read them.
         gradients: The gradients of the vectors, once the backward of the model has run; None for
@@ -43,6 +44,7 @@ class CutLookup:
         self.features = features
         self.requests = requests
         self.parts = parts
+        self.anchor = torch.zeros(0, device=parts[0].device, requires_grad=True)
         self.values = [part.detach() for part in parts]
         self.gradients: Sequence[Tensor | None] = [None] * len(parts)
         self.is_read = False
@@ -60,8 +62,7 @@ class CutLookup:
     def read(self) -> Sequence[Tensor]:
         """Return the vectors for the model, whose backward ends here."""
         self.is_read = True
-        anchor = torch.zeros(0, device=self.values[0].device, requires_grad=True)
-        vectors: Sequence[Tensor] = _Read.apply(anchor, self)  # type: ignore[no-untyped-call]
+        vectors: Sequence[Tensor] = _Read.apply(self.anchor, self)  # type: ignore[no-untyped-call]
         return vectors
 
     def update(self, gradients: Sequence[Tensor | None]) -> None:

@@ -1,4 +1,4 @@
-"""Forward and backward of a model on one GPU as two CUDA graphs, for users who own their loop:
+"""Forward and backward of a model on a GPU as two CUDA graphs, for users who own their loop:
 `DistributedModelParallel(module, graph=True)`.
 
     model(batch)       the batch is copied to the recorded one; a graph runs the forward
@@ -20,6 +20,16 @@ Python of the model runs in the first five calls only, so it must not depend on 
 Backward of a call comes before the next training call, which overwrites what it left. Where it does
 not, in the first calls, nothing is recorded.
 
+Where lookups need the host (on several ranks, or with tables that grow), they are cut out:
+
+    model(batch)       lookups are launched, and copied to the recorded ones; a graph runs the rest
+    loss.backward()    a graph runs the backward up to the vectors; launched: the average of dense
+                       gradients over the ranks, in the place of DDP's, and the update of the tables
+
+    training call      1         launched as without graphs, by DDP; then ranks agree to go on
+                       later     what is not recorded is launched with the same messages, so a rank
+                                 whose batch does not fit goes on beside the others
+
 The host does not wait for the verdict on a call. An id that is an error, or a gradient of an output
 that is not finite, stops tables at once: they stay those before that call, gradients of parameters
 are zero, and `found_inf` is 1, which a fused optimiser of torch reads if it is set there
@@ -30,6 +40,7 @@ No GPU has run this file yet: the tests record calls without one, and repeat the
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,6 +49,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from recapp.engine.cut_lookup import CutLookup
 from recapp.engine.fused_integers import FusedBatch
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.graphs.recorded_batch import (
@@ -49,10 +61,12 @@ from recapp.graphs.recorded_batch import (
     StaticBatch,
     cuda_graph,
 )
-from recapp.graphs.step_graph import MOST_GRAPHS, note_launched
+from recapp.graphs.several_ranks import CutLookups, ranks_of_loop
+from recapp.graphs.step_graph import MOST_GRAPHS, NOT_CUT, OTHER_IDS, note_launched, obstacle
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import places_of, view_of
 
+CALLED_AGAIN = "the model is called again before backward"
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -123,11 +137,13 @@ def _changed(leaf: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class _Step:
-    """A call that is recorded, or will be.
+    """A call that is recorded, or will be; or one that is launched beside those of other ranks.
 
     Args:
-        static: The arguments that it reads.
-        parameters: The parameters of the model that are trained.
+        call: The arguments that it reads.
+        model: The model, whose trained `parameters` it keeps.
+        cuts: The lookups that it reads, if they are cut out.
+        static: The memory of the arguments, if it is recorded.
 
     `forward` and `backward` run the graphs; None before they are recorded. `outputs` has what the
     model returned, in the parts of `tree`, and `learns` tells for each whether it has a gradient.
@@ -137,9 +153,17 @@ class _Step:
     the lookups.
     """
 
-    def __init__(self, static: StaticBatch, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        call: _Call,
+        model: nn.Module,
+        cuts: list[CutLookup],
+        static: StaticBatch | None = None,
+    ) -> None:
+        self.call = call
+        self.parameters = [x for x in model.parameters() if x.requires_grad]
+        self.cuts = cuts
         self.static = static
-        self.parameters = parameters
         self.forward: Callable[[], None] | None = None
         self.backward: Callable[[], None] | None = None
         self.outputs: list[Any] = []
@@ -152,18 +176,21 @@ class _Step:
 
 
 class _Pass(NamedTuple):
-    """A forward whose backward has not run: the number of the call, its arguments and its step."""
+    """A forward whose backward has not run: the number of the call, its arguments, its step, and
+    its lookups, if they are cut out.
+    """
 
     number: int
     call: _Call
     step: _Step
+    cuts: list[CutLookup]
 
 
 class ModuleGraph:
-    """Call a model on one rank, in training as two graphs where that is possible.
+    """Call a model, in training as two graphs where that is possible.
 
     Args:
-        model: The model.
+        model: The model; on several ranks, with DDP around it.
         device: Its device.
         capture: Records work; None records a CUDA graph.
 
@@ -172,6 +199,7 @@ class ModuleGraph:
             recorded.
         calls: The number of training calls so far.
         found_inf: 1 on the device once it has stopped, else 0; fp32.
+        cuts: Whether lookups need the host, so they are cut out of the graphs.
     """
 
     def __init__(
@@ -180,20 +208,28 @@ class ModuleGraph:
         self._model = model
         self._device = device
         self._tables = sharded_tables(model)
+        self._ranks = ranks_of_loop(model, model.parameters())
+        self._lookups = CutLookups(self._tables)
+        self._joins = self._reads_cuts = False
         self.calls = 0
+        self.cuts = self._lookups.are_needed
         self.found_inf = torch.zeros((), device=device)
         self._steps: list[_Step] = []
         self._open: _Pass | None = None
-        self._verdict: DeviceVerdict | None = None
+        self._forms = BatchForms(model, self._tables)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or self._why_tables_are_not()
+        self.why_not = self.why_not or self._obstacle()
+        if self.cuts and self._forms.has_sequences:
+            self.why_not = self.why_not or NOT_CUT
+        self._records = not self.why_not
+        fault = "the gradient of an output is not finite; the tables are those before that step"
+        self._verdict = DeviceVerdict(
+            self._tables, device, [], fault, whole=self._records and not self.cuts
+        )
         if self.why_not:
             note_launched("graph=True", self.why_not)
             return
         self._capture = capture or partial(cuda_graph, torch.cuda.graph_pool_handle())
-        self._forms = BatchForms(model, self._tables)
-        fault = "the gradient of an output is not finite; the tables are those before that step"
-        self._verdict = DeviceVerdict(self._tables, device, [], fault)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model.
@@ -202,41 +238,51 @@ class ModuleGraph:
             IdError: An id is outside of its table, here or in one of the last calls.
             TrainingError: The gradient of an output was not finite in one of the last calls.
         """
-        if self._verdict is None:
-            return self._model(*args, **kwargs)
-        if not (self._model.training and torch.is_grad_enabled()):
+        if not (self._records and self._model.training and torch.is_grad_enabled()):
             self._verdict.settle(0)
             return self._model(*args, **kwargs)
-        self._close(self._verdict)
+        self._close()
         self._verdict.settle(MOST_UNREAD - 1)
         self.calls += 1
         call = _Call.of(args, kwargs)
-        step = self._step_of(call)
-        if step is None:
-            self._verdict.settle(0)
-            return self._launched(call)
-        self._open = _Pass(self.calls, call, step)
-        learned = self._learned(step, call)
-        outputs = _Replay.apply(self, self._open, *learned)  # type: ignore[no-untyped-call]
+        launched = self._is_launched(call)
+        cut: AbstractContextManager[list[CutLookup]] = nullcontext([])
+        if self.cuts and not launched:
+            cut = self._lookups.of(call.sparse, self._reads_cuts)
+        with cut as cuts:
+            step = None if launched else self._step_of(call, cuts)
+            if step is None:
+                self._verdict.settle(0)
+                return self._launched(call)
+            self._open = _Pass(self.calls, call, step, cuts)
+            learned = self._learned(step, call)
+            outputs = _Replay.apply(self, self._open, *learned)  # type: ignore[no-untyped-call]
+        if self.cuts and not self._reads_cuts:
+            self._reads_cuts = self._joins = bool(cuts) and all(one.is_read for one in cuts)
+            self.why_not = self.why_not if self._joins else OTHER_IDS
         return tree_unflatten(outputs, step.tree)
 
     def finish(self) -> None:
         """Wait for the last calls whose backward has run, and raise their errors."""
-        if self._verdict is not None:
-            self._verdict.settle(0)
+        self._verdict.settle(0)
 
-    def _why_tables_are_not(self) -> str:
-        if any(shared.needs_host for shared in self._tables):
+    def _obstacle(self) -> str:
+        """Return the reason why calls of the model cannot be recorded; empty if they can."""
+        if any(x._backward_hooks for x in self._model.parameters()):
+            return "parameters have hooks"
+        if self._lookups.are_needed and not self.cuts:
             return "the host takes part in the lookups of the model"
-        return next((why for t in self._tables if (why := t.why_unstoppable())), "")
+        return obstacle(self._tables, [], self._ranks is not None)
 
-    def _close(self, verdict: DeviceVerdict) -> None:
+    def _close(self) -> None:
         """End the pass of a call without backward: the next one overwrites what it left."""
         if self._open is not None:
-            number, call, step = self._open
-            verdict.copy(number, call, verdict.updates(), step.integers)
+            number, call, step, cuts = self._open
+            self._verdict.copy(number, call, self._verdict.updates(), step.integers)
             if step.forward is None:
                 step.outputs = []
+                self._steps = [one for one in self._steps if one is not step]
+            cuts.clear()
             self._open = None
 
     def _learned(self, step: _Step, call: _Call) -> list[Tensor]:
@@ -246,32 +292,42 @@ class ModuleGraph:
         inputs = (x for x in call.tensors() if x.requires_grad)
         return [*step.parameters, *inputs, *(t.anchor for t in self._tables)]
 
-    def _step_of(self, call: _Call) -> _Step | None:
-        """Return the step for a call; None where it is launched."""
-        why = self.why_not or self._why_tables_are_not() or call.why_not(self._device)
+    def _is_launched(self, call: _Call) -> bool:
+        """Return whether a call is launched as without graphs, and note why."""
+        why = self._obstacle() or call.why_not(self._device)
         for shared in self._tables:
             shared.update.finish_step()  # as any lookup does
-        if any(t.update.expected or t.waiting_ahead for t in self._tables):
+        several = any(t.update.expected for t in self._tables)
+        if self.cuts and self.calls == 2:  # all ranks go on in one way
+            mine = why or self.why_not or (CALLED_AGAIN if several else "")
+            self.why_not = next(filter(None, self._tables[0].comm.all_gather(mine)), "")
+            self._joins = not self.why_not
+        elif not self.cuts and (several or any(t.waiting_ahead for t in self._tables)):
             self._forms.forget()  # a loop with several calls for a step
-            return None
+            return True
+        why = why or ("" if self._joins else self.why_not)
         if why:
             note_launched("graph=True", why)
-            return None
+        return bool(why) or (self.cuts and not self._joins)
+
+    def _step_of(self, call: _Call, cuts: list[CutLookup]) -> _Step | None:
+        """Return the step for a call; None where it is launched as without graphs."""
         kind = self._device.type
         cast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         form = call.form(), cast, self._forms.of(call)
         per_F = call.sparse.length_per_key()
-        step = next((one for one in self._steps if one.static.takes(form, per_F)), None)
-        if step is None and len(self._steps) < MOST_GRAPHS:
-            parameters = [x for x in self._model.parameters() if x.requires_grad]
-            if any(x._backward_hooks for x in parameters):
-                note_launched("graph=True", "parameters have hooks")
-            elif (static := self._forms.new(form, call)) is not None:
-                step = _Step(static, parameters)
-                self._steps.append(step)
+        step = next((x for x in self._steps if x.static and x.static.takes(form, per_F)), None)
+        can_record = not self.why_not and len(self._steps) < MOST_GRAPHS
+        if step is None and can_record and (static := self._forms.new(form, call)) is not None:
+            assert isinstance(static.samples, _Call)
+            step = _Step(static.samples, self._model, [one.copy() for one in cuts], static)
+            self._steps.append(step)
         if step is None or (step.forward is None and step.gradients and not self._record(step)):
-            return None
+            return _Step(call, self._model, cuts) if self.cuts else None
+        assert step.static is not None
         step.static.fill(call)
+        for there, here in zip(step.cuts, cuts, strict=True):
+            there.fill(here)
         return step
 
     def _launched(self, call: _Call) -> Any:
@@ -288,7 +344,6 @@ class ModuleGraph:
 
     def _record(self, step: _Step) -> bool:
         """Record the forward and the backward of a step, and return whether that was possible."""
-        assert self._verdict is not None
         updates = self._verdict.updates()
         try:
             _, forward = self._capture(lambda: self.forward(step, records=True))
@@ -307,16 +362,17 @@ class ModuleGraph:
 
     def forward(self, step: _Step, records: bool = False) -> None:
         """Call the model with the arguments of a step; or record the call, which is not done."""
-        assert self._verdict is not None
-        call = step.static.samples.each(lambda x: x)  # which may keep what it computes
-        assert isinstance(call, _Call)
+        call = step.call.each(lambda x: x)  # which may keep what it computes
         args, kwargs = tree_unflatten(call.leaves, call.tree)
-        step.static.lend()
+        if step.cuts:
+            self._lookups.give(step.cuts, call.sparse)
+        elif step.static is not None:
+            step.static.lend()
+        has_room = step.static is not None and step.static.has_room
+        alone = self._ranks.alone() if self._ranks is not None else nullcontext()
         torch.clear_autocast_cache()
-        with (
-            torch.enable_grad(),
-            self._verdict.watch(step.static.has_room, records) as step.integers,
-        ):
+        watch = self._verdict.watch(has_room, records)
+        with torch.enable_grad(), alone, watch as step.integers:
             made = self._model(*args, **kwargs)
         torch.clear_autocast_cache()
         step.outputs, step.tree = tree_flatten(made)
@@ -328,16 +384,16 @@ class ModuleGraph:
         """Update the tables with the gradients of the outputs of a step, unless the device has
         stopped. Return the gradients of what learns, and the memory in which they are.
         """
-        assert self._verdict is not None and isinstance(step.static.samples, _Call)
         stopped = self._verdict.stopped
         pairs = zip(step.outputs, gradients, strict=True)
         outputs, given = zip(*((x, g) for x, g in pairs if g is not None), strict=True)
         stopped.logical_or_(~torch.stack([g.isfinite().all() for g in given]).all())
-        learned = self._learned(step, step.static.samples)
+        learned = self._learned(step, step.call)
+        reached = [*learned, *(one.anchor for one in step.cuts)]
         with self._verdict.watch():
-            found = torch.autograd.grad(outputs, learned, given, allow_unused=True)
-        step.static.take_back()
-        self.found_inf.copy_(stopped[0])
+            found = torch.autograd.grad(outputs, reached, given, allow_unused=True)
+        if step.static is not None and not step.cuts:
+            step.static.take_back()
         dense = [g for g in found if g is not None]
         places = places_of(dense)
         size = max((place.stop for place in places.values()), default=0)
@@ -345,8 +401,26 @@ class ModuleGraph:
         views = {id(g): view_of(memory, places[id(g)], g) for g in dense}
         if dense:
             torch._foreach_copy_([views[id(g)] for g in dense], dense)
-            memory.masked_fill_(stopped != 0, 0)
-        return memory, [views.get(id(g)) for g in found]
+        made = [views.get(id(g)) for g in found[: len(learned)]]
+        if not self.cuts:
+            self._end(step, [], made, memory)
+        return memory, made
+
+    def _end(
+        self, step: _Step, cuts: list[CutLookup], made: list[Tensor | None], memory: Tensor
+    ) -> None:
+        """Average the gradients of the dense part over the ranks, which stop together; update the
+        tables whose lookups were cut out; and let nothing move the dense part after a stop.
+        """
+        if self._ranks is not None:
+            gradients = [x for x in made[: len(step.parameters)] if x is not None]
+            self._ranks.join(gradients, self._verdict.stopped)
+        with self._verdict.watch():
+            for cut, read in zip(cuts, step.cuts, strict=True):
+                cut.update(read.gradients)
+        cuts.clear()  # who keeps an output does not keep them
+        self.found_inf.copy_(self._verdict.stopped[0])
+        memory.masked_fill_(self._verdict.stopped != 0, 0)
 
     def call_again(self, step: _Step) -> list[Any]:
         """Run the forward of a step, and return its outputs, which nobody overwrites."""
@@ -365,7 +439,6 @@ class ModuleGraph:
             RuntimeError: The call was differentiated before, another training call came between, or
                 the loss reads other outputs than when the call was recorded.
         """
-        assert self._verdict is not None
         if self._open is not one:
             raise RuntimeError(
                 f"graph=True: backward of training call {one.number} of the model came twice, or "
@@ -378,7 +451,7 @@ class ModuleGraph:
         self._verdict.write_rates()
         if step.backward is None or step.result is None:
             step.gradients = [None if g is None else torch.zeros_like(g) for g in gradients]
-            _, made = self.backward(step, gradients)
+            memory, made = self.backward(step, gradients)
             step.outputs = []
         else:
             if [g is None for g in step.gradients] != [g is None for g in gradients]:
@@ -396,6 +469,8 @@ class ModuleGraph:
             recorded, views = step.result
             memory = recorded.clone()  # the next step overwrites it
             made = [None if x is None else _moved(x, recorded, memory) for x in views]
+        if self.cuts:
+            self._end(step, one.cuts, made, memory)
         self._verdict.copy(one.number, one.call, updates, step.integers)
         return made
 

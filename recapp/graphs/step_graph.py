@@ -21,10 +21,10 @@ Where a batch has room, the flat values of all features are no use: a model that
 takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
 weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
-Where lookups need the host (messages of several ranks, decisions on keys, the number of dropped
-ids), they are done before the model runs, and only what is between lookup and update is recorded
-(`recapp/engine/cut_lookup.py`): the average of dense gradients over the ranks, the update and the
-dense optimiser follow, launched one by one.
+Where lookups need the host (messages of several ranks, decisions on keys, concatenations), they are
+done before the model runs, and only what is between lookup and update is recorded
+(`recapp/graphs/several_ranks.py`): the average of dense gradients over the ranks, in the place of
+DDP's, the update and the dense optimiser follow, launched one by one.
 
 Nobody waits for the verdict on a batch, so it stops the step itself, dense optimiser included, and
 all later ones (`recapp/graphs/recorded_batch.py`). The host reads it up to `MOST_UNREAD` steps
@@ -48,7 +48,6 @@ from recapp.engine.cut_lookup import CutLookup
 from recapp.engine.fused_integers import FusedBatch
 from recapp.engine.sharded_collection import sharded_tables
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.errors import ConfigError, IdError, RankError
 from recapp.graphs.recorded_batch import (
     MOST_UNREAD,
     BatchForms,
@@ -58,21 +57,12 @@ from recapp.graphs.recorded_batch import (
     StaticBatch,
     cuda_graph,
 )
+from recapp.graphs.several_ranks import CutLookups, OfRanks, ranks_of_loop
 from recapp.optim.optimizer import parts_of
 
 MOST_GRAPHS = 3
-
-
-class OfRanks(NamedTuple):
-    """What makes several ranks train like one.
-
-    Args:
-        share: Returns the factor of this rank's loss in the batch that was looked up last.
-        average: Replaces gradients by their averages over the ranks.
-    """
-
-    share: Callable[[], float]
-    average: Callable[[Sequence[Tensor]], None]
+NOT_CUT = "the host takes part in lookups whose vectors are not sums of bags"
+OTHER_IDS = "the model looks up other ids than those of the batch"
 
 
 class _Left(NamedTuple):
@@ -108,7 +98,8 @@ class StepGraph:
             each step brings their rates to the device.
         capture: Records a step; None records a CUDA graph.
         setting: The setting that notes name.
-        ranks: What makes several ranks train like one; None on a single rank.
+        ranks: What makes several ranks train like one; None takes what the DDP does that wraps the
+            dense part, as `DistributedModelParallel` makes it.
 
     Attributes:
         why_not: The reason why steps are launched one by one, which is noted once; empty while they
@@ -131,15 +122,17 @@ class StepGraph:
         self.optimizer = optimizer
         self.tables = sharded_tables(model)
         self.steps = 0
-        self.ranks = ranks
+        self._cuts = CutLookups(self.tables)
         self._has_trained = False
         self._setting = setting
         device = next(model.parameters()).device
         self._dense = parts_of(optimizer)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or obstacle(self.tables, optimizer, ranks is not None)
+        ranks = ranks or ranks_of_loop(model, _parameters(self._dense))
+        self.why_not = self.why_not or obstacle(self.tables, self._dense, ranks is not None)
         self._stops = not self.why_not
-        self.cuts = self._stops and self._need_host()
+        self.ranks = ranks if self._stops else None
+        self.cuts = self._stops and self._cuts.are_needed
         if self.why_not:
             note_launched(setting, self.why_not)
             return
@@ -149,7 +142,7 @@ class StepGraph:
         fault = "the loss is not finite; the weights are those before that step"
         self._verdict = DeviceVerdict(self.tables, device, self._dense, fault, not self.cuts)
         if self.cuts and self._forms.has_sequences:
-            self._give_up("the host takes part in lookups whose vectors are not sums of bags")
+            self._give_up(NOT_CUT)
         self._found_inf = torch.zeros((), device=device)
         for one in self._dense:
             one.found_inf = self._found_inf  # type: ignore[attr-defined]
@@ -167,41 +160,15 @@ class StepGraph:
         if not self._stops:
             return self._step(batch)
         self._verdict.settle(MOST_UNREAD - 1)
-        with self._cut(batch):
-            share = self.ranks.share() if self.ranks is not None and self._all_cut() else 1.0
-            self._verdict.write_rates(share)
+        cut = self._cuts.of(batch.sparse, self._has_trained) if self.cuts else nullcontext(())
+        with cut as cuts:
+            self._verdict.write_rates(self.ranks.share() if self.ranks and cuts else 1.0)
             return self._train(batch)
 
     def finish(self) -> None:
         """Wait for the last steps, and raise their errors, as a call does."""
         if self._stops:
             self._verdict.settle(0)
-
-    @contextmanager
-    def _cut(self, batch: Samples) -> Iterator[None]:
-        """Do the lookups of a batch before its model runs, if they need the host."""
-        try:
-            for shared in self.tables if self.cuts else ():
-                shared.cut = shared.cut_lookup(batch.sparse)
-        except (ConfigError, IdError, RankError):
-            if self._has_trained:
-                raise
-            self._drop_cuts()  # the model looks up other ids, or raises it itself
-        try:
-            yield
-        finally:
-            self._drop_cuts()
-
-    def _need_host(self) -> bool:
-        return any(shared.needs_host for shared in self.tables)
-
-    def _drop_cuts(self) -> None:
-        for shared in self.tables:
-            shared.cut = None
-
-    def _all_cut(self) -> list[CutLookup]:
-        """Return the lookups of the batch that were done before its model runs."""
-        return [shared.cut for shared in self.tables if shared.cut is not None]
 
     def _train(self, batch: Samples) -> Any:
         """Train on a batch by the recorded step that it fits; by one that is recorded now, or
@@ -213,7 +180,7 @@ class StepGraph:
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
         learns = any(x.requires_grad for x in batch.tensors())
         can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
-        can_record = can_record and recorded is None and (self.cuts or not self._need_host())
+        can_record = can_record and recorded is None and (self.cuts or not self._cuts.are_needed)
         if can_record and (static := self._forms.new(form, batch)):
             return self._recorded(static, batch)
         if recorded is None:
@@ -224,7 +191,7 @@ class StepGraph:
             return result
         left = recorded.left
         recorded.static.fill(batch)
-        for there, here in zip(left.cuts, self._all_cut(), strict=True):
+        for there, here in zip(left.cuts, self._cuts.waiting(), strict=True):
             there.fill(here)
         for one in recorded.integers:
             one.expect()
@@ -242,24 +209,25 @@ class StepGraph:
         """Train on a batch, unless the device has stopped."""
         result = self._computed(batch)
         self._has_trained = True
-        cuts = self._all_cut()
+        cuts = self._cuts.waiting()
         if self.cuts and not (cuts and all(cut.is_read for cut in cuts)):
             self.cuts = False
-            self._give_up("the model looks up other ids than those of the batch")
+            self._give_up(OTHER_IDS)
         self._update([cut.gradients for cut in cuts], _gradients(self._dense))
         return result
 
     def _computed(self, batch: Samples) -> Any:
         """Compute the gradients of a batch, and whether its loss is finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        result = self.loss(self.model, batch)
-        loss = result if isinstance(result, Tensor) else result[0]
-        if self._stops:
-            self._verdict.stopped.logical_or_(~loss.detach().isfinite())
-        if self.ranks is not None:  # lookups tell the share of their batch
-            cut = bool(self._all_cut())
-            loss = loss * (self._verdict.share.to(loss.dtype) if cut else self.ranks.share())
-        loss.backward()
+        with self.ranks.alone() if self.ranks else nullcontext():
+            result = self.loss(self.model, batch)
+            loss = result if isinstance(result, Tensor) else result[0]
+            if self._stops:
+                self._verdict.stopped.logical_or_(~loss.detach().isfinite())
+            if self.ranks is not None:  # lookups tell the share of their batch
+                cut = bool(self._cuts.waiting())
+                loss = loss * (self._verdict.share.to(loss.dtype) if cut else self.ranks.share())
+            loss.backward()
         return tree_map_only(Tensor, Tensor.detach, result)
 
     def _update(
@@ -273,10 +241,8 @@ class StepGraph:
             dense: The gradients of the dense part.
         """
         if self.ranks is not None:
-            stopped = self._verdict.stopped.float()
-            self.ranks.average([*dense.values(), stopped])
-            self._verdict.stopped.logical_or_(stopped > 0)
-        for cut, of_cut in zip(self._all_cut(), gradients, strict=True):
+            self.ranks.join([*dense.values()], self._verdict.stopped)
+        for cut, of_cut in zip(self._cuts.waiting(), gradients, strict=True):
             cut.update(of_cut)
         for parameter, gradient in dense.items():
             parameter.grad = gradient
@@ -306,7 +272,9 @@ class StepGraph:
         updates = self._verdict.updates()
         record = partial(self._step_with, static)
         if self.cuts:
-            record = partial(self._computed_with, static, [cut.copy() for cut in self._all_cut()])
+            record = partial(
+                self._computed_with, static, [cut.copy() for cut in self._cuts.waiting()]
+            )
         try:
             with self._verdict.watch(static.has_room, records=True) as integers:
                 left, replay = self._capture(record)
@@ -326,9 +294,7 @@ class StepGraph:
     def _computed_with(self, static: StaticBatch, cuts: list[CutLookup]) -> _Left:
         """Compute the gradients of a recorded batch, from vectors with memory of their own."""
         batch = static.samples.each(lambda x: x)
-        for shared, cut in zip(self.tables, cuts, strict=True):
-            cut.features = batch.sparse
-            shared.cut = cut
+        self._cuts.give(cuts, batch.sparse)
         return _Left(self._computed(batch), cuts, _gradients(self._dense))
 
     def _give_up(self, why: str) -> None:
@@ -347,23 +313,19 @@ def note_launched(setting: str, why: str) -> None:
     note_once(f"{setting}: steps are launched one by one, without a CUDA graph: {why}")
 
 
-def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool = False) -> str:
+def obstacle(tables: list[ShardedTables], dense: Sequence[Optimizer], averages: bool) -> str:
     """Return the reason why the device cannot stop a step; empty if it can.
 
     Args:
         tables: The tables of the model.
-        optimizer: The optimiser of the dense part, or of all.
+        dense: The optimisers of the dense part; of several that one calls, each (`parts_of`).
         averages: Whether the step averages dense gradients over the ranks.
     """
     for shared in tables:
         if shared.comm.world > 1 and not averages:
-            return "on several ranks recapp.train alone records steps"
+            return "no DDP as that of DistributedModelParallel averages gradients over the ranks"
         if why := shared.why_unstoppable():
             return why
-    dense = parts_of(optimizer)
-    kinds = {p.dtype for one in dense for group in one.param_groups for p in group["params"]}
-    if averages and len(kinds) > 1:
-        return f"dense weights of {len(kinds)} types are not averaged at once"
     for one in dense:
         unfused = [group for group in one.param_groups if not group.get("fused")]
         if unfused or not hasattr(one, "_step_supports_amp_scaling"):  # so reads found_inf
@@ -377,6 +339,8 @@ def obstacle(tables: list[ShardedTables], optimizer: Optimizer, averages: bool =
 
 def _gradients(dense: Sequence[Optimizer]) -> dict[nn.Parameter, Tensor]:
     """Return the gradients of the dense part."""
-    groups = (group for one in dense for group in one.param_groups)
-    parameters = [p for group in groups for p in group["params"]]
-    return {p: p.grad for p in parameters if p.grad is not None}
+    return {p: p.grad for p in _parameters(dense) if p.grad is not None}
+
+
+def _parameters(dense: Sequence[Optimizer]) -> list[nn.Parameter]:
+    return [p for one in dense for group in one.param_groups for p in group["params"]]

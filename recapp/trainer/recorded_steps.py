@@ -24,8 +24,9 @@ from torch.optim import Optimizer
 
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.graphs.recorded_batch import Capture
-from recapp.graphs.step_graph import OfRanks, StepGraph, note_launched, obstacle
-from recapp.optim.optimizer import HybridOptimizer, each_norm, total_norm
+from recapp.graphs.several_ranks import OfRanks
+from recapp.graphs.step_graph import StepGraph, note_launched, obstacle
+from recapp.optim.optimizer import HybridOptimizer, each_norm, parts_of, total_norm
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.sparse.transfer import to_host
 from recapp.trainer.lightnings_parts import BATCH_HOOKS, is_idle
@@ -127,7 +128,9 @@ def recorded_steps(
         return None
     optimizer = trainer.optimizers[0]
     assert isinstance(optimizer, HybridOptimizer)
-    why = _why_not(trainer, module) or obstacle(tables, optimizer.dense, ranks is not None)
+    why = _why_not(trainer, module) or obstacle(
+        tables, parts_of(optimizer.dense), ranks is not None
+    )
     if not why:
         return RecordedSteps(trainer, module, optimizer, capture, ranks)
     note_launched(SETTING, why)

@@ -51,7 +51,7 @@ from recapp.engine.sharded_collection import (
 )
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, LaunchError, PlanError, RankError
-from recapp.graphs.step_graph import OfRanks
+from recapp.graphs.several_ranks import OfRanks
 from recapp.optim.named_rules import Rules
 from recapp.optim.rules import rowwise_adagrad
 from recapp.optim.table_rule import table_rule, with_frozen_of
@@ -471,8 +471,12 @@ class EmbeddingShardingStrategy(StepOfRanks):
         if not trainer.training:
             return dataloader
         if self.graphs and self.recorded is None:
-            ranks = OfRanks(self.share, average_over_ranks) if self.comm.world > 1 else None
-            self.recorded = recorded_steps(trainer, self.sharded_tables(), self.capture, ranks)
+            self.recorded = recorded_steps(
+                trainer,
+                self.sharded_tables(),
+                self.capture,
+                OfRanks(self.share, average_over_ranks) if self.comm.world > 1 else None,
+            )
         if not self.look_ahead or hasattr(dataloader, "state_dict"):
             return dataloader
         early = self.recorded is None or self.recorded.exchanges

@@ -482,18 +482,24 @@ def together(comm: Comm, step: Callable[[], T], failed: str) -> T:
     return result
 
 
-def average_over_ranks(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors of one dtype by their averages over the ranks of the default process group.
-    All ranks get the same bits.
+def average_over_ranks(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replace tensors by their averages over the ranks, with one message for each dtype. All ranks
+    get the same bits.
+
+    Args:
+        tensors: The tensors.
+        group: The process group of the ranks; None takes the default one.
     """
-    if not tensors or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not tensors or not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    averages = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-    torch._foreach_copy_(list(tensors), averages)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.flatten() for tensor in of_dtype])
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        parts = torch.split(flat, [tensor.numel() for tensor in of_dtype])
+        averages = [part.view_as(tensor) for part, tensor in zip(parts, of_dtype, strict=True)]
+        torch._foreach_copy_(of_dtype, averages)
 
 
 def wait_for_all() -> None:

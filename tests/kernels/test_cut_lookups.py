@@ -8,10 +8,12 @@ import torch.distributed as dist
 from engine.engine_cases import make_plan, same_bits
 from gpu_first.recorder import captured
 
+from recapp.data_parallel import wrap_dense
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.errors import IdError, TrainingError
 from recapp.graphs.recorded_batch import WARM_UP
-from recapp.graphs.step_graph import OfRanks, StepGraph
+from recapp.graphs.several_ranks import OfRanks
+from recapp.graphs.step_graph import StepGraph
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
@@ -77,9 +79,11 @@ def batch_of(seed, rank, infinite=False, bad=False, varies=False):
 
 
 class Trained:
-    """A model and its steps: recorded, or those of a loop without `StepGraph`."""
+    """A model and its steps: recorded, or those of a loop without `StepGraph`. The average over
+    several ranks is that of the loop, or DDP's.
+    """
 
-    def __init__(self, comm, plan, steps, **model):
+    def __init__(self, comm, plan, steps, ddp=None, **model):
         self.comm = comm
         self.model = Model(**model)
         plan = make_plan(plan, self.model.tables, comm.world, column_width=4)
@@ -89,7 +93,11 @@ class Trained:
         dense = torch.optim.Adam(self.model.parameters(), 2**-7, fused=True)
         self.optimizer = hybrid(dense, self.tables)
         self.captures = self.replays = 0
-        ranks = OfRanks(self.share, self.average) if comm.world > 1 else None
+        ranks = OfRanks(self.share, self.average) if comm.world > 1 and ddp is None else None
+        if ddp is not None:
+            self.average = self.share = None
+            settings = {"broadcast_buffers": False, "gradient_as_bucket_view": True} | ddp
+            self.model = wrap_dense(self.model, comm, process_group=comm.group, **settings)
         if steps != "loop":
             self.step = StepGraph(self.model, loss, self.optimizer, self.capture, ranks=ranks)
         else:
@@ -118,8 +126,9 @@ class Trained:
     def plain_step(self, batch):
         self.optimizer.zero_grad()
         value = loss(self.model, batch)
-        (value * self.share() if self.comm.world > 1 else value).backward()
-        self.average([p.grad for p in self.model.parameters()])
+        (value * self.share() if self.comm.world > 1 and self.share else value).backward()
+        if self.average:
+            self.average([p.grad for p in self.model.parameters()])
         self.optimizer.step()
         return value.detach()
 
@@ -133,19 +142,40 @@ class Trained:
         return [x.detach().clone() for x in (*self.model.parameters(), *rows)]
 
 
-def compare(comm, plan, **of_table):
+def compare(comm, plan, ddp=None, **of_table):
     """Train with recorded steps, and in an ordinary loop."""
     seeds = range(WARM_UP + 4)
-    recorded, loop = (Trained(comm, plan, steps, **of_table) for steps in ("recorded", "loop"))
+    recorded, loop = (Trained(comm, plan, steps, ddp, **of_table) for steps in ("recorded", "loop"))
     values = [[*way.train(seeds), *way.weights()] for way in (recorded, loop)]
     recorded.step.finish()
     assert (recorded.captures, recorded.replays) == (1, len(seeds) - WARM_UP - 1)
     assert all(map(same_bits, *values))
 
 
+def does_not_fit(comm):
+    """Train with batches of which those of one rank, and then of both, are of other forms."""
+    recorded, loop = (Trained(comm, "row_wise", steps, {}) for steps in ("recorded", "loop"))
+    forms = [False] * (WARM_UP + 1) + [False, comm.rank == 1, comm.rank == 0, True, False]
+    values = []
+    for way in (recorded, loop):
+        steps = [way.train([3 * seed + 1], varies=varies) for seed, varies in enumerate(forms)]
+        values.append([*(x for step in steps for x in step), *way.weights()])
+    recorded.step.finish()
+    assert recorded.replays == 3
+    assert all(map(same_bits, *values))
+
+
+def is_launched(comm, settings):
+    """Train a model whose DDP does more than to average gradients."""
+    trained, loop = (Trained(comm, "row_wise", s, settings) for s in ("recorded", "loop"))
+    values = [[*way.train(range(2)), *way.weights()] for way in (trained, loop)]
+    assert all(map(same_bits, *values))
+    assert trained.step.why_not.startswith("no DDP as that of DistributedModelParallel")
+
+
 def stops(comm, fault):
     """Train until a fault on the last rank, and on for some steps: no weight changes."""
-    trained = Trained(comm, "row_wise", "recorded")
+    trained = Trained(comm, "row_wise", "recorded", {} if fault == "infinite" else None)
     list(trained.train(range(WARM_UP + 3)))
     before = trained.weights()
     kind = IdError if fault == "bad" else TrainingError
@@ -166,21 +196,31 @@ def looks_up_other_ids(comm):
     assert "other ids" in trained.step.why_not and not trained.captures
 
 
+def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
+    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic={"seen": 2})
+
+
+def dropping(comm, plan):
+    """Compare steps whose tables refuse some ids."""
+    compare(comm, plan, num_embeddings=20, id_rule="drop")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "of_table",
-    [
-        {"num_embeddings": "dynamic", "dynamic": {"seen": 2}},
-        pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
-    ],
-    ids=["dynamic", "drop"],
+    ("plan", "train"), [("row_wise", compare), ("column_wise", compare), ("row_wise", dropping)]
 )
-def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
-    compare(Comm(), "table_wise", **of_table)
+def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan, train):
+    ranks.run(train, 2, plan)
 
 
-@pytest.mark.parametrize("plan", ["row_wise", pytest.param("column_wise", marks=pytest.mark.full)])
-def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan):
-    ranks.run(compare, 2, plan)
+def test_a_rank_whose_batch_does_not_fit_is_launched_beside_the_others(interpreted, ranks):
+    ranks.run(does_not_fit, 2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("settings", [{"find_unused_parameters": True}, {"static_graph": True}])
+def test_steps_of_a_ddp_that_does_more_are_launched(interpreted, ranks, settings):
+    ranks.run(is_launched, 2, settings)
 
 
 @pytest.mark.parametrize("fault", ["bad", pytest.param("infinite", marks=pytest.mark.full)])

@@ -2,10 +2,14 @@
 for a CUDA graph and Triton's interpreter for a GPU.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 from engine.engine_cases import same_bits
-from kernels.test_step_graph import B, Trained, batch, loss
+from gpu_first.recorder import captured
+from kernels.test_step_graph import B, Model, Trained, batch, loss
+from ranks import auto_means
 
 from recapp.compat.torchrec import batches as pipelines
 from recapp.compat.torchrec.batches import Batch, TrainPipelineBase, TrainPipelineSparseDist
@@ -19,9 +23,14 @@ from recapp.compat.torchrec.optimizers import (
     WarmupPolicy,
     WarmupStage,
 )
+from recapp.engine.sharded_collection import sharded_tables
 from recapp.errors import IdError
 from recapp.graphs.recorded_batch import WARM_UP
 from recapp.graphs.step_graph import StepGraph
+from recapp.optim.optimizer import hybrid
+from recapp.optim.rules import rowwise_adagrad
+from recapp.parallel import DistributedModelParallel, EmbeddingBagCollectionSharder
+from recapp.sparse.keyed_jagged_tensor import Batch as OurBatch
 
 CPU = torch.device("cpu")
 
@@ -73,6 +82,55 @@ def test_a_pipeline_with_a_graph_trains_as_one_without(interpreted, monkeypatch,
         assert len(trained.captures) == graph
         found.append([*(x for pair in results for x in pair), *trained.tensors()])
     assert all(map(same_bits, *found))
+
+
+def pipes(comm):
+    """Train on several ranks by pipelines that exchange ids ahead, with and without graphs."""
+    found = []
+    captures = []
+
+    def capture(step):
+        value, recorder = captured(step, [pipeline._graph._verdict.stopped])
+        captures.append(recorder)
+        return value, recorder.replay
+
+    def step_graph(*given, **named):
+        return StepGraph(*given, capture, **named)
+
+    for graph in (True, False):
+        with auto_means("triton"):
+            model = DistributedModelParallel(
+                Model(),
+                comm.group,
+                sharders=[EmbeddingBagCollectionSharder(rule=rowwise_adagrad())],
+            )
+
+        def forward(samples, model=model):
+            ours = OurBatch(samples.dense_features, samples.sparse, samples.labels)
+            value = loss(model, ours)
+            return value, value.detach()
+
+        tables = sharded_tables(model)
+        dense = torch.optim.Adam(model.parameters(), 2.0**-10, fused=True)
+        with (
+            mock.patch.object(pipelines, "StepGraph", step_graph),
+            mock.patch.object(tables[0], "look_ahead", wraps=tables[0].look_ahead) as ahead,
+        ):
+            pipeline = TrainPipelineSparseDist(
+                model, hybrid(dense, tables), CPU, custom_model_fwd=forward, graph=graph
+            )
+            samples = iter([torchrecs(10 * seed + comm.rank) for seed in range(WARM_UP + 3)])
+            found.append([pipeline.progress(samples) for _ in range(WARM_UP + 3)])
+        assert ahead.call_count == WARM_UP + 3
+        rows = [b.data for t in tables for store in t.stores for b in store.blocks()]
+        found[-1] += [*(p.detach() for p in model.parameters()), *rows]
+    assert len(captures) == 1
+    assert all(map(same_bits, *found))
+
+
+@pytest.mark.full
+def test_a_pipeline_of_several_ranks_trains_as_one_without_a_graph(interpreted, ranks):
+    ranks.run(pipes, 2)
 
 
 def test_the_end_of_the_batches_raises_the_last_error(interpreted, monkeypatch):

@@ -11,7 +11,8 @@ While one batch computes, a pipeline copies the next batch to the device and exc
             break
 
 With `graph=True` one rank on a GPU trains a batch as one CUDA graph (`StepGraph`), which waits for
-no exchange and so needs no look-ahead. No GPU has run that yet.
+no exchange and so needs no look-ahead; several ranks exchange ids ahead, and the graph is what is
+between lookup and update. No GPU has run that yet.
 
 TorchRec's pipelines require `Pipelineable` batches. recapp's accept any batch with a method `to`;
 the two base classes are here for programs that derive their batches from them. Under Lightning
@@ -373,7 +374,7 @@ class TrainPipelineBase(Generic[In, Out]):
         return torch.sum(losses, dim=0), output
 
     def _read(self, batches: Iterator[In]) -> Iterator[In]:
-        if not self.depth or self._graph is not None:
+        if not self.depth or (self._graph is not None and not self._graph.cuts):
             return map(self._moved, batches)
         tables = sharded_tables(self.model)
         side = tables[0].comm.side if tables else None

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from interpreter import quicken
 from jobs import Jobs
+from quick_disk import force_nothing
 from ranks import Ranks, auto_means, kernels_of
 from stored import Stored
 
@@ -38,6 +39,7 @@ def pytest_configure(config):
     one thread: where all cores are at work, threads of small arrays wait for each other.
     """
     torch.set_num_threads(1)
+    force_nothing()
     config.pluginmanager.register(proof_cost)
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),

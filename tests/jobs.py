@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import proof_cost
+from quick_disk import force_nothing
 from ranks import context, stop
 from warm_commands import WarmCommand
 
@@ -252,6 +253,7 @@ def _serve(rank, python_path, pipe):
     from recapp.transport.communicator import leave_process_group
 
     torch.set_num_threads(1)
+    force_nothing()
     while (job := pipe.recv()) is not None:
         module, settings, directory, environ = job
         os.environ.update(environ)

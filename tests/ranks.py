@@ -93,12 +93,14 @@ def _serve(rank, path, python_path, kernels, pipe):
     import torch
     import torch.distributed as dist
     from interpreter import quicken
+    from quick_disk import force_nothing
 
     from recapp.processes.stopping import freeze_loaded_objects
     from recapp.transport.communicator import Comm
 
     freeze_loaded_objects()
     torch.set_num_threads(1)
+    force_nothing()
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=SIZE)
     groups = {world: dist.new_group(list(range(world))) for world in range(1, SIZE + 1)}
     with auto_means(kernels):

@@ -482,6 +482,8 @@ def _hardware(
         round(measured["overlap"], 3),
         assumed.step_overhead_us,
         assumed.graph_us,
+        assumed.dense_us,
+        assumed.cut_us,
     )
 
 

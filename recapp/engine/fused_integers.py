@@ -139,6 +139,7 @@ class FusedIntegers:
         self.known_bags: dict[
             Hashable, tuple[Tensor, tuple[Tensor, Tensor, Tensor | None], object]
         ] = {}
+        self.ends = to_device(np.array(state.id_rules.ends_F2, np.int64), device)
         self.searched = searched(state)
         self.copied = [g for g in self.searched if state.routes[g].mode == "replicated"]
         self._most = {
@@ -221,6 +222,7 @@ class FusedBatch:
         self.take = take
         self.failure: Exception | None = None
         self.distinct: DistinctRows | None = None
+        self.kept_L: Tensor | None = None  # the ids that count; None: all of them
         world = state.comm.world
         self.counts_WG3 = np.zeros((world, len(state.routes), 3), np.int64)
         self.pieces_G: list[RowPieces | None] = [None] * len(state.routes)
@@ -297,8 +299,9 @@ class FusedBatch:
         sent[:, : len(header)] = header
         sent[:, len(header) + 2 :: 3] = self.fused.strips_G
         read[ends[0]] = NOTHING
-        self.places, self.groups, self._read = self._on_device(
-            "header", places.of_slots, places.of_groups, read
+        first_F1 = np.array([0, *accumulate(self.rows.per_F)], np.int64)
+        self.places, self.groups, self.first_F1, self._read = self._on_device(
+            "header", places.of_slots, places.of_groups, first_F1, read
         )
         self.message, self.report, self.count_K = self._read.tensor_split(ends)
 
@@ -320,7 +323,8 @@ class FusedBatch:
         of_slots = (self.fused.slots, self.places, self.groups)
         self._find_bags(ids, output, of_slots, scale if self.fused.pooled else None)
         self.entries: Entries = self.fused.kernels.entries_of_ids(
-            *(ids.rows_L, self.edge_N1, weights_L, output.bags, *of_slots, self.fused.owners),
+            *(ids.rows_L, self.edge_N1, self.kept_L, weights_L, output.bags),
+            *(*of_slots, self.fused.owners),
             *(self.report, state.stopped, scale, self.sizes, self.take),
         )
 
@@ -332,28 +336,37 @@ class FusedBatch:
         scale: torch.dtype | None,
     ) -> None:
         """Find where the ids of each bag begin, where its entries begin, and where its vector lies;
-        and its factor, in the type `scale`, where owners sum bags.
+        and its factor, in the type `scale`, where owners sum bags. Find which ids count.
 
         A batch whose lengths are one number, expanded, has bags of equal sizes, and if there are as
         many ids as bags, the sizes are 1. Then all this follows from the shape: that of the first
         such batch is kept for others of its shape.
         """
+        state = self.state
         known = self.fused.known_bags
-        single = ids.lengths_FB.stride() == (0, 0) and {*ids.per_F} == {output.bags}
+        leaves_out = state.leaves_out(ids)
+        single = (
+            not leaves_out and ids.lengths_FB.stride() == (0, 0) and {*ids.per_F} == {output.bags}
+        )
         shape = (self.fused.shape, scale) if single else None
         if shape in known:
             self.edge_N1, self.bags, end = known[shape]
-            self.state.comm.side.wait_for(end)
+            state.comm.side.wait_for(end)
             return
         self.edge_N1 = starts(ids.lengths_FB.reshape(-1).long())
-        if self.state.counts_ids:
-            self.state.backend.place_entries(self.edge_N1, output.bags, *of_slots)
-        take = Scratch(self.state.comm.device) if single and not known else self.take
+        if leaves_out:
+            self.edge_N1, self.kept_L = state.backend.fused_places.kept_ids(
+                *(ids.rows_L, self.first_F1, self.edge_N1, output.bags),
+                *(self.fused.ends, self.report, self.take),
+            )
+        if state.counts_ids or leaves_out:
+            state.backend.fused_places.place_entries(self.edge_N1, output.bags, *of_slots)
+        take = Scratch(state.comm.device) if single and not known else self.take
         self.bags = self.fused.kernels.bags_of(
             self.edge_N1, output.bags, *of_slots, scale, self.sizes, take
         )
         if take is not self.take:
-            known[shape] = self.edge_N1, self.bags, self.state.comm.side.mark_current()
+            known[shape] = self.edge_N1, self.bags, state.comm.side.mark_current()
 
     def _search(
         self,
@@ -383,7 +396,7 @@ class FusedBatch:
                 if not self.state.records:
                     store.expect(len(row_P))
                 group = of_groups[g * len(GroupPlace._fields) :]
-                store.add(row_P, key_P, group, self.state.stopped)
+                store.add(row_P, key_P, group, places.regions[g].entry, self.state.stopped)
                 continue
             first_key = int(places.of_groups[g, -2])
             strip_P = (key_P - first_key) // stretches if stretches else key_P
@@ -416,7 +429,7 @@ class FusedBatch:
             self.fused.exchange.count_requests(
                 *(self.distinct, self.fused.piece_rows, self.fused.requests, self.groups),
                 *(state.comm.world, self.words, self.message[: len(self.message) // 2]),
-                *(self.rows.rows_L, self.edge_N1, self.output.bags, self.report, self.count_K),
+                *(self.rows.rows_L, self.first_F1, self.report, self.count_K),
             )
         elif state.row_statistics:
             self._find_own_pieces(self.distinct, self.groups, self.sizes, self.count_K)

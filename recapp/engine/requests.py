@@ -222,10 +222,12 @@ class Requests:
         """Yield the objects whose tensors lookup and update read. Leased memory is recorded once,
         because it is given back before others may use it.
         """
-        yield self.rows
         yield from (scratch.take_new() for scratch in self.lease)
-        if isinstance(self.integers, FusedBatch):
+        if self.weights_L is not None:  # whose gradients follow from these
+            yield self.rows, self.output
+        if isinstance(self.integers, FusedBatch):  # the rest of it is read beside
             return
+        yield self.rows
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
         yield self.row_gradients_G

@@ -256,8 +256,8 @@ class ShardedTables(nn.Module):
     @property
     def needs_host(self) -> bool:
         """Return whether a training step of the tables needs the host: for messages, to decide on
-        new keys, or to learn how many ids are dropped or in the bag of a concatenation. Otherwise
-        the step can be recorded.
+        new keys, or to learn how many ids a sequence loses or the bag of a concatenation has.
+        Otherwise the step can be recorded.
         """
         state = self.state
         sends = self.comm.world > 1 or state.row_statistics is not None
@@ -265,7 +265,7 @@ class ShardedTables(nn.Module):
             store.finds_rows and not (isinstance(store, DynamicStore) and store.adds_unread)
             for store in state.stores
         )
-        reads = state.id_rules.drops or any(x.hotness for x in state.layout.lookups)
+        reads = state.id_rules.shortens or any(x.hotness for x in state.layout.lookups)
         return self._fused is None or sends or searches or reads
 
     def _warm_up(self, trains: bool, missing: str) -> None:

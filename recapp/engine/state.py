@@ -409,14 +409,24 @@ class EngineState:
 
     def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:
         """Return the raw ids of a batch in the place of its rows; see `rows_of`. Dropped ids are
-        gone. Ids, and weights, stand one behind the other in memory, as kernels read them.
+        gone, unless the kernels leave them out. Ids, and weights, stand one behind the other in
+        memory, as kernels read them.
         """
         check_have_values(features)
-        ids = self.id_rules.inside(self.id_rules.raw(features, self._taken_lookups(taken)))
+        ids = self.id_rules.raw(features, self._taken_lookups(taken))
+        if not self.leaves_out(ids):
+            ids = self.id_rules.inside(ids)
         ids.rows_L = ids.rows_L.contiguous()
         if ids.weights_L is not None:
             ids.weights_L = ids.weights_L.to(self.dtype).contiguous()
         return ids
+
+    def leaves_out(self, ids: LookupRows) -> bool:
+        """Return whether the kernels for all groups at once leave dropped ids out: those of bags,
+        without weights that need a gradient.
+        """
+        learns = ids.weights_L is not None and ids.weights_L.requires_grad
+        return self.id_rules.drops and not (self.id_rules.shortens or learns)
 
     def _taken_lookups(self, taken: Sequence[bool]) -> list[bool]:
         return [taken[member] for member in self.outputs.member_F]

@@ -21,8 +21,8 @@ Where a batch has room, the flat values of all features are no use: a model that
 takes those of `batch.sparse[key]`, of which there may be more than its bags hold. For a model that
 weighs ids itself, no batch has room. Batches with tensors that need a gradient are not recorded.
 
-Where lookups need the host (messages of several ranks, decisions on keys, the number of dropped
-ids), they are done before the model runs, and only what is between lookup and update is recorded
+Where lookups need the host (messages of several ranks, decisions on keys, concatenations), they are
+done before the model runs, and only what is between lookup and update is recorded
 (`recapp/graphs/several_ranks.py`): the average of dense gradients over the ranks, in the place of
 DDP's, the update and the dense optimiser follow, launched one by one.
 

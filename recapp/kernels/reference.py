@@ -217,7 +217,7 @@ class TorchBackend:
     begin_rows: Any = None  # the start values of all strips at once
     fused_integers: Any = None  # no functions for all groups at once
     fused_requests: Any = None
-    place_entries: Any = None  # the host knows the places
+    fused_places: Any = None  # the host knows the places
     key_index: type[SortedIndex] | Any = SortedIndex
     find_sorted = staticmethod(find_sorted)
 

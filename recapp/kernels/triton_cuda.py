@@ -18,14 +18,19 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels import triton_integers, triton_requests, triton_update, triton_vectors
+from recapp.kernels import (
+    triton_integers,
+    triton_places,
+    triton_requests,
+    triton_update,
+    triton_vectors,
+)
 from recapp.kernels.links import DeviceRate, Links, rate_numbers
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import TorchBackend
 from recapp.kernels.sums import GPU_ORDER
 from recapp.kernels.triton_key_index import DeviceKeyIndex
 from recapp.kernels.triton_new_rows import begin_rows
-from recapp.kernels.triton_places import place_entries
 from recapp.kernels.triton_update import RuleForm
 from recapp.kernels.triton_vectors import DeviceMatrix, Form
 from recapp.optim.rules import Rate, RowRule
@@ -43,7 +48,7 @@ class TritonBackend(TorchBackend):
     fused_requests = triton_requests
     key_index = DeviceKeyIndex
     begin_rows = staticmethod(begin_rows)
-    place_entries = staticmethod(place_entries)
+    fused_places = triton_places
 
     @override
     def pool(

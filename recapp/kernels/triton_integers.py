@@ -81,6 +81,7 @@ MIDDLE = tl.constexpr(STRETCHES // 2)
 def entries_of_ids(
     ids_L: Tensor,
     edge_N1: Tensor,
+    kept_L: Tensor | None,
     weights_L: Tensor | None,
     samples: int,
     slots: Tensor,
@@ -98,6 +99,7 @@ def entries_of_ids(
     Args:
         ids_L: The raw ids, lookup by lookup.
         edge_N1: Where the ids of each bag of the batch begin, [F x B + 1].
+        kept_L: The ids that count, whose bags these are; None: all of them.
         weights_L: A weight for each id, or None.
         samples: The samples, B.
         slots: The constants of the slots, int64 [S x `SlotNumbers`].
@@ -121,7 +123,7 @@ def entries_of_ids(
     rows(
         (sizes.entries // BLOCK,),
         (
-            *(ids_L, edge_N1, weights_L, slots, places, groups, *owners, report, stopped),
+            *(ids_L, edge_N1, kept_L, weights_L, slots, places, groups, *owners, report, stopped),
             *(*entries, samples, sizes.groups),
         ),
         (None if scale is None else TYPES[scale], BLOCK),
@@ -295,6 +297,7 @@ def _positions_of(row_P, slot_P, here_P):
 def rows(
     ids,
     edges,
+    kept,
     weights,
     slots,
     places,
@@ -325,18 +328,22 @@ def rows(
     slot_P = slots + s_P * SLOT
     place_P = places + s_P * PLACE
     nth_P = p_P - tl.load(place_P + ENTRY, mask=here_P, other=0)
+    bag_P, in_bag_P, length_P, at_P = _bag_of(nth_P, edges, slot_P, samples, here_P)
     id_at_P = tl.load(place_P + ID, mask=here_P, other=0) + nth_P
+    if kept is not None:
+        id_at_P = tl.load(kept + at_P, mask=here_P, other=0).to(tl.int64)
     id_P = _as_int64(tl.load(ids + id_at_P, mask=here_P, other=0))
     row_P, outside_P = _rows_of(id_P, slot_P, here_P)
     _note_outside(outside_P, id_at_P, slot_P, report, stopped)
     position_P = _positions_of(row_P, slot_P, here_P)
     store_P = position_P + tl.load(slot_P + BASE, mask=here_P, other=0)
     key_P = tl.load(slot_P + STRIP_KEY, mask=here_P, other=0) + position_P
-    bag_P, in_bag_P, length_P = _bag_of(nth_P, edges, slot_P, samples, here_P)
     sequence_P = tl.load(slot_P + SEQUENCE, mask=here_P, other=0) > 0
-    where_P = tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
-    where_P += tl.load(place_P + VECTOR, mask=here_P, other=0)
-    where_P += in_bag_P * tl.load(slot_P + APART, mask=here_P, other=0)
+    where_P = (
+        tl.load(place_P + VECTOR, mask=here_P, other=0)
+        + tl.load(place_P + STEP, mask=here_P, other=0) * tl.where(sequence_P, nth_P, bag_P)
+        + tl.load(slot_P + APART, mask=here_P, other=0) * in_bag_P
+    )
     if requests is not None and tl.load(requests + of_group * OUT + MODE) == POOLED:
         bag_P += tl.load(place_P + BAG, mask=here_P, other=0)
         key_P, where_P = _of_owner(key_P, bag_P, pieces, requests + of_group * OUT, group, BLOCK)
@@ -352,7 +359,8 @@ def rows(
         )
     key_P = tl.where(here_P, key_P, tl.load(group + NO_KEY))
     tl.store(key + p_P, key_P.to(key.dtype.element_ty))
-    tl.store(index + p_P, store_P.to(index.dtype.element_ty), mask=here_P)
+    # behind the entries of a group stands a row that exists: lists of rows may end there
+    tl.store(index + p_P, store_P.to(index.dtype.element_ty))
     tl.store(where + p_P, where_P.to(where.dtype.element_ty), mask=here_P)
     if SCALE is not None:
         means_P = tl.load(slot_P + MEAN, mask=here_P, other=0) > 0
@@ -364,14 +372,16 @@ def rows(
 
 @triton.jit
 def _bag_of(nth_P, edges, slot_P, samples, here_P):
-    """Return the sample of each entry, the ids of its bag before it, and all ids of the bag."""
+    """Return the sample of each entry, the ids of its bag before it, all ids of the bag, and the
+    number of the entry's id in a batch without free room.
+    """
     bags = edges + tl.load(slot_P + LOOKUP, mask=here_P, other=0) * samples
-    at_P = tl.load(bags, mask=here_P, other=0) + nth_P  # of the batch, without free room
+    at_P = tl.load(bags, mask=here_P, other=0) + nth_P
     zero_P = nth_P * 0
     bag_P = _first_above(bags, 1, zero_P, zero_P + tl.where(here_P, samples, 0), at_P) - 1
     begin_P = tl.load(bags + bag_P, mask=here_P, other=0)
     length_P = tl.load(bags + bag_P + 1, mask=here_P, other=1) - begin_P
-    return bag_P, at_P - begin_P, length_P
+    return bag_P, at_P - begin_P, length_P, at_P
 
 
 @triton.jit

@@ -68,8 +68,7 @@ def count_requests(
     words: int,
     message: Tensor,
     ids_L: Tensor,
-    edge_N1: Tensor,
-    samples: int,
+    first_F1: Tensor,
     report: Tensor,
     count_K: Tensor,
 ) -> None:
@@ -85,8 +84,7 @@ def count_requests(
         words: The integers of a sample weight in a request; 0 without weights.
         message: The counts for every rank, [W x numbers], behind a header each.
         ids_L: The raw ids.
-        edge_N1: Where the ids of each bag begin.
-        samples: The samples, B.
+        first_F1: The first id of each lookup, and the end of the last.
         report: The report of `entries_of_ids`.
         count_K: Filled with the number of distinct rows of each piece.
     """
@@ -95,8 +93,8 @@ def count_requests(
         (len(count_K) // BLOCK + 1,),
         (
             *(distinct.row_U, distinct.start_U, distinct.count_G, pieces, requests, groups),
-            *(message, ids_L, edge_N1, report, count_K, len(count_K), len(distinct.count_G)),
-            *(world, numbers, len(report) - 1, samples, words),
+            *(message, ids_L, first_F1, report, count_K, len(count_K), len(distinct.count_G)),
+            *(world, numbers, len(report) - 1, words),
         ),
         (BLOCK,),
     )
@@ -119,7 +117,7 @@ def count_rows(
         (len(count_K) // BLOCK + 1,),
         (
             *(distinct.row_U, distinct.start_U, distinct.count_G, pieces, requests, groups),
-            *(*message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0, 0),
+            *(*message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0),
         ),
         (BLOCK,),
     )
@@ -272,9 +270,7 @@ def entries_of_requests(
 
 @Launch
 @triton.jit(
-    do_not_specialize=[
-        *("piece_count", "group_count", "world", "numbers", "lookups", "samples", "words")
-    ]
+    do_not_specialize=["piece_count", "group_count", "world", "numbers", "lookups", "words"]
 )
 def plan(
     row,
@@ -285,7 +281,7 @@ def plan(
     groups,
     message,
     ids,
-    edges,
+    firsts,
     report,
     count_of_piece,
     piece_count,
@@ -293,7 +289,6 @@ def plan(
     world,
     numbers,
     lookups,
-    samples,
     words,
     BLOCK: tl.constexpr,
 ):
@@ -331,7 +326,7 @@ def plan(
     at = tl.load(report, mask=world > 0, other=NONE)
     if (tl.program_id(0) == 0) & (at < NONE):
         zero = tl.zeros([1], tl.int64)
-        lookup = _first_above(edges, samples, zero, zero + lookups, zero + at) - 1
+        lookup = _first_above(firsts, 1, zero, zero + lookups, zero + at) - 1
         number = tl.load(ids + at + zero).to(tl.int64)
         for rank in range(world):
             to = message + rank * numbers + zero

@@ -157,10 +157,10 @@ _CALLS = {
 
 def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
     """Return the phase and the seconds of each kernel's empty calls, for a number of kinds. A
-    recorded step is one call of all kernels.
+    step that is recorded as a whole is one call of all kernels.
     """
-    if problem.graph_us is not None:
-        return [("input", problem.graph_us * 1e-6)]
+    if problem.recorded == "step":
+        return [("input", (problem.hardware.graph_us or 0.0) * 1e-6)]
     kernels = problem.hardware.kernels
     alone = problem.topology.world_size == 1
     return [
@@ -247,8 +247,8 @@ def message_seconds(asked_W: Floats, each: float, problem: PlanningProblem) -> f
 
 def _dense_seconds(problem: PlanningProblem) -> float:
     """Return the seconds of the dense part: its products and the vectors that it reads; in training
-    also the overhead of Python, and the part of the all-reduce of its gradients that does not
-    overlap with the backward of the tables.
+    also its calls, the overhead of Python, and the part of the all-reduce of its gradients that
+    does not overlap with the backward of the tables.
     """
     topology = problem.topology
     hardware = problem.hardware
@@ -260,7 +260,7 @@ def _dense_seconds(problem: PlanningProblem) -> float:
     )
     duration = share * (products + vector_seconds) * problem.batch_per_rank
     if problem.rule is not None:
-        duration += hardware.step_overhead_us * 1e-6
+        duration += (hardware.step_overhead_us + problem.dense_us) * 1e-6
     if topology.world_size > 1 and problem.rule is not None and dense.bytes:
         link, ranks = (
             ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)

@@ -154,8 +154,11 @@ class Hardware:
             tables, 0 to 1.
         step_overhead_us: Microseconds of a training step that depend on no sample, table or
             message: the loop, the loader, loss, autograd, metrics and optimiser in Python.
-        graph_us: Microseconds that a recorded step of one rank needs in the place of the calls of
-            its kernels; None where steps are not recorded.
+        graph_us: Microseconds that a step which is recorded as a whole needs in the place of the
+            calls of its kernels; None where steps are not recorded.
+        dense_us: Microseconds of the calls of the dense part where it is launched; None counts
+            them in `step_overhead_us`.
+        cut_us: The same where what is between lookup and update is recorded.
 
     Raises:
         ConfigError: An entry is missing or unknown, or its number is impossible; the text names the
@@ -174,6 +177,8 @@ class Hardware:
     overlap: Annotated[float, Within(0, 1)]
     step_overhead_us: Cost
     graph_us: Cost | None = absent()
+    dense_us: Cost | None = absent()
+    cut_us: Cost | None = absent()
 
     def __post_init__(self) -> None:
         _check_names("kernels", self.kernels, KERNELS)

@@ -262,7 +262,7 @@ class PlanningProblem:
         reserve: The parts of `topology.reserve_bytes` by purpose, if they were computed.
         average_every: The steps between two updates of an average of all rows, infinity if epochs
             lie between them; None without an average.
-        graphs: Whether steps of one rank are recorded where that is possible.
+        graphs: Whether steps are recorded where that is possible.
     """
 
     tables: Sequence[EmbeddingConfig]
@@ -311,11 +311,28 @@ class PlanningProblem:
         return self.topology.costs
 
     @property
-    def graph_us(self) -> float | None:
-        """Return the microseconds of a recorded step's calls; None if steps are not recorded."""
-        trains_alone = self.topology.world_size == 1 and self.rule is not None
-        static = not any(table.dynamic for table in self.tables)
-        return self.hardware.graph_us if self.graphs and trains_alone and static else None
+    def recorded(self) -> str:
+        """Return what of a training step is one CUDA graph: "step"; "dense", what is between lookup
+        and update, where lookups need the host; or "", nothing.
+        """
+        several = self.topology.world_size > 1
+        grown = [x.table.dynamic for x in self.lookups if x.table.dynamic]
+        decides = any(t.seen > 1 or t.max_rows or t.ttl_steps for t in grown)
+        cut = several or decides or any(x.hotness for x in self.lookups)
+        fixed = not cut or all(x.columns for x in self.lookups)
+        known = self.rule is not None and self.hardware.graph_us is not None
+        if not (self.graphs and known and fixed):
+            return ""
+        return "dense" if cut else "step"
+
+    @property
+    def dense_us(self) -> float:
+        """Return the microseconds of the calls of the dense part; 0 where a graph has those of the
+        whole step.
+        """
+        hardware = self.hardware
+        of_part = {"step": 0.0, "dense": hardware.cut_us, "": hardware.dense_us}
+        return of_part[self.recorded] or 0.0
 
     @cached_property
     def seconds_per_byte(self) -> tuple[float, float]:

@@ -29,7 +29,11 @@ from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, Tab
 from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples per rank, if neither the caller nor the plan has a batch size
-GRAPH = "a step is priced as one CUDA graph, whatever the groups; engine.graph=off has none"
+GRAPHS = {
+    "step": "a step is priced as one CUDA graph, whatever the groups; engine.graph=off has none",
+    "dense": "what is between lookup and update is priced as one CUDA graph; engine.graph=off has "
+    "none",
+}
 SMALL = 0.001  # share of the step; a phase that changes by less is not named
 
 
@@ -132,7 +136,7 @@ def explained(
         hardware=problem.hardware.name,
         step_ms=cost.step_seconds * 1e3,
         lower_bound_ms=None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
-        notes=(*plan.notes, *([GRAPH] if problem.graph_us is not None else [])),
+        notes=(*plan.notes, *([GRAPHS[problem.recorded]] if problem.recorded else [])),
         reserve=dict(problem.reserve) or {"set": problem.topology.reserve_bytes},
         rows=tuple(
             _table(t, plan, others.get(t.name), o) for t, o in zip(tables, options, strict=True)

@@ -197,7 +197,8 @@ class IdRules:
     """The id rules of a collection's tables, applied to a batch.
 
     `changed` has the number of ids that clamp and drop have changed, by table. `drops` tells
-    whether a table has the rule `drop`.
+    whether a table has the rule `drop`, `shortens` whether a sequence of such a table is looked up,
+    and `ends_F2` has the first and the last id that the rule keeps, for each lookup.
 
     Args:
         lookups: The lookups of the collection.
@@ -228,7 +229,14 @@ class IdRules:
         rules = [RULE_NUMBERS[rule_of(x)] for x in self.lookups]
         self._rule_F = torch.tensor(rules, device="cpu")
         self.changed = {x.table.name: 0 for x in self.lookups}
-        self.drops = RULE_NUMBERS[IdRule.DROP] in rules
+        dropping_F = [rule_of(x) == IdRule.DROP for x in self.lookups]
+        self.drops = any(dropping_F)
+        pairs = zip(self.lookups, dropping_F, strict=True)
+        self.shortens = any(drops and not x.columns for x, drops in pairs)
+        self.ends_F2 = [
+            (first, first + size - 1) if drops else (MISSING, -1 - MISSING)
+            for first, size, drops in zip(self._first_F, self._sizes, dropping_F, strict=True)
+        ]
         self._blocks = [
             (rule, [i for i, _ in block])
             for rule, block in groupby(enumerate(self.lookups), key=lambda p: rule_of(p[1]))
@@ -322,13 +330,7 @@ class IdRules:
         """
         if not self.drops or ids.rows_L.is_meta:
             return ids
-        ends = [
-            (x.table.min_key, x.table.min_key + x.table.num_embeddings - 1)
-            if rule_of(x) == IdRule.DROP
-            else (MISSING, -1 - MISSING)
-            for x in self.lookups
-        ]
-        low, high = zip(*ends, strict=True)
+        low, high = zip(*self.ends_F2, strict=True)
         count_F = ids.lengths_FB.sum(1)
         ids_L = as_int64(ids.rows_L)
         low_L, high_L = (per_id(end_F, count_F, ids_L) for end_F in (low, high))

@@ -3,12 +3,13 @@ of them touch the same memory with nothing between. What the host waits for does
 must be right without it.
 """
 
+import sys
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from recapp.kernels.reference import TorchBackend
@@ -166,6 +167,24 @@ class Watch(TorchDispatchMode):
             else:
                 self._read[memory][now[0]] = now[1]
 
+    def launched(self, launch):
+        """A launch of a Triton kernel, which has written what is another afterwards."""
+
+        def call(kernel, grid, arguments, *constants):
+            tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+            with _disable_current_modes():
+                before = [x.clone() for x in tensors]
+                launch(kernel, grid, arguments, *constants)
+                same = [
+                    x.view(torch.uint8).equal(y.view(torch.uint8)) if x.dim() else x.equal(y)
+                    for x, y in zip(tensors, before, strict=True)
+                ]
+            written = {self.memory(x) for x, equal in zip(tensors, same, strict=True) if not equal}
+            read = {self.memory(x) for x in tensors} - written
+            self.touch(self.streams.current, read, written, kernel._kernel.fn.__name__)
+
+        return call
+
     def record(self, tensor, stream):
         self._recorded[self.memory(tensor)].add(stream.name)
 
@@ -212,6 +231,11 @@ def watched(comm, spoil=None):
                 torch.Tensor, "record_stream", lambda tensor, stream: watch.record(tensor, stream)
             )
         )
+        if "recapp.kernels.triton_launch" in sys.modules:  # who uses Triton has imported it
+            from recapp.kernels.triton_launch import Launch
+
+            call = watch.launched(Launch.__call__)
+            stack.enter_context(mock.patch.object(Launch, "__call__", call))
         stack.enter_context(watch)
         yield watch
 

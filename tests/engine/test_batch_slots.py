@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
-from streams import Streams, watched
+from engine.streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor

@@ -10,7 +10,7 @@ import pytest
 from engine import test_bags_and_sequences as sequences
 from engine import test_dynamic_tables as dynamic
 from engine.engine_cases import batch_of, make_tables, same_bits, sharded
-from streams import late_compute, watched
+from engine.streams import late_compute, watched
 from tiers import cover, one_of
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 from engine.engine_cases import make_tables, same_bits, sharded
+from engine.streams import watched
 from engine.test_side_stream import trained
-from streams import watched
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recapp.engine.fused_integers import FusedIntegers

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.streams import Streams, watched
 from engine.test_dynamic_tables import tables as dynamic_tables
-from streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recapp.kernels import reference
@@ -41,13 +41,15 @@ def copied(kjt):
     )
 
 
-def trained(comm, collection, tables, depth, **changes):
+def trained(comm, collection, tables, depth, learns=False, **changes):
     """Losses, a validation and tables of some steps whose batches are copied before they are
-    used.
+    used; where sample weights learn, their gradients, too.
     """
     head = Head(collection)
     seen = {}
     plain = batches(tables, comm.rank, **changes)
+    for step, features in enumerate(plain if learns else ()):
+        seen[f"weights {step}"] = features.weights().requires_grad_()
     loader = (
         LookAhead(plain, depth, lambda: [collection.shared], copied, comm.side)
         if depth
@@ -63,25 +65,29 @@ def trained(comm, collection, tables, depth, **changes):
             # looked up with a gradient and never learned from
             head(copied(batch_of(tables, 3, comm.rank + 70)))
     collection.shared.forget_ahead()
+    seen |= {name: x.grad for name, x in seen.items() if x.requires_grad}
     return seen | {
         f"{tensor} of {table}": data
         for (table, tensor), data in whole_tensors(comm, collection).items()
     }
 
 
-def unordered(comm, kind, depth, spoil=None, mode="unique", weighted=False):
+def unordered(
+    comm, kind, depth, spoil=None, mode="unique", weighted=False, backend="torch", learns=False
+):
     """What the watch finds, and what differs from a run without streams."""
     tables = make_tables(id_rule="drop" if kind == "random" else "error")
     plain = trained(
         comm,
-        sharded(comm, tables, kind, "rowwise_adagrad", backend="torch", mode=mode),
+        sharded(comm, tables, kind, "rowwise_adagrad", backend=backend, mode=mode),
         tables,
         depth,
+        learns,
         weighted=weighted,
     )
-    collection = sharded(comm, tables, kind, "rowwise_adagrad", backend="torch", mode=mode)
+    collection = sharded(comm, tables, kind, "rowwise_adagrad", backend=backend, mode=mode)
     with watched(comm, spoil) as watch:
-        found = trained(comm, collection, tables, depth, weighted=weighted)
+        found = trained(comm, collection, tables, depth, learns, weighted=weighted)
     return sorted(watch.found), [name for name in plain if not same_bits(plain[name], found[name])]
 
 

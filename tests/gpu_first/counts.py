@@ -2,6 +2,7 @@
 
     tables    lookup, backward and update of three tables: row-wise Adagrad, one id a bag
     sums      the same where owners sum bags (mode `pooled`)
+    drops     the same with the id rule `drop`
     dynamic   the same of 26 dynamic tables that share a store, half of whose ids are new
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
@@ -69,6 +70,7 @@ def counted_rows():
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),
             ("sums", "eager", (2,)),
+            ("drops", "eager", (1, 2)),
             ("dynamic", "eager", (1,)),
             ("dynamic", "recorded", (1,)),
             ("model", "eager", (1,)),
@@ -87,13 +89,15 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables`, `sums`, `dynamic` or `model`.
+        part: What trains, `tables`, `sums`, `drops`, `dynamic` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
     if part == "dynamic":
         collection, batches = grows(), new_ids
     else:
-        collection = sharded(ranks, groups, "pooled" if part == "sums" else "unique")
+        mode_of_tables = "pooled" if part == "sums" else "unique"
+        rule_of_ids = "drop" if part == "drops" else "error"
+        collection = sharded(ranks, groups, mode_of_tables, rule_of_ids)
         batches = batch_of
     with tf32():
         if mode == "recorded":
@@ -116,13 +120,17 @@ def tf32():
         torch.set_float32_matmul_precision(before)
 
 
-def sharded(ranks, groups, mode="unique"):
+def sharded(ranks, groups, mode="unique", id_rule="error"):
     """Return sharded tables on one or two ranks, with streams on which nothing overlaps."""
     comm = Comm() if ranks == 1 else Mirror(torch.device("cpu"))
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
     tables = [
         EmbeddingBagConfig(
-            name=f"t{k}", num_embeddings=rows, embedding_dim=width, feature_names=[f"f{k}"]
+            name=f"t{k}",
+            num_embeddings=rows,
+            embedding_dim=width,
+            feature_names=[f"f{k}"],
+            id_rule=id_rule,
         )
         for k, (rows, width) in enumerate(zip(ROWS, WIDTHS[groups], strict=True))
     ]
@@ -237,6 +245,7 @@ def _loss(model, batch):
 PARTS = {
     "tables": tables_alone,
     "sums": tables_alone,
+    "drops": tables_alone,
     "dynamic": tables_alone,
     "model": whole_model,
 }

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from recapp.kernels import triton_integers as kernels
 from recapp.kernels import triton_requests as exchange
 from recapp.kernels.batch_arrays import Sizes
-from recapp.kernels.triton_places import place_entries
+from recapp.kernels.triton_places import kept_ids, place_entries
 
 SIGNS = {"least": ".min.", "local_memory": ".local", "approximate_division": "div.full"}
 WORLD = 2
@@ -46,13 +46,15 @@ def call_everything(key, offset, scale, weighted):
     stopped = torch.zeros(1, dtype=torch.int32) if weighted else None
     owners = (numbers, numbers) if scale else (None, None)
     report = numbers, stopped
+    kept = kept_ids(batch[0], numbers[:5], numbers[:9], 2, numbers[:8].view(4, 2), numbers, take)
+    batch = batch[0], kept[0], kept[1] if weighted else None, *batch[2:]
     entries = kernels.entries_of_ids(*batch, *of_slots, owners, *report, scale, sizes, take)
     _, at_M, scale_M = kernels.bags_of(numbers[:9], 2, *of_slots, scale, sizes, take)
     positions = None if weighted else numbers[:2048]
     for several, position_P in ((False, None), (True, positions)):
         distinct = kernels.distinct_rows(entries, numbers, sizes, take, several, position_P)
     message = numbers[: WORLD * 12]
-    counts = message, numbers[:10], numbers[:9], 2, numbers[:5], numbers[:3]
+    counts = message, numbers[:10], numbers[:5], numbers[:5], numbers[:3]
     of_pieces = distinct, numbers, numbers, numbers
     ids = torch.zeros(10, dtype=torch.int32)
     wire = scale if weighted else None

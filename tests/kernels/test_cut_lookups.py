@@ -196,22 +196,21 @@ def looks_up_other_ids(comm):
     assert "other ids" in trained.step.why_not and not trained.captures
 
 
-@pytest.mark.parametrize(
-    "of_table",
-    [
-        {"num_embeddings": "dynamic", "dynamic": {"seen": 2}},
-        pytest.param({"num_embeddings": 20, "id_rule": "drop"}, marks=pytest.mark.full),
-    ],
-    ids=["dynamic", "drop"],
-)
-def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
-    compare(Comm(), "table_wise", **of_table)
+def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
+    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic={"seen": 2})
+
+
+def dropping(comm, plan):
+    """Compare steps whose tables refuse some ids."""
+    compare(comm, plan, num_embeddings=20, id_rule="drop")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("plan", ["row_wise", "column_wise"])
-def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan):
-    ranks.run(compare, 2, plan)
+@pytest.mark.parametrize(
+    ("plan", "train"), [("row_wise", compare), ("column_wise", compare), ("row_wise", dropping)]
+)
+def test_recorded_steps_of_several_ranks_have_the_bits_of_a_loop(interpreted, ranks, plan, train):
+    ranks.run(train, 2, plan)
 
 
 def test_a_rank_whose_batch_does_not_fit_is_launched_beside_the_others(interpreted, ranks):

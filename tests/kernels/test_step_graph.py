@@ -26,11 +26,18 @@ B = 6
 
 
 class Model(torch.nn.Module):
-    def __init__(self, pooling="sum", is_weighted=False, features="abc"):
+    def __init__(self, pooling="sum", is_weighted=False, features="abc", drops=0):
         super().__init__()
         torch.manual_seed(1)
         tables = [
-            EmbeddingBagConfig(rows, 4 + 4 * (f == "c"), f, feature_names=[f], pooling=pooling)
+            EmbeddingBagConfig(
+                rows - drops,
+                4 + 4 * (f == "c"),
+                f,
+                feature_names=[f],
+                pooling=pooling,
+                id_rule="drop" if drops else "error",
+            )
             for f, rows in ROWS.items()
             if f in features
         ]
@@ -191,6 +198,25 @@ def test_a_batch_with_fewer_ids_runs_as_the_recorded_step(interpreted, pooling):
     (step,) = recorded.step._graphs
     assert step.static.samples.sparse.length_per_key() == room
     assert recorded.replays == len(later) - 2  # two have more ids
+
+
+@pytest.mark.parametrize(
+    "weighted", [False, pytest.param(True, marks=pytest.mark.full)], ids=["plain", "weighted"]
+)
+def test_ids_leave_their_bags_within_a_recorded_step(interpreted, weighted):
+    numbers = [[9, 6, 4], [2, 6, 7], [12, 6, 5], [10, 6, 1], [3, 6, 8], [14, 6, 0]]
+    batches = [ragged(seed, per_F, weighted) for seed, per_F in enumerate(numbers)]
+    recorded, launched = (
+        Trained(graphs=graphs, model=Model("mean", weighted, drops=3)) for graphs in (True, False)
+    )
+    mine, known = recorded.train(batches), launched.train(batches)
+    assert all(map(same_bits, mine, known))
+    assert not recorded.step.cuts and recorded.replays == 2
+    ids = {f: torch.cat([one.sparse[f].values() for one in batches]) for f in ROWS}
+    refused = {f: int((ids[f] >= rows - 3).sum()) for f, rows in ROWS.items()}
+    assert min(refused.values()) > 0
+    for trained in (recorded, launched):
+        assert trained.tables[0].state.id_rules.changed == refused
 
 
 @pytest.mark.full

@@ -26,7 +26,7 @@ from recapp.planner.hardware import (
 )
 from recapp.planner.problem import PlanningProblem, Topology
 from recapp.settings.records import to_plain
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, TableLookup
 
 MACHINES = ["cpu_2core", "dgx1_v100", "dgx_a100", "dgx_h100", "dgx_h100_x2"]
 
@@ -110,16 +110,24 @@ def test_newer_machines_are_faster():
 
 @pytest.mark.parametrize("name", MACHINES[1:])
 def test_the_calls_of_a_gpu_cost_45_us_for_each_thing_that_is_counted(name):
-    problem = PlanningProblem([], Topology(1, hardware=read_hardware(name)), 1, rowwise_adagrad())
+    machine = read_hardware(name)
     seen = set()
     for (part, mode, ranks, groups), (launches, _, _, copies, operations, *_) in BARS.items():
-        if (part, mode) in {("tables", "eager"), ("model", "recorded")}:
-            topology = Topology(ranks, hardware=problem.hardware)
-            here = replace(problem, topology=topology, graphs=mode == "recorded")
-            seconds = sum(seconds for _, seconds in _calls(here, groups))
-            assert seconds == pytest.approx(45e-6 * (launches + copies + operations))
-            seen.add((mode, ranks, groups))
-    assert len(seen) == 8
+        here = PlanningProblem(
+            [],
+            Topology(ranks, hardware=machine),
+            1,
+            rowwise_adagrad(),
+            graphs=mode == "recorded",
+        )
+        seconds = sum(seconds for _, seconds in _calls(here, groups))
+        if part == "model":
+            seconds += here.dense_us * 1e-6
+        things = launches + copies + operations
+        if part == "tables" or (part == "model" and (mode == "recorded" or groups == 1)):
+            assert seconds == pytest.approx(45e-6 * things)
+            seen.add((part, mode, ranks, groups))
+    assert len(seen) == 11
 
 
 def test_only_what_can_be_recorded_is_priced_as_a_graph():
@@ -128,16 +136,22 @@ def test_only_what_can_be_recorded_is_priced_as_a_graph():
     graph = PlanningProblem(
         [table], Topology(1, hardware=machine), 1, rowwise_adagrad(), graphs=True
     )
-    assert graph.graph_us == machine.graph_us
-    growing = replace(table, num_embeddings="dynamic")
-    for change in (
-        {"graphs": False},
-        {"topology": Topology(2, hardware=machine)},
-        {"topology": Topology(1)},  # of a CPU
-        {"rule": None},
-        {"tables": [growing], "lookups": ()},
-    ):
-        assert replace(graph, **change).graph_us is None
+    assert graph.recorded == "step" and graph.dense_us == 0
+    growing = replace(table, num_embeddings="dynamic", dynamic={"seen": 2})
+    places = TableLookup(table, "f", "places", "concat", 2)
+    several = {"topology": Topology(2, hardware=machine)}
+    sequence = {"lookups": [TableLookup(table, "f", "f", "none")]}
+    for change in (several, {"tables": [growing], "lookups": ()}, {"lookups": [places]}):
+        cut = replace(graph, **change)
+        assert cut.recorded == "dense" and cut.dense_us == machine.cut_us
+    for change in ({"graphs": False}, {"rule": None}, {**several, **sequence}):
+        launched = replace(graph, **change)
+        assert launched.recorded == "" and launched.dense_us == machine.dense_us
+    plain = replace(table, num_embeddings="dynamic")
+    for change in (sequence, {"tables": [plain], "lookups": ()}):
+        assert replace(graph, **change).recorded == "step"
+    on_cpu = replace(graph, topology=Topology(1))
+    assert on_cpu.recorded == "" and on_cpu.dense_us == 0
 
 
 @pytest.mark.parametrize("device", DEFAULTS)

@@ -96,6 +96,7 @@ def reads(path, plain):
     """Read a plan file of this content with both readers, and return the line in which it is
     refused, or None.
     """
+    path.unlink(missing_ok=True)  # a file system writes at once what replaces a file's contents
     if isinstance(plain, bytes):
         path.write_bytes(plain)
     else:

@@ -215,16 +215,7 @@ def best_of(folder):
     return {step_of(p) for p in best if p.name != "last.ckpt"}
 
 
-@pytest.fixture
-def quick_disk(monkeypatch):
-    """Files are not forced to the disk: a process that is killed loses nothing that it has written,
-    only a machine does.
-    """
-    monkeypatch.setattr(os, "fsync", lambda number: None)
-
-
 @pytest.mark.full
-@pytest.mark.usefixtures("quick_disk")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_any_change_of_a_file_loses_neither_the_last_nor_the_best(tmp_path, scenario):
     folder = tmp_path / "run"

@@ -4,7 +4,12 @@ import pytest
 from runs import make_logs
 
 
-@pytest.fixture(scope="module")
-def logs(tmp_path_factory):
-    """The tiny set of `make_logs`."""
-    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+def make_set(folder):
+    """Write the tiny set of `make_logs` into a directory of the store."""
+    make_logs(folder / "set")
+
+
+@pytest.fixture(scope="session")
+def logs(stored):
+    """The tiny set, which no test changes."""
+    return stored.made(make_set) / "set"

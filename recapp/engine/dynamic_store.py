@@ -139,7 +139,12 @@ class DynamicStore(FloatRows):
         self.slots.expect(entries, self._grow)
 
     def add(
-        self, row_P: Tensor, key_P: Tensor, group: Tensor, stopped: Tensor | None = None
+        self,
+        row_P: Tensor,
+        key_P: Tensor,
+        group: Tensor,
+        entry: int,
+        stopped: Tensor | None = None,
     ) -> None:
         """Replace the positions of entries of a training batch by the slots of their rows. Keys
         that have no row get one.
@@ -148,13 +153,14 @@ class DynamicStore(FloatRows):
             row_P: The positions.
             key_P: The strips; slots behind the first key of the group take their place.
             group: The place of the group in the arrays of the batch, int64 [`GroupPlace`].
+            entry: The number of its first entry.
             stopped: An integer: where it is set, no key gets a row, and its entries take any.
         """
         index = self.index
-        slot_P, *of_entries = index.add(row_P, key_P, group, stopped)
+        slot_P, *of_entries = index.add(row_P, key_P, group, entry, stopped)
         rows = slot_P, index.positions.rows, index.strips.rows
         added = *of_entries, index.numbers, row_P, key_P, group, *self.admission.added
-        self.backend.begin_rows(self._weights.rows, self._starts, rows, added)
+        self.backend.begin_rows(self._weights.rows, self._starts, rows, added, entry)
 
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slots of keys. Keys without a row get slots with start values behind all used

@@ -372,7 +372,7 @@ class FusedBatch:
                 if not self.state.records:
                     store.expect(len(row_P))
                 group = of_groups[g * len(GroupPlace._fields) :]
-                store.add(row_P, key_P, group, self.state.stopped)
+                store.add(row_P, key_P, group, places.regions[g].entry, self.state.stopped)
                 continue
             first_key = int(places.of_groups[g, -2])
             strip_P = (key_P - first_key) // stretches if stretches else key_P

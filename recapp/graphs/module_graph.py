@@ -60,6 +60,7 @@ from recapp.graphs.recorded_batch import (
     Samples,
     StaticBatch,
     cuda_graph,
+    renew_gradient_nodes,
 )
 from recapp.graphs.several_ranks import CutLookups, ranks_of_loop
 from recapp.graphs.step_graph import MOST_GRAPHS, NOT_CUT, OTHER_IDS, note_launched, obstacle
@@ -345,6 +346,7 @@ class ModuleGraph:
     def _record(self, step: _Step) -> bool:
         """Record the forward and the backward of a step, and return whether that was possible."""
         updates = self._verdict.updates()
+        renew_gradient_nodes([*step.parameters, *(t.anchor for t in self._tables)])
         try:
             _, forward = self._capture(lambda: self.forward(step, records=True))
             step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))

@@ -21,7 +21,7 @@ After the error, batches train again: those since the faulty one have changed no
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -350,6 +350,25 @@ def cuda_graph(pool: Any, work: Callable[[], Any]) -> tuple[Any, Callable[[], No
     the other, and nobody reads what it leaves there but its result.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+    # where recording fails, torch does not make the stream from before the current one again
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        torch.cuda.graph(graph, pool, capture_error_mode="thread_local"),
+    ):
         result = work()
     return result, graph.replay
+
+
+def renew_gradient_nodes(leaves: Iterable[Tensor]) -> None:
+    """Let the next backward make new nodes that add up the gradients of leaves.
+
+    A node belongs to the stream on which it was made, and lives as long as something holds it: the
+    loss of the last step, which a loop still has, or DDP. A graph is recorded on a stream of its
+    own, and cannot be where backward comes to a node of another stream.
+    """
+    for leaf in leaves:
+        values = leaf.data
+        # where the type changes, torch forgets the node
+        other = torch.float32 if leaf.dtype == torch.float16 else torch.float16
+        leaf.data = torch.empty(0, dtype=other, device="cpu")
+        leaf.data = values

@@ -33,7 +33,7 @@ later, and raises the error of that step.
 No GPU has run this file yet: the tests record steps without one, and repeat them on other batches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,6 +56,7 @@ from recapp.graphs.recorded_batch import (
     Samples,
     StaticBatch,
     cuda_graph,
+    renew_gradient_nodes,
 )
 from recapp.graphs.several_ranks import CutLookups, OfRanks, ranks_of_loop
 from recapp.optim.optimizer import parts_of
@@ -175,7 +176,7 @@ class StepGraph:
         launch by launch, if there is none.
         """
         updates = self._verdict.updates()
-        form = self._forms.of(batch)
+        form = self._forms.of(batch), () if self.cuts else _constants(self._dense)
         per_F = batch.sparse.length_per_key()
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
         learns = any(x.requires_grad for x in batch.tensors())
@@ -256,7 +257,9 @@ class StepGraph:
         groups = [group for one in self._dense for group in one.param_groups]
         before = [dict(group) for group in groups]
         for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True):
-            group.update(lr=rate, capturable=rate.is_cuda)
+            # torch warns of what is capturable and is not captured
+            captured = rate.is_cuda and torch.cuda.is_current_stream_capturing()
+            group.update(lr=rate, capturable=captured)
         try:
             yield
         finally:
@@ -275,6 +278,7 @@ class StepGraph:
             record = partial(
                 self._computed_with, static, [cut.copy() for cut in self._cuts.waiting()]
             )
+        renew_gradient_nodes([*self.model.parameters(), *(t.anchor for t in self.tables)])
         try:
             with self._verdict.watch(static.has_room, records=True) as integers:
                 left, replay = self._capture(record)
@@ -335,6 +339,14 @@ def obstacle(tables: list[ShardedTables], dense: Sequence[Optimizer], averages: 
                 "torch.optim.Adam, AdamW, SGD or Adagrad with fused=True"
             )
     return ""
+
+
+def _constants(dense: Sequence[Optimizer]) -> Hashable:
+    """Return what else than learning rates a step of the dense part is recorded with: a schedule
+    may change it.
+    """
+    groups = (group for one in dense for group in one.param_groups)
+    return repr([(k, x) for group in groups for k, x in group.items() if k not in ("params", "lr")])
 
 
 def _gradients(dense: Sequence[Optimizer]) -> dict[nn.Parameter, Tensor]:

@@ -49,9 +49,9 @@ import triton.language as tl
 from torch import Tensor
 from typing_extensions import override
 
-from recapp.kernels.batch_arrays import BLOCK, INDEX_NUMBERS
+from recapp.kernels.batch_arrays import INDEX_NUMBERS
 from recapp.kernels.reference import SortedIndex
-from recapp.kernels.triton_integers import BLOCKS, ENTRIES_END
+from recapp.kernels.triton_integers import ENTRIES_END
 from recapp.kernels.triton_launch import Launch
 from recapp.sparse.transfer import to_host, true_indices
 
@@ -68,7 +68,6 @@ _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
 TABLE, BUCKETS, NEXT = (tl.constexpr(i) for i in range(len(INDEX_NUMBERS)))
-_BLOCK = tl.constexpr(BLOCK)
 
 
 @triton.jit
@@ -105,9 +104,14 @@ def _table_of(numbers):
 
 
 @triton.jit
-def entries_of(group):
-    """Return the number of entries of a group in the arrays of a batch."""
-    return tl.load(group + ENTRIES_END) - tl.load(group + BLOCKS) * _BLOCK
+def entries_of(group, entry):
+    """Return the number of entries of a group in the arrays of a batch.
+
+    Args:
+        group: The place of the group.
+        entry: The number of its first entry.
+    """
+    return tl.load(group + ENTRIES_END) - entry
 
 
 @triton.jit
@@ -141,7 +145,7 @@ def _insert(table, word_L, here_L, buckets):
 
 
 @Launch
-@triton.jit(do_not_specialize=["n", "cells", "secret"])
+@triton.jit(do_not_specialize=["entry", "n", "cells", "secret"])
 def find(
     numbers,
     positions,
@@ -153,6 +157,7 @@ def find(
     cell,
     group,
     stopped,
+    entry,
     n,
     cells,
     secret: tl.int64,
@@ -165,7 +170,7 @@ def find(
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
     here_L = at_L < n
     if group is not None:
-        here_L = at_L < entries_of(group)
+        here_L = at_L < entries_of(group, entry)
     position_L = tl.load(position + at_L, mask=here_L, other=0)
     strip_L = tl.load(strip + at_L, mask=here_L, other=0)
     hash_L = _hash_of(position_L, strip_L, secret)
@@ -327,8 +332,8 @@ class DeviceKeyIndex(SortedIndex):
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         n = len(position_N)
         slot_N = position_N.new_empty(n)
-        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, None, None, None, None
-        _launch(find, n, *self._arrays(), *keys, n, 0, self._secret)
+        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, *[None] * 4
+        _launch(find, n, *self._arrays(), *keys, 0, n, 0, self._secret)
         return slot_N
 
     @override
@@ -350,7 +355,12 @@ class DeviceKeyIndex(SortedIndex):
         return slot_N, first_U
 
     def add(
-        self, position_N: Tensor, strip_N: Tensor, group: Tensor, stopped: Tensor | None
+        self,
+        position_N: Tensor,
+        strip_N: Tensor,
+        group: Tensor,
+        entry: int,
+        stopped: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Give slots to the keys of a group that have none. The host learns nothing: it has made
         room for as many keys as there are entries.
@@ -363,10 +373,11 @@ class DeviceKeyIndex(SortedIndex):
             position_N: The positions of the entries, of which the group may have fewer.
             strip_N: Their strips.
             group: The place of the group, int64 [`GroupPlace`].
+            entry: The number of its first entry.
             stopped: An integer: where it is set, no key is added. None: keys are added.
         """
         n = len(position_N)
-        of_entries = self._found(position_N, strip_N, group, stopped)
+        of_entries = self._found(position_N, strip_N, group, entry, stopped)
         keys = position_N, strip_N, *of_entries, None, None
         _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
         return of_entries
@@ -376,6 +387,7 @@ class DeviceKeyIndex(SortedIndex):
         position_N: Tensor,
         strip_N: Tensor,
         group: Tensor | None = None,
+        entry: int = 0,
         stopped: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Find keys, and let the entries of absent ones meet. Return what `add` does."""
@@ -385,7 +397,7 @@ class DeviceKeyIndex(SortedIndex):
         claims_C = slot_N.new_full((2 * n,), -1, dtype=torch.int32)
         counts = slot_N.new_empty(triton.cdiv(n, LANES), dtype=torch.int32)
         keys = position_N, strip_N, slot_N, claims_C, cell_N, group, stopped
-        _launch(find, n, *self._arrays(), *keys, n, len(claims_C), self._secret)
+        _launch(find, n, *self._arrays(), *keys, entry, n, len(claims_C), self._secret)
         _launch(count_new, n, claims_C, cell_N, counts, n)
         return slot_N, claims_C, cell_N, counts
 

@@ -26,6 +26,7 @@ def begin_rows(
     starts_I: tuple[Tensor, Tensor, Tensor],
     rows: tuple[Tensor, Tensor, Tensor],
     added: tuple[Tensor, ...] = (),
+    entry: int = 0,
 ) -> None:
     """Write the start values of keys of dynamic tables to their slots.
 
@@ -41,16 +42,17 @@ def begin_rows(
             filled with the slots behind the first key of the group; the place of the group, int64
             [`GroupPlace`]; and two numbers of rows of each stretch of each strip, to which the keys
             are added.
+        entry: The number of the first entry of the group.
     """
     n = len(added[4]) if added else len(rows[0])
     width = weights_RD.shape[1]
     if n:
-        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 9), n, width
+        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 9), entry, n, width
         begin((triton.cdiv(n, ROWS),), arguments, (triton_key_index.LANES, ROWS, COLUMNS))
 
 
 @Launch
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["entry", "n"])
 def begin(
     weights,
     hashes,
@@ -68,6 +70,7 @@ def begin(
     group,
     added,
     admitted,
+    entry,
     n,
     width,
     LANES: tl.constexpr,
@@ -84,7 +87,7 @@ def begin(
     if claims is not None:
         is_new_M, first_M = first_entries(claims, cell, at_M, n)
         from_M = tl.where(first_M >= 0, first_M, at_M)
-        here_M = at_M < entries_of(group)
+        here_M = at_M < entries_of(group, entry)
     slot_M = tl.load(slot + from_M, mask=here_M, other=0)
     place_M = at_M
     if claims is not None:

@@ -58,7 +58,8 @@ def test_a_case_is_a_line_whatever_happens(tmp_path):
     assert line("print([1, 2])") | {"seconds": 0} == {"case": "a.b", "seconds": 0, "result": [1, 2]}
     assert line("print('1 passed\\n2 passed')")["result"] == "2 passed"
     assert "no memory" in line("raise SystemExit('no memory')")["error"]
-    assert line("import time; time.sleep(60)", limit=0.2)["error"] == "took more than 0 s"
+    late = line("import time; print('half', flush=True); time.sleep(60)", limit=2.0)
+    assert (late["error"], late["printed"]) == ("took more than 2 s", "half\n")
     written = line("import sys; open(sys.argv[1], 'w').write('3')", ("RUN", "RUN/x"))
     assert written["result"] == {"RUN": 3}
 
@@ -87,13 +88,23 @@ def test_the_commands_of_the_cases_mean_something():
     }
 
 
-def test_cases_that_have_no_time_left_are_named(monkeypatch, capsys):
-    monkeypatch.setattr(on_card, "SECONDS", 0)
-    on_card.main()
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_cases_that_have_no_time_left_are_named(tmp_path, capsys):
+    file = tmp_path / "figures"
+    on_card.main(0, file=file)
+    printed = capsys.readouterr().out
+    assert file.read_text() == printed
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert [line["case"] for line in lines] == [case.name for case in on_card.cases()]
     assert len({line["case"] for line in lines}) == len(lines)
     assert all("no time" in line["error"] for line in lines)
+
+
+def test_a_case_that_fails_keeps_no_other_from_running(monkeypatch, capsys):
+    made = [Case("bad", 60, ("-c", "raise SystemExit('no memory')")), Case("good", 60, ("-c", "1"))]
+    monkeypatch.setattr(on_card, "cases", lambda: [*made, Case("other", 60, ("-c", "1"))])
+    on_card.main(60, ["bad", "good"])
+    bad, good = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert "no memory" in bad["error"] and good["case"] == "good" and "error" not in good
 
 
 def test_rivals_have_turns_where_they_are_installed(monkeypatch):

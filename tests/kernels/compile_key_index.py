@@ -43,7 +43,7 @@ def call_everything():
     for dtype in (torch.float32, torch.bfloat16):
         rows_RD = torch.zeros(KEYS, 65, dtype=dtype)
         begin_rows(rows_RD, starts_I, (keys[0], *keys))
-        slot, *added = index.add(*keys, group, torch.zeros(1, dtype=torch.int32))
+        slot, *added = index.add(*keys, group, 0, torch.zeros(1, dtype=torch.int32))
         added += index.numbers, keys[0], keys[0], group, keys[0], keys[0]
         begin_rows(rows_RD, starts_I, (slot, *keys), added)
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 from engine.engine_cases import same_bits
 from gpu_first.recorder import captured
-from kernels.test_step_graph import ROWS, B, Model, WithSequence, batch, loss, ragged
+from kernels.test_step_graph import (
+    ROWS,
+    B,
+    GradientNodes,
+    Model,
+    WithSequence,
+    batch,
+    loss,
+    ragged,
+)
 from torch.nn.functional import binary_cross_entropy_with_logits, dropout
 
 from recapp.compat.torchrec import models as torchrecs
@@ -71,6 +80,7 @@ class Loop:
         self.optimizer = hybrid(self.dense, self.tables)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.captures = []
+        self.nodes = GradientNodes(self.model)
         self.replays = 0
         capture = self.capture if device == CPU else None
         self.graph = ModuleGraph(self.model, device, capture) if graphs else None
@@ -80,6 +90,7 @@ class Loop:
         return (self.graph or self.model)(*args, **kwargs)
 
     def capture(self, work):
+        self.nodes.check_new()
         with torch.random.fork_rng([]):
             value, recorder = captured(work, [*self.tensors(), self.graph._verdict.stopped])
         counts = recorder.counts()

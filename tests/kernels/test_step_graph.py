@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine.engine_cases import same_bits
 from gpu_first.recorder import captured
+from torch.autograd.graph import get_gradient_edge
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.errors import IdError, TrainingError
@@ -100,6 +101,25 @@ def ragged(seed, per_F, weighted=False):
     return one
 
 
+class GradientNodes:
+    """The nodes that add up the gradients of a model's leaves. Something else holds them, as DDP
+    does, or the loss that a loop still has. On a GPU they belong to the stream of the loop.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.nodes = self.now()
+
+    def now(self):
+        leaves = [*self.model.parameters(), *(t.anchor for t in sharded_tables(self.model))]
+        return {id(x): get_gradient_edge(x).node for x in leaves if x.requires_grad}
+
+    def check_new(self):
+        """Check that nodes of the leaves are others, on whatever stream is recorded now."""
+        now = self.now()
+        assert not any(now.get(leaf) is node for leaf, node in self.nodes.items())
+
+
 class Trained:
     """A model and its steps. `captures` has the recorded steps, and `replays` counts those that ran
     again.
@@ -119,11 +139,13 @@ class Trained:
         optimizer = hybrid(self.dense, self.tables)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         self.captures = []
+        self.nodes = GradientNodes(self.model)
         self.step = StepGraph(self.model, loss, optimizer, self.capture)
         if not graphs:
             self.step.why_not = "a test launches all steps one by one"
 
     def capture(self, step):
+        self.nodes.check_new()
         value, recorder = captured(step, self.tensors())
         self.captures.append(recorder)
 
@@ -312,3 +334,12 @@ def test_a_model_on_the_cpu_says_why_its_steps_are_launched(interpreted):
     step = StepGraph(trained.model, loss, trained.dense)
     assert step.why_not == "the model is on the cpu"
     assert bool(step(batch(0)) > step(batch(0)))  # it trains
+
+
+def test_what_a_schedule_changes_beside_the_rate_is_another_form(interpreted):
+    trained = Trained()
+    trained.train([batch(seed) for seed in range(WARM_UP + 2)])
+    for setting in ({"weight_decay": 0.5}, {"betas": (0.5, 0.9)}):
+        trained.dense.param_groups[0].update(setting)
+        trained.train([batch(9)])
+    assert trained.replays == 1

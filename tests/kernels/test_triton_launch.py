@@ -1,7 +1,14 @@
 """What a launch keeps, with a kernel that only tells how it was launched."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from kernels.launch_on_no_gpu import build
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -87,3 +94,24 @@ def test_without_a_compiled_form_nothing_is_kept(memory):
     for _ in range(2):
         launch((1,), (memory,), ())
     assert [how for how, *_ in kernel.calls] == ["anew", "anew"]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler (apt-get install gcc)")
+def test_a_kept_launch_reaches_the_driver_as_tritons_own(tmp_path):
+    build(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.launch_on_no_gpu", str(tmp_path)],
+        cwd=Path(__file__).parents[1],
+        env=os.environ
+        | {"TRITON_INTERPRET": "0", "LD_LIBRARY_PATH": str(tmp_path)}
+        | {"TRITON_CACHE_DIR": str(tmp_path / "compiled")},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.returncode, done.stderr
+    kernels, found = zip(*(line.split(" ", 1) for line in done.stdout.splitlines()), strict=True)
+    assert {*found} == {"same"}
+    step = {"rows", "bags", "count_heads", "write_heads", "plan", "ask", "link", "serve"}
+    others = {"pool", "sum_blocks", "update", "write_dots", "write_gradients", "find"}
+    assert {*kernels} == step | others

@@ -19,14 +19,15 @@ def test_batch_norms_and_dice_have_running_statistics_and_other_layers_none():
 
 def averaged(comm):
     rank = comm.rank
-    tensors = [torch.full((2, 2), float(rank)), torch.arange(3.0) + rank]
-    average_over_ranks(tensors)
+    low = torch.full((2,), 257.0 * rank, dtype=torch.bfloat16)  # 257 is 256 there
+    tensors = [torch.full((2, 2), float(rank)), low, torch.arange(3.0) + rank]
+    average_over_ranks(tensors, comm.group)
     return [tensor.tolist() for tensor in tensors]
 
 
 def test_ranks_average_their_tensors_in_place(ranks):
-    for found in ranks.run(averaged, 4):
-        assert found == [[[1.5, 1.5], [1.5, 1.5]], [1.5, 2.5, 3.5]]
+    for found in ranks.run(averaged, 2):
+        assert found == [[[0.5, 0.5], [0.5, 0.5]], [128.0, 128.0], [0.5, 1.5, 2.5]]
     alone = torch.ones(2)
     average_over_ranks([alone])
     assert alone.tolist() == [1.0, 1.0]

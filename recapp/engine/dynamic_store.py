@@ -156,10 +156,9 @@ class DynamicStore(FloatRows):
             entry: The number of its first entry.
             stopped: An integer: where it is set, no key gets a row, and its entries take any.
         """
-        index = self.index
-        slot_P, *of_entries = index.add(row_P, key_P, group, entry, stopped)
-        rows = slot_P, index.positions.rows, index.strips.rows
-        added = *of_entries, index.numbers, row_P, key_P, group, *self.admission.added
+        slot_P, *of_entries = self.index.add(row_P, key_P, group, entry, stopped)
+        rows = slot_P, *(memory.rows for memory in self.slots.memories)
+        added = *of_entries, self.index.numbers, row_P, key_P, group, *self.admission.added
         self.backend.begin_rows(self._weights.rows, self._starts, rows, added, entry)
 
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
@@ -201,16 +200,15 @@ class DynamicStore(FloatRows):
         Args:
             step: The number of updates so far.
         """
-        due = step == self.step + 1 and self.trains
-        self.step = step
-        self.settled += 1
         if self.admission.chooses:
             gone = [self._all_unadmitted()]
             self.admission.release(gone[0])
             self._unadmitted = []
-            if due:
+            if step == self.step + 1 and self.trains:
                 gone += [self.admission.expired(step), self.admission.surplus()]
             self.slots.remove(torch.cat(gone))
+        self.step = step
+        self.settled += 1
 
     def _grow(self, slots: int) -> None:
         before = self._state[-1].held if self._state else slots  # the last memory to grow

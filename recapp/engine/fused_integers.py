@@ -79,28 +79,31 @@ class FusedIntegers:
         device = state.comm.device
         self.kernels = state.backend.fused_integers
         self.exchange = state.backend.fused_requests
-        slots = numbers_of_slots(state)
         modes = modes_of(state.routes, weighting)
         self.pooled_G = np.array([m == "pooled" and state.comm.world > 1 for m in modes])
         self.pooled = np.flatnonzero(self.pooled_G).tolist()
         pieces = numbers_of_pieces(state, self.pooled)
         self.pieces = np.array(pieces, np.int64)
-        self.slots = to_device(np.array(slots, np.int64), device)
+        self.slots = to_device(np.array(numbers_of_slots(state), np.int64), device)
         several = state.comm.world > 1
         self.strips_G = np.array([len(r.rows_I) * (r.dynamic and several) for r in state.routes])
-        of_strips = [int(rows_of_strips(r).sum()) for r in state.routes]
         self.own_pieces = numbers_of_own_pieces(state)
-        at_home = modes_of(state.routes, TRAINED_WEIGHTS)
-        self.of_own_pieces = pieces_on_device(state, self.own_pieces, at_home)
+        self.of_own_pieces = pieces_on_device(
+            state, self.own_pieces, modes_of(state.routes, TRAINED_WEIGHTS)
+        )
         self.of_pieces = pieces_on_device(state, pieces, modes)
         self.owners = (
             pieces_on_device(state, numbers_of_pieces(state), modes)
             if self.pooled
             else (None, None)
         )
-        self.counted = len(self.own_pieces if state.comm.world == 1 else pieces)
+        self.counted = len(pieces if several else self.own_pieces)
         self.store_rows_G = np.array(rows_of_stores(state), np.int64)
-        self.rows_G = np.array(of_strips) if state.comm.world > 1 else self.store_rows_G
+        self.rows_G = (
+            np.array([int(rows_of_strips(r).sum()) for r in state.routes])
+            if several
+            else self.store_rows_G
+        )
         self.wire = weights_on_wire(state.dtype, state.routes[0].row_dtype)
         # the integers of a sample weight in the requests
         self.words = self.wire.itemsize // state.routes[0].row_dtype.itemsize if self.pooled else 0

@@ -347,6 +347,8 @@ class ModuleGraph:
         """Record the forward and the backward of a step, and return whether that was possible."""
         updates = self._verdict.updates()
         renew_gradient_nodes([*step.parameters, *(t.anchor for t in self._tables)])
+        if self._ranks is not None:
+            self._ranks.take_over()
         try:
             _, forward = self._capture(lambda: self.forward(step, records=True))
             step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,12 +31,23 @@ class OfRanks(NamedTuple):
     Args:
         share: Returns the factor of this rank's loss in the batch that was looked up last.
         average: Replaces tensors by their averages over the ranks.
-        alone: Returns a context in which the model's forward and backward send no dense gradients.
+        ddp: The DDP that these averages replace, if there is one.
     """
 
     share: Callable[[], float]
     average: Callable[[Sequence[Tensor]], None]
-    alone: Callable[[], AbstractContextManager[None]] = nullcontext
+    ddp: DistributedDataParallel | None = None
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Return a context in which the model's forward and backward send no dense gradients."""
+        return nullcontext() if self.ddp is None else self.ddp.no_sync()
+
+    def take_over(self) -> None:
+        """Refuse training calls whose gradients DDP itself would average, from now on: the nodes of
+        gradients at which it waits for them are gone (`renew_gradient_nodes`).
+        """
+        if self.ddp is not None:
+            self.ddp.register_forward_pre_hook(_refuse)
 
     def join(self, gradients: Sequence[Tensor], stopped: Tensor) -> None:
         """Average dense gradients, and stop if a rank has stopped. Every rank calls it.
@@ -65,7 +77,16 @@ def ranks_of_loop(model: nn.Module, dense: Iterable[Tensor]) -> OfRanks | None:
     syncs = ddp.will_sync_module_buffers()  # type: ignore[no-untyped-call]
     if ddp.static_graph or ddp.find_unused_parameters or syncs or hooks:
         return None
-    return OfRanks(lambda: 1.0, partial(average_over_ranks, group=ddp.process_group), ddp.no_sync)
+    return OfRanks(lambda: 1.0, partial(average_over_ranks, group=ddp.process_group), ddp)
+
+
+def _refuse(ddp: nn.Module, _: object) -> None:
+    if ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+        raise RuntimeError(
+            "graph=True: DDP does not average the gradients of this call any more, because earlier "
+            "ones were recorded on several ranks: train all batches by the same loop, or leave "
+            "graph=True out"
+        )
 
 
 class CutLookups:

@@ -279,6 +279,8 @@ class StepGraph:
                 self._computed_with, static, [cut.copy() for cut in self._cuts.waiting()]
             )
         renew_gradient_nodes([*self.model.parameters(), *(t.anchor for t in self.tables)])
+        if self.ranks is not None:
+            self.ranks.take_over()
         try:
             with self._verdict.watch(static.has_room, records=True) as integers:
                 left, replay = self._capture(record)

@@ -79,15 +79,6 @@ def rate_argument(lr: Rate) -> Any:
     return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
 
 
-def past_caches(in_lines: bool, target: Tensor) -> bool:
-    """Return whether results are written past the caches."""
-    return (
-        in_lines
-        and target.nbytes >= STREAM_FROM_BYTES
-        and target.data_ptr() % CACHE_LINE_BYTES == 0
-    )
-
-
 def matrix(links: Links, dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the fields of `Matrix`, with entries in the type of the arithmetic."""
     return (
@@ -507,7 +498,12 @@ class NumbaBackend(TorchBackend):
         if isinstance(source, QuantisedRows):
             bits = source.bits
             stride = source.packed_RK.shape[1]
-        made_for = width, past_caches(in_lines, target), bits
+        past_caches = (
+            in_lines
+            and target.nbytes >= STREAM_FROM_BYTES
+            and target.data_ptr() % CACHE_LINE_BYTES == 0
+        )
+        made_for = width, past_caches, bits
         self._run(vectors.pool, made_for, width, memory, links, result, stride, dtype)
 
     @override

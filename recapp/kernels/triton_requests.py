@@ -121,12 +121,11 @@ def find_pieces(
         sizes: The sizes of the batch.
         take: Memory for the results.
     """
-    no_message = count_K, count_K, count_K, count_K
     plan(
         (len(count_K) // BLOCK + 1,),
         (
             *(distinct.row_U, distinct.start_U, distinct.count_G, pieces, requests, groups),
-            *(*no_message, count_K, len(count_K), len(distinct.count_G), 0, 0, 0, 0),
+            *(*[count_K] * 5, len(count_K), len(distinct.count_G), 0, 0, 0, 0),
         ),
         (BLOCK,),
     )

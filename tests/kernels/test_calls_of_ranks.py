@@ -139,6 +139,18 @@ def has_calls_without_backward(comm):
     assert recorded.replays
 
 
+def goes_another_way(comm):
+    """Call the model that DDP wraps by itself, after calls were recorded."""
+    way = Loop(comm, True)
+    list(way.train(range(RECORDED + 1)))
+    with pytest.raises(RuntimeError, match="train all batches by the same loop"):
+        way.wrapped(batch_of(1, comm.rank))
+    way.wrapped.eval()
+    way.wrapped(batch_of(1, comm.rank))
+    way.wrapped.train()
+    list(way.train([1]))
+
+
 class Maps(Model):
     """A model that finds rows of its own for ids, which may be outside of the tables."""
 
@@ -205,16 +217,13 @@ def test_calls_of_several_ranks_have_the_bits_of_a_loop_with_ddp(interpreted, ra
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "of_table",
-    [
-        {"num_embeddings": "dynamic", "dynamic": {"seen": 2}},
-        {"num_embeddings": 20, "id_rule": "drop"},
-    ],
-    ids=["dynamic", "drop"],
-)
-def test_calls_with_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted, of_table):
-    compare(Comm(), "table_wise", **of_table)
+def test_calls_with_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
+    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic={"seen": 2})
+
+
+@pytest.mark.full
+def test_ddp_does_not_take_calls_whose_gradients_it_would_not_average(interpreted, ranks):
+    ranks.run(goes_another_way, 2)
 
 
 @pytest.mark.full

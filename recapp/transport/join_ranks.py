@@ -33,6 +33,7 @@ program, so it is safe to unpickle them. A rank stays until all have answered, b
 may still need it, and it dies with the caller. Ranks print where the caller prints.
 """
 
+import gc
 import math
 import os
 import pickle
@@ -451,12 +452,15 @@ def call_in_forks(
             )
             for number, file in enumerate(files)
         ]
+        # no fork collects garbage of the caller, such as a process group, whose threads it has not
+        gc.freeze()
         try:
             for rank in ranks:
                 rank.start()
             failed = _first_failed(ranks, timeout)
             exit_code = failed.exitcode if failed else 0
         finally:
+            gc.unfreeze()
             for rank in ranks:
                 if rank.pid is not None:  # it was started
                     rank.kill()

@@ -1,5 +1,6 @@
 """Ranks by one call: `recapp.run_ranks`."""
 
+import gc
 import os
 import re
 import signal
@@ -53,6 +54,23 @@ def test_every_rank_calls_the_function_and_all_results_come_back_in_order(ranks)
     results = run_ranks(work, 1, ranks=ranks)
     assert [result[:3] for result in results] == [(rank, ranks, ranks) for rank in range(ranks)]
     assert all(torch.equal(r[3], factor * rank + 1) for rank, r in enumerate(results))
+
+
+def test_ranks_do_not_collect_garbage_of_the_caller(tmp_path):
+    class Threaded:
+        """An object such as a process group, whose end waits for threads that forks do not have."""
+
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            (tmp_path / str(os.getpid())).touch()
+
+    Threaded()
+    run_ranks(gc.collect, ranks=1)
+    assert {path.name for path in tmp_path.iterdir()} <= {str(os.getpid())}
+    gc.collect()
+    assert len([*tmp_path.iterdir()]) == 1, "the caller goes on to collect garbage"
 
 
 @pytest.mark.full

@@ -268,8 +268,8 @@ def _averages(recorder):
     return mock.patch.multiple(
         communicator.dist,
         is_initialized=lambda: True,
-        get_world_size=lambda: 2,
-        all_reduce=lambda tensor: recorder._note("message", "all_reduce"),
+        get_world_size=lambda group: 2,
+        all_reduce=lambda tensor, group: recorder._note("message", "all_reduce"),
     )
 
 

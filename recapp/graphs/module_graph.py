@@ -20,7 +20,8 @@ Python of the model runs in the first five calls only, so it must not depend on 
 Backward of a call comes before the next training call, which overwrites what it left. Where it does
 not, in the first calls, nothing is recorded.
 
-Where lookups need the host (on several ranks, or with tables that grow), they are cut out:
+Where lookups need the host (on several ranks, or with tables that choose among new keys), they are
+cut out:
 
     model(batch)       lookups are launched, and copied to the recorded ones; a graph runs the rest
     loss.backward()    a graph runs the backward up to the vectors; launched: the average of dense

@@ -5,7 +5,7 @@ grow. As in `test_cut_lookups.py`, a recorder stands for CUDA graphs.
 import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits
-from gpu_first.recorder import captured
+from gpu_first.recorder import counted
 from kernels.test_cut_lookups import Model, batch_of, loss
 from ranks import auto_means
 
@@ -43,15 +43,7 @@ class Loop:
             self.call = self.graph = ModuleGraph(self.wrapped, torch.device("cpu"), self.capture)
 
     def capture(self, work):
-        value, recorder = captured(work, [self.graph._verdict.stopped, self.graph.found_inf])
-        self.captures += 1
-        assert recorder.counts()["waits"] == recorder.counts()["messages"] == 0
-
-        def replay():
-            self.replays += 1
-            recorder.replay()
-
-        return value, replay
+        return counted(self, work, [self.graph._verdict.stopped, self.graph.found_inf])
 
     def train(self, seeds, backwards=1, **forms):
         for seed in seeds:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine.engine_cases import make_plan, same_bits
-from gpu_first.recorder import captured
+from gpu_first.recorder import counted
 
 from recapp.data_parallel import wrap_dense
 from recapp.engine.sharded_collection import shard_model, sharded_tables
@@ -113,15 +113,7 @@ class Trained:
             tensor /= self.comm.world
 
     def capture(self, step):
-        value, recorder = captured(step, [self.step._verdict.stopped])
-        self.captures += 1
-        assert recorder.counts()["waits"] == recorder.counts()["messages"] == 0
-
-        def replay():
-            self.replays += 1
-            recorder.replay()
-
-        return value, replay
+        return counted(self, step, [self.step._verdict.stopped])
 
     def plain_step(self, batch):
         self.optimizer.zero_grad()

@@ -8,7 +8,7 @@ import torch
 from engine.dynamic_checkpoints import fill, write
 from engine.engine_cases import make_plan, same_bits
 from engine.test_dynamic_tables import rows_by_key
-from gpu_first.recorder import captured
+from gpu_first.recorder import counted
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.engine import dynamic_keys
@@ -107,16 +107,7 @@ class Trained:
             held = [m.rows for m in (s._weights, *s._state, index.positions, index.strips)]
             memory += [index._table, index.numbers, s.admission._counts_4A]
             memory += [rows[:512] for rows in held]
-        value, recorder = captured(step, memory)
-        counts = recorder.counts()
-        assert counts["waits"] == counts["pins"] == counts["messages"] == 0
-        self.captures += 1
-
-        def replay():
-            self.replays += 1
-            recorder.replay()
-
-        return value, replay
+        return counted(self, step, memory)
 
     def plain_step(self, batch):
         self.optimizer.zero_grad()

@@ -36,6 +36,7 @@ from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
+from recapp.kernels.numba_gather import decode_floats, decode_integers
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 Int64Array = npt.NDArray[np.int64]
@@ -277,8 +278,7 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         return ids_of_hex(as_text(column)) if text is TextIds.HEX else ids_of_text(column, text)
     if pt.is_floating(kind):
         return _from_whole_floats(column)
-    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-    values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
+    values, missing = plain_values(column)
     if pt.is_int32(kind) and text is TextIds.HEX:
         values = values.view(np.uint32)
     if (
@@ -289,11 +289,58 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     ):
         return ids_of_text(column.cast(pa.string()), text)
     ids = values.astype(np.int64)
-    if (pt.is_int64(kind) or pt.is_uint64(kind)) and len(ids) and int(ids.min()) == MISSING:
-        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {RESERVED}")
+    if values.itemsize == 8 and len(ids) and int(ids.min()) == MISSING:
+        bad_N = ids == MISSING if missing is None else (ids == MISSING) & ~missing
+        refuse(bad_N, lambda index: f"holds {shown(column[index])}, {RESERVED}")
     if missing is not None:
-        ids[missing] = MISSING
+        np.copyto(ids, MISSING, where=missing)
     return ids
+
+
+NO_BITS = np.zeros(0, np.uint8)
+
+
+def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
+    """Write the ids of a column of integers.
+
+    Args:
+        column: One id per row.
+        text: The rule for ids of text.
+        out_N: The ids that are written.
+
+    Returns:
+        Whether all are written; else `decode_ids` reads the column, or names the fault.
+    """
+    kind = column.type
+    if not pt.is_integer(kind) or pt.is_uint64(kind) or not len(column):
+        return False
+    values, bits = _buffers(column)
+    if pt.is_int32(kind) and text is TextIds.HEX:
+        values = values.view(np.uint32)
+    return not decode_integers(values, bits, column.offset, out_N)
+
+
+def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
+    """Write the numbers of a column of integers or floats, like `write_ids`.
+
+    Args:
+        column: One number per row.
+        absent: The number for a missing one.
+        out_N: The numbers that are written.
+    """
+    kind = column.type
+    is_read = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
+    if not is_read or not len(column):
+        return False
+    return not decode_floats(*_buffers(column), column.offset, np.float32(absent), out_N)
+
+
+def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return the values of a column, and a bit for each that is there; no bits if all are."""
+    bits, values = column.buffers()
+    dtype = np.dtype(column.type.to_pandas_dtype())
+    values_N = np.frombuffer(values, dtype, len(column), column.offset * dtype.itemsize)
+    return values_N, np.frombuffer(bits, np.uint8) if column.null_count else NO_BITS
 
 
 def padding_id(schema: Schema, feature: str) -> int | None:
@@ -533,11 +580,34 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
         return np.zeros(len(column), dtype=np.float32), np.ones(len(column), dtype=np.bool_)
     if is_text(column.type):
         column = spelled_numbers(as_text(column))
-    missing = None
-    if column.null_count:
-        missing = column.is_null().to_numpy(zero_copy_only=False)
-        column = column.fill_null(False if pt.is_boolean(column.type) else 0)
-    return column.to_numpy(zero_copy_only=False), missing
+    values, missing = plain_values(column)
+    return values if missing is None else np.where(missing, values.dtype.type(0), values), missing
+
+
+def plain_values(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
+    """Return numbers [N] in the column's own type, any value for a missing one, without a copy
+    where possible; and a mask of missing numbers.
+    """
+    kind = column.type
+    _, numbers = column.buffers()
+    if numbers is None or not (pt.is_integer(kind) or pt.is_floating(kind)):
+        whole = column.fill_null(False) if column.null_count else column
+        values = whole.to_numpy(zero_copy_only=False)
+    else:
+        dtype = np.dtype(kind.to_pandas_dtype())
+        values = np.frombuffer(numbers, dtype, len(column), column.offset * dtype.itemsize)
+    return values, _missing(column)
+
+
+def _missing(column: pa.Array) -> BoolArray | None:
+    """Return a mask of the nulls of a column, [N]; None without nulls."""
+    if not column.null_count:
+        return None
+    bits = np.frombuffer(column.buffers()[0], np.uint8)
+    first = column.offset
+    bits = bits[first // 8 : -(-(first + len(column)) // 8)]
+    present = np.unpackbits(bits, bitorder="little")[first % 8 :][: len(column)]
+    return present == 0
 
 
 def _numbers_and_gaps(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray]:
@@ -594,10 +664,10 @@ def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
         BadValue: An index lies beyond the dictionary.
     """
     indices = column.indices
-    codes: npt.NDArray[Any] = indices.fill_null(0).to_numpy(zero_copy_only=False)
-    codes = codes.view(f"u{codes.itemsize}")
-    if indices.null_count:
-        nulls_N = indices.is_null().to_numpy(zero_copy_only=False)
+    values, nulls_N = plain_values(indices)
+    codes: npt.NDArray[Any] = values.view(f"u{values.itemsize}")
+    if nulls_N is not None:
+        codes = np.where(nulls_N, codes.dtype.type(0), codes)
         if len(column.dictionary) > np.iinfo(codes.dtype).max:  # the type has no index left
             codes = codes.astype(np.uint64)
         codes = np.where(nulls_N, codes.dtype.type(len(column.dictionary)), codes)

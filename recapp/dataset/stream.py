@@ -51,7 +51,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recapp.dataset.collate import Collate, join_batches, with_narrow_ids, with_wide_ids
 from recapp.dataset.data_file import chunks
-from recapp.dataset.rows import Rows, join
+from recapp.dataset.row_store import RowStore, places
+from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.errors import ConfigError, DataError
@@ -240,13 +241,14 @@ class Reader:
         self._plans = {
             lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
         }
-        self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
-        self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
+        self.store = RowStore()
+        self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
+        self._cursors: dict[tuple[int, int], Iterator[tuple[Rows, list[tuple[int, range]]]]] = {}
         self._ranges = self._by_cursor(rest_by_lane)
         self._due = {key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._ranges.items()}
 
-    def take(self, lane: int, count: int) -> Rows:
-        """Return the next `count` rows of a lane; fewer (at least one) at its end.
+    def take(self, lane: int, count: int) -> IntArray:
+        """Return the places of the next `count` rows of a lane; fewer (at least one) at its end.
 
         Raises:
             ValueError: The lane has no rows left.
@@ -263,7 +265,7 @@ class Reader:
                 plan.popleft()
         if not parts:
             raise ValueError(f"lane {lane} has no rows left")
-        return join(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _by_cursor(self, rest_by_lane: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
@@ -286,35 +288,37 @@ class Reader:
         keys = cursors[starts].tolist()
         return {(key[0], key[1]): part for key, part in zip(keys, ranges, strict=True)}
 
-    def _next_part(self, lane: int, segment: int, count: int) -> Rows:
-        """Return up to `count` rows of a lane from one segment, but at least one row."""
+    def _next_part(self, lane: int, segment: int, count: int) -> IntArray:
+        """Return the places of up to `count` rows of a lane from one segment, but at least one."""
         inbox = self._inboxes.get((lane, segment))
         while not inbox:
             self._advance((segment, _EVERY_LANE if self._shared[segment] else lane))
             inbox = self._inboxes.get((lane, segment))
-        rows = inbox.popleft()
-        if len(rows) > count:
-            inbox.appendleft(rows.slice(count, len(rows)))
-            return rows.slice(0, count)
+        place_N = inbox.popleft()
+        if len(place_N) > count:
+            inbox.appendleft(place_N[count:])
+            return place_N[:count]
         if not inbox:
             del self._inboxes[lane, segment]
-        return rows
+        return place_N
 
     def _advance(self, key: tuple[int, int]) -> None:
         """Decode one more chunk of a row group, and hand its rows to the lanes."""
         if key not in self._cursors:
             self._cursors[key] = _stream(self._source, key[0], self._ranges.pop(key), self._collate)
-        for lane, rows in next(self._cursors[key]):
-            self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
-            self._due[key] -= len(rows)
+        rows, parts = next(self._cursors[key])
+        slot = self.store.add(rows)
+        for lane, part in parts:
+            self._inboxes.setdefault((lane, key[0]), deque()).append(places(slot, part))
+        self._due[key] -= len(rows)
         if not self._due[key]:
             del self._cursors[key]  # this closes the generator, and so the file
 
 
 def _stream(
     source: Source, segment: int, ranges_P3: IntArray, collate: Collate
-) -> Iterator[list[tuple[int, Rows]]]:
-    """Decode the wanted rows of a segment, and yield the rows of each lane, chunk by chunk. Where
+) -> Iterator[tuple[Rows, list[tuple[int, range]]]]:
+    """Decode the wanted rows of a segment, and yield them and those of each lane, chunk by chunk. Where
     `collate` numbers rows, they get their numbers in the data set.
 
     The generator opens the file, and closes it at its end.
@@ -344,10 +348,13 @@ def _stream(
             rows = replace(rows, row_numbers_N=rows_N + (file.starts[row_group] + before))
         lanes, starts = np.unique(inside[:, 2], return_index=True)
         bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
-        yield [
-            (lane, rows.slice(bounds[index], bounds[index + 1]))
-            for index, lane in enumerate(lanes.tolist())
-        ]
+        yield (
+            rows,
+            [
+                (lane, range(bounds[index], bounds[index + 1]))
+                for index, lane in enumerate(lanes.tolist())
+            ],
+        )
 
 
 class BatchStream(IterableDataset[Any]):
@@ -445,9 +452,12 @@ class BatchStream(IterableDataset[Any]):
     def _batches(self, lanes: range) -> Iterator[Batch]:
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(self.source, self._deal, lanes, begin, self._collate)
-        shares = [self._shares(reader, lane) for lane in lanes]
-        for _ in range(self.first_batch, len(self)):
-            batch = self._collate.batch([part for share in shares for part in next(share, ())])
+        for place_B in self._places(reader, lanes):
+            batch = (
+                self._collate.batch_of(*reader.store.take(place_B))
+                if len(place_B)
+                else self._collate.batch([])
+            )
             yield with_narrow_ids(batch) if self.narrows else batch
 
     @property
@@ -457,37 +467,41 @@ class BatchStream(IterableDataset[Any]):
             max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
         )
 
-    def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
-        """Yield a lane's share of each batch, in pieces.
-
-        A share has `_share` rows, or fewer in the last batch.
+    def _places(self, reader: Reader, lanes: range) -> Iterator[IntArray]:
+        """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or fewer in
+        the last batch.
         """
-        total = int(self._deal.lanes[lane][:, 2].sum())
-        position = self.first_batch * self._share
-        blocks = self._blocks(reader, lane, total)
-        block = next(blocks) if position < total else None
-        block = block and block.slice(position % self._block, len(block))
-        while position < total:
-            parts = []
-            need = min(self._share, total - position)
-            position += need
-            while need:
-                block = block if block else next(blocks)
-                part = block.slice(0, need)
-                block = block.slice(len(part), len(block))
-                need -= len(part)
-                parts.append(part)
-            yield parts
+        total = max((int(self._deal.lanes[lane][:, 2].sum()) for lane in lanes), default=0)
+        number, taken = divmod(self.first_batch * self._share, self._block)
+        waiting_VK = np.zeros((len(lanes), 0), np.int64)  # -1 behind the end of a lane
+        for _ in range(self.first_batch, len(self)):
+            while waiting_VK.shape[1] < self._share and number * self._block < total:
+                rows = min(self._block, total - number * self._block)
+                block_VK = self._permuted(reader, lanes, number, rows)
+                reader.store.drop(_present(block_VK[:, :taken]))
+                waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
+                taken = 0
+                number += 1
+            yield _present(waiting_VK[:, : self._share])
+            waiting_VK = waiting_VK[:, self._share :]
 
-    def _blocks(self, reader: Reader, lane: int, total: int) -> Iterator[Rows]:
-        block = self.first_batch * self._share // self._block
-        for first in range(block * self._block, total, self._block):
-            rows = reader.take(lane, min(self._block, total - first))
-            if self.shuffle_rows:
-                rows = rows.take(
-                    permutation(self.seed, self.epoch, lane, first // self._block, len(rows))
-                )
-            yield rows
+    def _permuted(self, reader: Reader, lanes: range, number: int, rows: int) -> IntArray:
+        """Return the places of a block of each lane, of up to some rows, [V, rows]."""
+        block_VK = np.full((len(lanes), rows), -1, dtype=np.int64)
+        for place_K, lane in zip(block_VK, lanes, strict=True):
+            count = min(rows, int(self._deal.lanes[lane][:, 2].sum()) - number * self._block)
+            if count > 0:
+                one_K = reader.take(lane, count)
+                if self.shuffle_rows:
+                    one_K = one_K[permutation(self.seed, self.epoch, lane, number, count)]
+                place_K[:count] = one_K
+        return block_VK
+
+
+def _present(place_VK: IntArray) -> IntArray:
+    """Return the places in a matrix, lane after lane; a number below 0 is none."""
+    place_N = place_VK.reshape(-1)
+    return place_N[place_N >= 0]
 
 
 class _Failure(str):

@@ -263,7 +263,7 @@ class Collate:
             return self._derived(dense_IN, targets_TN, ids_SN, bags, times, vectors)
         numbers_IN = DENSE_TRANSFORMS[self.transform](dense_IN)
         if vectors:
-            numbers_IN = np.vstack([numbers_IN, *vectors])
+            numbers_IN = np.concatenate([numbers_IN, *vectors]).copy(order="C")
         return Rows(numbers_IN, targets_TN, ids_SN, bags)
 
     def numbers(

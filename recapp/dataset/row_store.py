@@ -93,4 +93,6 @@ class RowStore:
 def _arrays_of(rows: Rows) -> list[npt.NDArray[Any]]:
     numbers = [] if rows.row_numbers_N is None else [rows.row_numbers_N]
     bags = [array for bag in rows.bags for array in (bag.values_L, bag.offsets_N1)]
-    return [rows.numbers_IN, rows.targets_TN, rows.ids_SN, *numbers, *bags]
+    arrays = [rows.numbers_IN, rows.targets_TN, rows.ids_SN, *numbers, *bags]
+    assert all(array.flags.c_contiguous for array in arrays)
+    return arrays

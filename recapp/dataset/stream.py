@@ -40,6 +40,7 @@ function, so an epoch can start at any position without its history.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from heapq import heapify, heappop, heappush
 from typing import Any, cast
 
@@ -122,10 +123,13 @@ def after(pieces: IntArray, position: int) -> IntArray:
     return rest
 
 
-def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntArray:
-    """Return the order of the rows of one block, [rows]: a sort by a counter hash."""
-    keys = hashes((seed, epoch, lane, block), np.arange(rows, dtype=np.int64))
-    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+def permutations(seed: int, epoch: int, lanes: range, block: int, rows: int) -> IntArray:
+    """Return the order of the rows of a block of each lane, [V, rows]: a sort by a counter hash,
+    of which no two are equal.
+    """
+    row_N = np.arange(rows, dtype=np.int64)
+    streams = [(seed, epoch, lane, block) for lane in lanes]
+    return np.argsort(hashes_of(streams, row_N), axis=1)
 
 
 def check_order(batch_size: int, lanes: int, ranks: int) -> None:
@@ -166,10 +170,14 @@ def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64
         stream: Integers that name a stream; different tuples are independent streams.
         counters_N: The counters, [N].
     """
-    state = 0
-    for part in stream:
-        state = _mixed(state + part)
-    return _mix(_U64(state) + counters_N.astype(_U64) * _GOLDEN)
+    return hashes_of([stream], counters_N)[0]
+
+
+def hashes_of(streams: Sequence[tuple[int, ...]], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
+    """Return the hashes of several streams, [streams, N]. Arguments as for `hashes`."""
+    states = [reduce(lambda state, part: _mixed(state + part), stream, 0) for stream in streams]
+    state_S = np.array(states, dtype=_U64)
+    return _mix(state_S[:, None] + counters_N.astype(_U64) * _GOLDEN)
 
 
 def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
@@ -471,7 +479,7 @@ class BatchStream(IterableDataset[Any]):
         """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or fewer in
         the last batch.
         """
-        total = max((int(self._deal.lanes[lane][:, 2].sum()) for lane in lanes), default=0)
+        total = max(map(self._rows_of, lanes), default=0)
         number, taken = divmod(self.first_batch * self._share, self._block)
         waiting_VK = np.zeros((len(lanes), 0), np.int64)  # -1 behind the end of a lane
         for _ in range(self.first_batch, len(self)):
@@ -485,16 +493,24 @@ class BatchStream(IterableDataset[Any]):
             yield _present(waiting_VK[:, : self._share])
             waiting_VK = waiting_VK[:, self._share :]
 
+    def _rows_of(self, lane: int) -> int:
+        return int(self._deal.lanes[lane][:, 2].sum())
+
     def _permuted(self, reader: Reader, lanes: range, number: int, rows: int) -> IntArray:
         """Return the places of a block of each lane, of up to some rows, [V, rows]."""
         block_VK = np.full((len(lanes), rows), -1, dtype=np.int64)
-        for place_K, lane in zip(block_VK, lanes, strict=True):
-            count = min(rows, int(self._deal.lanes[lane][:, 2].sum()) - number * self._block)
+        first = number * self._block
+        counts = [min(rows, self._rows_of(lane) - first) for lane in lanes]
+        orders = {
+            count: permutations(self.seed, self.epoch, lanes, number, count)
+            for count in set(counts)
+            if self.shuffle_rows and count > 0
+        }
+        for index, count in enumerate(counts):
             if count > 0:
-                one_K = reader.take(lane, count)
-                if self.shuffle_rows:
-                    one_K = one_K[permutation(self.seed, self.epoch, lane, number, count)]
-                place_K[:count] = one_K
+                place_K = reader.take(lanes[index], count)
+                order_VK = orders.get(count)
+                block_VK[index, :count] = place_K if order_VK is None else place_K[order_VK[index]]
         return block_VK
 
 
@@ -538,6 +554,11 @@ class BatchLoader(DataLoader[Any]):
         # A generator: the stream's position is read (and pickled to the workers) at the first
         # next(), not at iter().
         stream = cast(BatchStream, self.dataset)
+        if not self.num_workers:
+            for batch in stream:
+                stream.narrows &= batch.sparse.values().dtype == torch.int32
+                yield batch
+            return
         items = super().__iter__()
         workers = max(1, self.num_workers)
         try:

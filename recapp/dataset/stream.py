@@ -39,10 +39,11 @@ function, so an epoch can start at any position without its history.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 from heapq import heapify, heappop, heappush
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -220,6 +221,10 @@ def _mix(values: Uint64Array) -> Uint64Array:
 
 # ---- reading in that order
 
+# The decoded rows of a chunk, and those of each lane.
+DealtRows: TypeAlias = tuple[Rows, list[tuple[int, range]]]
+BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
+
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
 SHARED_ROWS = 65_536
 _EVERY_LANE = -1
@@ -234,13 +239,21 @@ class Reader:
         lanes: The lanes to read.
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
+        threads: Threads that read chunks ahead; None reads them when they are needed.
 
     `take` raises DataError for unusable values and unreadable files.
     """
 
     def __init__(
-        self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate
+        self,
+        source: Source,
+        deal: Deal,
+        lanes: range,
+        position: int,
+        collate: Collate,
+        threads: Executor | None = None,
     ) -> None:
+        self._threads = threads
         self._source = source
         self._collate = collate
         rows = np.array([segment.rows for segment in source.segments], dtype=np.int64)
@@ -251,7 +264,7 @@ class Reader:
         }
         self.store = RowStore()
         self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
-        self._cursors: dict[tuple[int, int], Iterator[tuple[Rows, list[tuple[int, range]]]]] = {}
+        self._cursors: dict[tuple[int, int], _Cursor] = {}
         self._ranges = self._by_cursor(rest_by_lane)
         self._due = {key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._ranges.items()}
 
@@ -300,7 +313,7 @@ class Reader:
         """Return the places of up to `count` rows of a lane from one segment, but at least one."""
         inbox = self._inboxes.get((lane, segment))
         while not inbox:
-            self._advance((segment, _EVERY_LANE if self._shared[segment] else lane))
+            self._advance(self._key(lane, segment))
             inbox = self._inboxes.get((lane, segment))
         place_N = inbox.popleft()
         if len(place_N) > count:
@@ -312,20 +325,60 @@ class Reader:
 
     def _advance(self, key: tuple[int, int]) -> None:
         """Decode one more chunk of a row group, and hand its rows to the lanes."""
-        if key not in self._cursors:
-            self._cursors[key] = _stream(self._source, key[0], self._ranges.pop(key), self._collate)
-        rows, parts = next(self._cursors[key])
+        segment = key[0]
+        rows, parts = self._cursor(key).next()
         slot = self.store.add(rows)
         for lane, part in parts:
-            self._inboxes.setdefault((lane, key[0]), deque()).append(places(slot, part))
+            self._inboxes.setdefault((lane, segment), deque()).append(places(slot, part))
         self._due[key] -= len(rows)
-        if not self._due[key]:
-            del self._cursors[key]  # this closes the generator, and so the file
+        if self._due[key]:
+            self._cursor(key).start()
+            return
+        del self._cursors[key]  # this closes the generator, and so the file
+        for lane, _ in parts:
+            plan = self._plans[lane]
+            if len(plan) > 1 and plan[0][0] == segment:
+                self._cursor(self._key(lane, plan[1][0])).start()
+
+    def _key(self, lane: int, segment: int) -> tuple[int, int]:
+        return segment, _EVERY_LANE if self._shared[segment] else lane
+
+    def _cursor(self, key: tuple[int, int]) -> "_Cursor":
+        """Return what reads the chunks of a row group; a new one if none has begun."""
+        if key not in self._cursors:
+            chunks = _stream(self._source, key[0], self._ranges.pop(key), self._collate)
+            self._cursors[key] = _Cursor(chunks, self._threads)
+        return self._cursors[key]
+
+
+class _Cursor:
+    """The chunks of a row group, of which a thread may read the next one ahead.
+
+    Args:
+        chunks: Yields the decoded rows of a chunk, and those of each lane.
+        threads: The threads; None without.
+    """
+
+    def __init__(self, chunks: Iterator[DealtRows], threads: Executor | None) -> None:
+        self._chunks = chunks
+        self._threads = threads
+        self._ahead: Future[DealtRows] | None = None
+
+    def start(self) -> None:
+        """Let a thread read the next chunk, which must exist."""
+        if self._threads and self._ahead is None:
+            self._ahead = self._threads.submit(next, self._chunks)
+
+    def next(self) -> DealtRows:
+        """Return the next chunk."""
+        ahead = self._ahead
+        self._ahead = None
+        return next(self._chunks) if ahead is None else ahead.result()
 
 
 def _stream(
     source: Source, segment: int, ranges_P3: IntArray, collate: Collate
-) -> Iterator[tuple[Rows, list[tuple[int, range]]]]:
+) -> Iterator[DealtRows]:
     """Decode the wanted rows of a segment, and yield them and those of each lane, chunk by chunk. Where
     `collate` numbers rows, they get their numbers in the data set.
 
@@ -410,6 +463,7 @@ class BatchStream(IterableDataset[Any]):
         training: bool = True,
         dense_transform: str = "log1p",
         numbered: bool = False,
+        num_threads: int = 0,
     ) -> None:
         check_order(batch_size, lanes, world)
         if training and source.rows < batch_size:
@@ -434,6 +488,7 @@ class BatchStream(IterableDataset[Any]):
         self.epoch = 0
         self.first_batch = 0
         self.narrows = False
+        self.num_threads = num_threads
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
         self._collate = Collate(schema, source.bags, dense_transform, numbered)
@@ -458,8 +513,27 @@ class BatchStream(IterableDataset[Any]):
         return _with_failures(batch.packed() for batch in batches)
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
+        """Yield the batches of some lanes, made ahead by threads if there are any."""
+        if not self.num_threads:
+            yield from self._made(lanes, None)
+            return
+        with (
+            ThreadPoolExecutor(self.num_threads, "recapp-chunks") as chunks,
+            ThreadPoolExecutor(1, "recapp-batches") as batches,
+        ):
+            try:
+                made = self._made(lanes, chunks)
+                waiting = deque(batches.submit(next, made, None) for _ in range(BATCHES_AHEAD))
+                while (batch := waiting.popleft().result()) is not None:
+                    waiting.append(batches.submit(next, made, None))
+                    yield batch
+            finally:
+                batches.shutdown(cancel_futures=True)
+                chunks.shutdown(cancel_futures=True)
+
+    def _made(self, lanes: range, chunks: Executor | None) -> Iterator[Batch]:
         begin = self.first_batch * self._share // self._block * self._block
-        reader = Reader(self.source, self._deal, lanes, begin, self._collate)
+        reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks)
         for place_B in self._places(reader, lanes):
             batch = (
                 self._collate.batch_of(*reader.store.take(place_B))
@@ -557,7 +631,7 @@ class BatchLoader(DataLoader[Any]):
         if not self.num_workers:
             for batch in stream:
                 stream.narrows &= batch.sparse.values().dtype == torch.int32
-                yield batch
+                yield batch if stream.narrows else with_wide_ids(batch)
             return
         items = super().__iter__()
         workers = max(1, self.num_workers)

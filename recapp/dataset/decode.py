@@ -36,7 +36,6 @@ from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
-from recapp.kernels.numba_gather import decode_floats, decode_integers
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
 Int64Array = npt.NDArray[np.int64]
@@ -125,6 +124,14 @@ def _kernel() -> Callable[..., int]:
     from recapp.kernels.numba_text import ids_of_texts
 
     return ids_of_texts
+
+
+@lru_cache(None)
+def _numeric_kernels() -> tuple[Callable[..., bool], Callable[..., bool]]:
+    """Import the compiled loops that read integers as ids, and numbers in fp32."""
+    from recapp.kernels.numba_gather import decode_floats, decode_integers
+
+    return decode_integers, decode_floats
 
 
 def shown(value: pa.Scalar) -> str:
@@ -317,7 +324,7 @@ def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
     values, bits = _buffers(column)
     if pt.is_int32(kind) and text is TextIds.HEX:
         values = values.view(np.uint32)
-    return not decode_integers(values, bits, column.offset, out_N)
+    return not _numeric_kernels()[0](values, bits, column.offset, out_N)
 
 
 def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
@@ -332,7 +339,8 @@ def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
     is_read = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
     if not is_read or not len(column):
         return False
-    return not decode_floats(*_buffers(column), column.offset, np.float32(absent), out_N)
+    values, bits = _buffers(column)
+    return not _numeric_kernels()[1](values, bits, column.offset, np.float32(absent), out_N)
 
 
 def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

@@ -338,7 +338,9 @@ class Reader:
         for lane, _ in parts:
             plan = self._plans[lane]
             if len(plan) > 1 and plan[0][0] == segment:
-                self._cursor(self._key(lane, plan[1][0])).start()
+                following = self._key(lane, plan[1][0])
+                if self._due[following]:
+                    self._cursor(following).start()
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
         return segment, _EVERY_LANE if self._shared[segment] else lane
@@ -444,6 +446,8 @@ class BatchStream(IterableDataset[Any]):
 
     Attributes:
         narrows: Whether batches have int32 ids as long as all fit, in half the bytes.
+        num_threads: The threads that decode chunks ahead, beside one that makes batches; 0 does
+            both when a batch is asked for. Batches are the same.
 
     Raises:
         ConfigError: The numbers do not fit together.
@@ -463,7 +467,6 @@ class BatchStream(IterableDataset[Any]):
         training: bool = True,
         dense_transform: str = "log1p",
         numbered: bool = False,
-        num_threads: int = 0,
     ) -> None:
         check_order(batch_size, lanes, world)
         if training and source.rows < batch_size:
@@ -488,7 +491,7 @@ class BatchStream(IterableDataset[Any]):
         self.epoch = 0
         self.first_batch = 0
         self.narrows = False
-        self.num_threads = num_threads
+        self.num_threads = 0
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
         self._collate = Collate(schema, source.bags, dense_transform, numbered)

@@ -26,7 +26,7 @@ from recapp.dataset.collate import Collate
 from recapp.dataset.formats import CHUNK_ROWS
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutation
+from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutations
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import as_int64
 
@@ -65,7 +65,7 @@ def expected_batches(source, epoch=0, *, batch_size, lanes, shuffle_rows, seed, 
             rows = [
                 own[index]
                 for number, own in enumerate(blocks)
-                for index in permutation(seed, epoch, lane, number, len(own))
+                for index in permutations(seed, epoch, range(lane, lane + 1), number, len(own))[0]
             ]
         orders.append(rows)
     share = batch_size // lanes

@@ -42,9 +42,8 @@ from recapp.dataset.decode import (
 from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
+from recapp.kernels.numba_gather import narrow
 from recapp.sparse.keyed_jagged_tensor import (
-    MISSING,
-    MISSING_INT32,
     Batch,
     KeyedJaggedTensor,
     as_int64,
@@ -319,29 +318,28 @@ class Collate:
 
     def batch(self, parts: list[Rows]) -> Batch:
         """Join the rows of `parts`, in order, to one `Batch`; without parts the batch is empty."""
-        rows = join(parts) if parts else self.no_rows()
-        return self.batch_of(rows, np.ascontiguousarray(rows.numbers_IN.T))
+        return self.batch_of(join(parts) if parts else self.no_rows())
 
-    def batch_of(self, rows: Rows, numbers_BI: Float32Array) -> Batch:
+    def batch_of(self, rows: Rows, narrows: bool = False) -> Batch:
         """Return rows as a batch, which takes over their memory.
 
         Args:
-            rows: The rows; their numbers are not read.
-            numbers_BI: Their numbers, row after row.
+            rows: The rows.
+            narrows: Whether ids have 32 bits, if all fit.
         """
         targets = {
             name: torch.from_numpy(values_B)
             for name, values_B in zip(self.schema.targets, rows.targets_TN, strict=True)
         }
         return Batch(
-            torch.from_numpy(numbers_BI),
-            self._keys_major(rows),
+            torch.from_numpy(np.ascontiguousarray(rows.numbers_IN.T)),
+            self._keys_major(rows, narrows),
             {name: targets[name] for name in self.schema.labels},
             {name: targets[column] for name, column in self.schema.weights.items()},
             None if rows.row_numbers_N is None else torch.from_numpy(rows.row_numbers_N),
         )
 
-    def _keys_major(self, rows: Rows) -> KeyedJaggedTensor:
+    def _keys_major(self, rows: Rows, narrows: bool) -> KeyedJaggedTensor:
         """Return the ids of rows, feature after feature."""
         count = len(rows)
         values_L = rows.ids_SN.reshape(-1)
@@ -360,9 +358,11 @@ class Collate:
                 else:
                     values.append(next(single))
             values_L = np.concatenate(values)
+        short_L = np.empty(len(values_L) if narrows else 0, np.int32)
+        fits = narrows and narrow(values_L, short_L)
         return KeyedJaggedTensor.unchecked(
             list(self.schema.features),
-            torch.from_numpy(values_L),
+            torch.from_numpy(short_L if fits else values_L),
             None,
             torch.from_numpy(lengths_FB),
             count,
@@ -374,18 +374,6 @@ def _numbers_or_nan(column: pa.Array, text: object) -> Float32Array:
     """Return the numbers of a column, [N]; NaN where they are missing."""
     numbers, missing = decode_numbers(column)
     return numbers if missing is None else np.where(missing, np.float32(np.nan), numbers)
-
-
-def with_narrow_ids(batch: Batch) -> Batch:
-    """Return a batch with int32 ids; the batch itself if an id does not fit."""
-    values = batch.sparse.values()
-    ids_L = values.numpy()
-    near_L = np.maximum(ids_L, MISSING_INT32)
-    missing = np.count_nonzero(near_L == MISSING_INT32)
-    if missing > np.count_nonzero(ids_L == MISSING) or near_L.max(initial=0) >= -MISSING_INT32:
-        return batch
-    narrow_L = torch.from_numpy(near_L.astype(np.int32))
-    return batch.each(lambda tensor: narrow_L if tensor is values else tensor)
 
 
 def with_wide_ids(batch: Batch) -> Batch:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.dataset.decode import Float32Array, Int64Array
+from recapp.dataset.decode import Int64Array
 from recapp.dataset.rows import FeatureBags, Rows
 from recapp.kernels.numba_gather import SLOT_BITS, gather, gather_bags, lengths_of_bags
 
@@ -51,11 +51,9 @@ class RowStore:
         self._table_AZ2[:, slot] = [(array.ctypes.data, array.strides[0]) for array in arrays]
         return slot
 
-    def take(self, place_B: Int64Array) -> tuple[Rows, Float32Array]:
-        """Return the rows of some places, and their numbers, row after row. A row is taken once.
-
-        Raises:
-            ValueError: There is no place.
+    def take(self, place_B: Int64Array) -> Rows:
+        """Return the rows of some places, at least one, each of which is taken once. Their numbers
+        are row after row in memory, as batches have them.
         """
         some = self._chunks[int(place_B[0]) >> SLOT_BITS]
         assert some is not None
@@ -80,7 +78,7 @@ class RowStore:
             gather_bags(values_Z2, bounds_Z2, place_B, bag.values_L)
             bags.append(bag)
         self.drop(place_B)
-        return Rows(numbers_BI.T, targets_TB, ids_SB, tuple(bags), row_numbers_B), numbers_BI
+        return Rows(numbers_BI.T, targets_TB, ids_SB, tuple(bags), row_numbers_B)
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""

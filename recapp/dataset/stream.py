@@ -51,7 +51,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.collate import Collate, join_batches, with_narrow_ids, with_wide_ids
+from recapp.dataset.collate import Collate, join_batches, with_wide_ids
 from recapp.dataset.data_file import chunks
 from recapp.dataset.row_store import RowStore, places
 from recapp.dataset.rows import Rows
@@ -538,12 +538,8 @@ class BatchStream(IterableDataset[Any]):
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks)
         for place_B in self._places(reader, lanes):
-            batch = (
-                self._collate.batch_of(*reader.store.take(place_B))
-                if len(place_B)
-                else self._collate.batch([])
-            )
-            yield with_narrow_ids(batch) if self.narrows else batch
+            taken = reader.store.take(place_B) if len(place_B) else self._collate.no_rows()
+            yield self._collate.batch_of(taken, self.narrows)
 
     @property
     def _block(self) -> int:

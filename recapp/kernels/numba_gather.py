@@ -16,6 +16,7 @@ from recapp.kernels.numba_cache import compiled
 
 jit = compiled()
 MISSING = np.int64(-(2**63))
+MISSING_INT32 = np.int64(-(2**31))
 SLOT_BITS = 32  # a place is the slot of a row's chunk, then the row's number in it
 IN_CHUNK = (1 << SLOT_BITS) - 1
 
@@ -106,6 +107,18 @@ def gather(table_Z2: Any, place_B: Any, columns: Any, next: Any, step: Any, out:
             out[to] = element(at_B[b], out)
             to += step
             at_B[b] += step_B[b]
+
+
+@jit
+def narrow(id_L: Any, out_L: Any) -> Any:
+    """Write ids in 32 bits; return whether all fit, and none is the number of missing ids there."""
+    odd = np.int64(0)
+    for n in range(len(id_L)):
+        near = max(id_L[n], MISSING_INT32)
+        out_L[n] = near
+        odd |= near ^ np.int64(np.int32(near))
+        odd |= np.int64((near == MISSING_INT32) & (id_L[n] != MISSING))
+    return odd == 0
 
 
 @jit

@@ -343,9 +343,11 @@ class Collate:
         """Return the ids of rows, feature after feature."""
         count = len(rows)
         values_L = rows.ids_SN.reshape(-1)
-        lengths_FB = np.ones(count * len(self.schema.features), dtype=np.int64)
         per_F = [count] * len(self.schema.features)
+        # one number, expanded: who reads lengths sees that they are equal
+        lengths_FB = torch.ones(1, dtype=torch.int64).expand(sum(per_F))
         if self.bags:
+            lengths_FB = lengths_FB.clone()
             single = iter(rows.ids_SN)
             bag = iter(rows.bags)
             values = []
@@ -353,7 +355,8 @@ class Collate:
                 if name in self.bags:
                     bag_ids = next(bag)
                     values.append(bag_ids.values_L)
-                    lengths_FB[number * count :][:count] = np.diff(bag_ids.offsets_N1)
+                    lengths_B = torch.from_numpy(np.diff(bag_ids.offsets_N1))
+                    lengths_FB[number * count :][:count] = lengths_B
                     per_F[number] = len(bag_ids.values_L)
                 else:
                     values.append(next(single))
@@ -364,7 +367,7 @@ class Collate:
             list(self.schema.features),
             torch.from_numpy(short_L if fits else values_L),
             None,
-            torch.from_numpy(lengths_FB),
+            lengths_FB,
             count,
             per_F,
         )

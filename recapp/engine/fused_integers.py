@@ -518,9 +518,6 @@ class FusedBatch:
             )
             asked.gradient_links = Links(where_V[here], None, use, at_V[here], sums)
 
-    def link(self, *, late: bool) -> None:
-        """Do nothing: links are made where their arrays are."""
-
     def serve(
         self,
         ids: Tensor,

@@ -183,7 +183,8 @@ class Requests:
         self.integers.write(ids, self.words, self.vectors, self.offset_dtype)
         state.observer.ends("place")
         self._sent_ids = state.waits.sent(comm.swap(ids, *self.words.requests()))
-        self.integers.link(late=False)
+        if isinstance(self.integers, GroupIntegers):
+            self.integers.link(late=False)
         state.observer.ends("link")
 
     def finish(self) -> None:
@@ -212,7 +213,6 @@ class Requests:
         )
         state.messages.give_back(self.ids)
         self.ids = None
-        self.integers.link(late=True)  # after `serve`, which decided on each new key
         state.observer.ends("serve")
         if state.comm.side.overlaps and torch.is_grad_enabled():
             self.group()

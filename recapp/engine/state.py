@@ -157,17 +157,13 @@ class Outputs:
         """
         first_F = np.zeros(len(self.lookups), np.int64)
         end = 0
-        start = 0
         for i, x in enumerate(self.lookups):
             member = self.member_F[i]
             if i == 0 or member != self.member_F[i - 1]:
                 start = end
                 end += B * self.width(member) if taken[member] else 0
-            if x.columns:
-                first_F[i] = start + self.room[member] + self.column_F[i]
-            else:
-                first_F[i] = end
-                end += per_F[i] * x.dim
+            first_F[i] = start + self.room[member] + self.column_F[i] if x.columns else end
+            end += 0 if x.columns else per_F[i] * x.dim
         return first_F, end
 
     def where(self, lookup: int, output: BatchOutput) -> Tensor:

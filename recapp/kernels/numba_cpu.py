@@ -259,7 +259,6 @@ class NumbaBackend(TorchBackend):
         P = b.pairs
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
         first_I, found_I = np.zeros((2, len(r.rows_I)), np.int64)
-        row_I1 = np.zeros(len(r.rows_I) + 1, np.int64)
         n_IW = np.zeros((len(r.rows_I), world), np.int64)
         number, rank, count, bucket = (
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
@@ -289,7 +288,12 @@ class NumbaBackend(TorchBackend):
             ),
             np.arange(threads + 1),
         )
-        U = unique_kernels.compact_rows(row_arrays, row_I1)
+        row_I1 = np.concatenate([[0], found_I.cumsum()])
+        U = int(row_I1[-1])
+        if threads > 1:  # the rows of a strip stand where its pairs begin
+            spans = list(zip(first_I.tolist(), found_I.tolist(), strict=True))
+            for rows in map(array, (row, rank, count)):
+                rows[:U] = np.concatenate([rows[first : first + n] for first, n in spans])
         return Unique(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I), n_IW
 
     @override
@@ -428,26 +432,38 @@ class NumbaBackend(TorchBackend):
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Links:
-        N = int(counts_W3[:, 0].sum())
-        V = int(counts_W3[:, 1].sum())
+        N, V, _ = counts_W3.sum(0).tolist()
         row = take("served_row", N, ids.dtype)
         at = take("served_at", V, offset_dtype)
-        use = None
         offsets = take("served_offsets", V + 1, torch.int32) if pooled else None
-        if words:
-            use = take("served_use", N * words * ids.element_size() // weights.itemsize, weights)
-        integers.serve(
-            array(ids),
-            id_first_W,
-            counts_W3[:, 0].copy(),
-            counts_W3[:, 1].copy(),
-            vector_first_W,
-            width,
-            array(row),
-            array(offsets),
-            array(at),
-            None if use is None else array(use.view(ids.dtype)),
+        use = take("served_use", N, weights) if words else None
+        message = array(ids)
+        parts = [
+            (
+                message[first : first + n],
+                message[first + n : first + n + v],
+                message[end - n * words : end],
+            )
+            for first, end, (n, v, _) in zip(
+                id_first_W.tolist(),
+                (id_first_W + counts_W3[:, 2]).tolist(),
+                counts_W3.tolist(),
+                strict=True,
+            )
+        ]
+        vectors = zip(vector_first_W.tolist(), counts_W3[:, 1].tolist(), strict=True)
+        np.concatenate([rows for rows, _, _ in parts], out=array(row))
+        np.concatenate(
+            [np.arange(first, first + v * width, width) for first, v in vectors],
+            out=array(at),
+            casting="same_kind",
         )
+        if offsets is not None:
+            before_W = counts_W3[:, 0].cumsum() - counts_W3[:, 0]
+            ends = [ends + n for (_, ends, _), n in zip(parts, before_W.tolist(), strict=True)]
+            np.concatenate([np.zeros(1, np.int64), *ends], out=array(offsets), casting="same_kind")
+        if use is not None:
+            np.concatenate([bits for _, _, bits in parts], out=array(use.view(ids.dtype)))
         return Links(row, offsets, use, at, V)
 
     @override

@@ -339,50 +339,6 @@ def group_rows(
     return U
 
 
-@jit
-def serve(
-    ids: Any,
-    id_first_W: Any,
-    rows_W: Any,
-    vectors_W: Any,
-    vector_first_W: Any,
-    width: Any,
-    row_N: Any,
-    offsets_V1: Any,
-    at_V: Any,
-    word_N: Any,
-) -> None:
-    """Write the requests of all ranks one after the other: the rows, and for each vector its
-    entries and the offset of its answer.
-    """
-    n = 0
-    v = 0
-    end = 0
-    word = 0
-    for w in range(len(id_first_W)):
-        at = id_first_W[w]
-        offset = vector_first_W[w]
-        for _ in range(rows_W[w]):
-            put(row_N, n, get(ids, at))
-            n += 1
-            at += 1
-        for _ in range(vectors_W[w]):
-            put(at_V, v, offset)
-            offset += width
-            if offsets_V1 is not None:
-                put(offsets_V1, v, end)
-                end = n - rows_W[w] + get(ids, at)
-                at += 1
-            v += 1
-        if word_N is not None:
-            for _ in range(rows_W[w] * (len(word_N) // len(row_N))):
-                put(word_N, word, get(ids, at))
-                word += 1
-                at += 1
-    if offsets_V1 is not None:
-        put(offsets_V1, v, end)
-
-
 # ---- start values: the bits of `recapp/tables/initial.py`
 
 

@@ -3,8 +3,9 @@ the vectors that each bag sums.
 
 Strips of tables share no row, so each thread works on its own strips. The distinct rows of a strip
 are numbered from 0, and their properties are written from the offset of the strip's first pair on.
-Then the properties of all strips are moved together (a single thread leaves no gaps). The order is
-that of the strips, whatever the number of threads. Letters are those of `numba_integers.py`.
+Then the caller moves the properties of all strips together (a single thread leaves no gaps). The
+order is that of the strips, whatever the number of threads. Letters are those of
+`numba_integers.py`.
 """
 
 from typing import Any, NamedTuple
@@ -104,24 +105,6 @@ def route_strips(
 
 
 route = ThreadedKernel(lambda: route_strips)
-
-
-@jit
-def compact_rows(row_arrays: Any, row_I1: Any) -> Any:
-    """Move the distinct rows of all strips together; return their number."""
-    _, row_P, rank_P, count_P, _, first_I, found_I, _, _, _ = row_arrays
-    U = 0
-    for i in range(len(found_I)):
-        row_I1[i] = U
-        first = first_I[i]
-        if first > U:
-            for k in range(found_I[i]):
-                put(row_P, U + k, get(row_P, first + k))
-                put(rank_P, U + k, get(rank_P, first + k))
-                put(count_P, U + k, get(count_P, first + k))
-        U += found_I[i]
-    row_I1[len(found_I)] = U
-    return U
 
 
 @jit

@@ -109,21 +109,18 @@ class UniqueRequests(HomeRequests):
     at_U: Tensor | None = None
 
     def route(self, bags: Bags) -> Counts:
-        """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]."""
-        n_IW = self._find(bags)
+        """Find the distinct rows. Return the numbers of rows, vectors and words in the request to
+        each rank: [W, 3].
+        """
+        self.bags = bags
+        self.routing, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
+        self.rows_I = n_IW.sum(1)
         if self.everywhere:
             n_IW = np.repeat(self.rows_I[:, None], self.world, 1)
         self.rows_WI = np.ascontiguousarray(n_IW.T)
         counts_W3 = np.repeat(n_IW.sum(0)[:, None], 3, 1)
         counts_W3[:, 2] += strip_words(self.routes)
         return counts_W3
-
-    def _find(self, bags: Bags) -> Counts:
-        """Find the distinct rows, and count them by strip and owner, [I, W]."""
-        self.bags = bags
-        self.routing, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
-        self.rows_I = n_IW.sum(1)
-        return n_IW
 
     def write_requests(
         self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, offset_dtype: torch.dtype

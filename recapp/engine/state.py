@@ -258,12 +258,15 @@ class MixedLookups:
         layout: The places of the rows of all tables.
         kernel: A faster implementation for rows on the CPU. The torch operations of this class
             define the result.
+
+    `numbers_F3` has the multiplier, the shift and the number of rows of each lookup's table; the
+    number is 0 where rows are not mixed.
     """
 
     def __init__(self, layout: Layout, kernel: Kernel | None = None) -> None:
         order_of = {t.name: order for t, order in zip(layout.tables, layout.orders, strict=True)}
         self._order_F = [order_of[x.table.name] for x in layout.lookups]
-        self._numbers_F3 = torch.tensor(
+        self.numbers_F3 = torch.tensor(
             [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in self._order_F],
             device="cpu",
         )
@@ -276,7 +279,7 @@ class MixedLookups:
         if not any(self._order_F):
             return rows.rows_L
         if self._kernel is not None:
-            return self._kernel(rows.rows_L, [0, *accumulate(rows.per_F)], self._numbers_F3)
+            return self._kernel(rows.rows_L, [0, *accumulate(rows.per_F)], self.numbers_F3)
         made_L = rows.rows_L.clone()
         parts = torch.split(made_L, list(rows.per_F))
         for order, part_N in zip(self._order_F, parts, strict=True):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.engine.row_statistics import RowPieces
 from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Counts, Links, Routes, Scratch
@@ -241,11 +242,13 @@ class ServedRequests:
 
     `answer_links` is the matrix S over located rows. `row_U` has the distinct requested rows,
     located. `gradient_links` sums the gradients of the vectors to the gradients of these rows.
+    `pieces` has their pieces, where they are known and row statistics need them.
     """
 
     answer_links: Links
     row_U: Tensor
     gradient_links: Links
+    pieces: RowPieces | None = None
 
     def __init__(self, backend: Backend, routes: Routes, mode: str, take: Scratch) -> None:
         self.backend = backend

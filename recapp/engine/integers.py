@@ -46,7 +46,6 @@ class GroupIntegers:
     """
 
     failure = None
-    pieces_G = None
 
     def __init__(
         self, state: EngineState, rows: LookupRows, taken: Sequence[bool], lease: Sequence[Scratch]

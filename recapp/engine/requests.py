@@ -249,10 +249,9 @@ class Requests:
             else:  # no row of a frozen table has a gradient
                 row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
                 links = one_by_one(0, store.width, row_U.device)
-            if (pieces_G := self.integers.pieces_G) is not None:
-                pieces = pieces_G[g]
-            else:
-                pieces = statistics.find(g, store.piece_keys(row_U)) if statistics else None
+            pieces = served.pieces or (
+                statistics.find(g, store.piece_keys(row_U)) if statistics else None
+            )
             self.row_gradients_G.append(RowGradients(row_U, links, pieces))
 
     def abandon(self) -> None:

@@ -468,7 +468,9 @@ class ShardedTables(nn.Module):
             RankError: The same fault on another rank.
         """
         if stores := self.dynamic_stores:
-            together(self.comm, lambda: [s.loaded() for s in stores], "could not load its keys")
+            together(
+                self.comm, lambda: [*map(DynamicStore.loaded, stores)], "could not load its keys"
+            )
 
     # ---- an average of the rows
 

@@ -258,7 +258,6 @@ class NumbaBackend(TorchBackend):
         strips = self._strips(r)
         P = b.pairs
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
-        first_I, found_I = np.zeros((2, len(r.rows_I)), np.int64)
         n_IW = np.zeros((len(r.rows_I), world), np.int64)
         number, rank, count, bucket = (
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
@@ -272,8 +271,6 @@ class NumbaBackend(TorchBackend):
             array(rank),
             array(count),
             array(bucket),
-            first_I,
-            found_I,
             n_IW,
             pair_I1,
             thread_I,
@@ -288,12 +285,13 @@ class NumbaBackend(TorchBackend):
             ),
             np.arange(threads + 1),
         )
-        row_I1 = np.concatenate([[0], found_I.cumsum()])
+        row_I1 = np.concatenate([[0], n_IW.sum(1).cumsum()])
         U = int(row_I1[-1])
         if threads > 1:  # the rows of a strip stand where its pairs begin
-            spans = list(zip(first_I.tolist(), found_I.tolist(), strict=True))
+            ends = (pair_I1[:-1] + np.diff(row_I1)).tolist()
+            spans = [slice(*span) for span in zip(pair_I1[:-1].tolist(), ends, strict=True)]
             for rows in map(array, (row, rank, count)):
-                rows[:U] = np.concatenate([rows[first : first + n] for first, n in spans])
+                rows[:U] = np.concatenate([rows[span] for span in spans])
         return Unique(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I), n_IW
 
     @override

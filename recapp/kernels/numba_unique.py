@@ -50,7 +50,8 @@ def route_strips(
     Args:
         slots: The fields of `Slots`.
         group: The fields of `Strips`.
-        row_arrays: Memory for the distinct rows. Strip i has found[i] of them, from first[i] on.
+        row_arrays: Memory for the distinct rows. Those of strip i stand from its first pair on; on
+            one thread, behind those of the strip before.
             `number_P` has the number of each (slot, id) pair's row among the distinct rows of its
             strip; `row_P` the distinct rows, `rank_P` their owners, `count_P` the numbers of their
             pairs, `bucket_P` their buckets in the hash table; `n_IW` the number of distinct rows
@@ -62,9 +63,7 @@ def route_strips(
     """
     b = Slots(*slots)
     strips = Strips(*group)
-    number_P, row_P, rank_P, count_P, bucket_P, first_I, found_I, n_IW, pair_I1, thread_I = (
-        row_arrays
-    )
+    number_P, row_P, rank_P, count_P, bucket_P, n_IW, pair_I1, thread_I = row_arrays
     end = 0
     for i in range(len(thread_I)):
         thread = thread_I[i]
@@ -91,8 +90,6 @@ def route_strips(
                 put(count_P, u, get(count_P, u) + 1)
                 put(number_P, pair, u - begin)
                 pair += 1
-        first_I[i] = begin
-        found_I[i] = end - begin
         rows_W = n_IW[i]
         for u in range(begin, end):  # from rows of the strip to rows of the owners' stores
             row = get(row_P, u)

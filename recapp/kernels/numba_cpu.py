@@ -382,7 +382,8 @@ class NumbaBackend(TorchBackend):
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[tuple[int, Counts], Counts]:
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
-        V = integers.route_bags(_slots(b), tuple(self._strips(r)), last_W, rows_W, vectors_W)
+        of_bags = _slots(b), tuple(self._strips(r)), last_W
+        V = integers.walk_bags(*of_bags, rows_W, vectors_W, 1, None)
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
@@ -406,13 +407,11 @@ class NumbaBackend(TorchBackend):
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
         end_W = id_first_W + counts_W2[:, 0]
-        integers.write_bag_requests(
-            _slots(b),
-            tuple(self._strips(r)),
-            (id_first_W.copy(), end_W, end_W + counts_W2[:, 1], vector_first_W.copy()),
-            np.zeros(len(end_W), np.int64),
-            r.width,
-            *map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use)),
+        memory = map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use))
+        integers.walk_bags(
+            *(_slots(b), tuple(self._strips(r)), np.zeros(len(end_W), np.int64)),
+            *(id_first_W.copy(), vector_first_W.copy(), r.width),
+            (end_W, end_W + counts_W2[:, 1], *memory),
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 
@@ -471,7 +470,7 @@ class NumbaBackend(TorchBackend):
         # rows are always in the order of their first requests
         N = len(served.index_N)
         row = take("grouped_row", N, served.index_N.dtype)
-        start = take("grouped_start", N + 1, torch.int32)
+        start = take("grouped_start", N + 2, torch.int32)
         assert served.at_M is not None
         order = take("grouped_order", N, served.at_M.dtype)
         use_T = None if served.weights_N is None else take("grouped_use", N, served.weights_N.dtype)

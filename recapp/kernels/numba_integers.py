@@ -180,63 +180,34 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
 
 
 @jit
-def route_bags(slots: Any, group: Any, last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
-    """Count the rows and vectors to request of each rank; return the number of vectors.
+def walk_bags(
+    slots: Any, group: Any, last_W: Any, row_W: Any, vector_W: Any, step: Any, written: Any
+) -> Any:
+    """Count the rows and vectors to request of each rank, or write the requests: rows, the ends of
+    bags among them and the bits of the weights. Return the number of vectors.
 
-    `slots` and `group` have the fields of `Slots` and `Strips`.
+    Args:
+        slots: The fields of `Slots`.
+        group: The fields of `Strips`.
+        last_W: Memory for the last bag that requests rows of each rank.
+        row_W: The rows of each rank so far, from 0 on; where requests are written, from the offset
+            of its rows in the message of ids on.
+        vector_W: The same of vectors, `step` for each.
+        step: 1, or the width of a vector.
+        written: None to count. Otherwise the next free offsets for ends of bags and words of sample
+            weights in each rank's part of the message, which this function advances;
+            `where_M`, the offset of each bag in the output; `scale_M`, its factor, the entries of
+            the matrix A (sample weights go to the owners, which sum the rows); `words_L`, the
+            sample weights as integers; `ids`, the message; `offsets_M1`, where the entries of each
+            bag begin; `index_V`, the offset at which each vector will arrive; `source_V`, the
+            offset of its gradient; `use_V`, memory for the entries.
     """
     b = Slots(*slots)
     strips = Strips(*group)
-    last_W[:] = -1
-    m = 0
-    V = 0
-    for s in range(len(strips.strip_S)):
-        at = b.first_S[s]
-        strip = strips.strip_S[s]
-        bag = b.bag_S[s]
-        first = strips.piece_I1[strip]
-        last = strips.piece_I1[strip + 1]
-        for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
-            for _ in range(get(b.lengths_N, bag + nth)):
-                k = piece_of(get(b.rows_L, at), strips.start_K, first, last)
-                rank = get(strips.rank_K, k)
-                at += 1
-                put(rows_W, rank, get(rows_W, rank) + 1)
-                if get(last_W, rank) != m:
-                    put(last_W, rank, m)
-                    put(vectors_W, rank, get(vectors_W, rank) + 1)
-                    V += 1
-            m += 1
-    return V
-
-
-@jit
-def write_bag_requests(
-    slots: Any,
-    group: Any,
-    offsets: Any,
-    last_W: Any,
-    width: Any,
-    where_M: Any,
-    scale_M: Any,
-    words_L: Any,
-    ids: Any,
-    offsets_M1: Any,
-    index_V: Any,
-    source_V: Any,
-    use_V: Any,
-) -> None:
-    """Write the requests: rows, the ends of bags among them and the bits of the weights.
-
-    index[v] is the offset at which vector v will arrive, source[v] the offset of its gradient. The
-    entries of the matrix A are the scales of the bags alone: sample weights go to the owners, which
-    sum the rows. `slots` and `group` have the fields of `Slots` and `Strips`, `offsets` the next
-    free offsets for rows, ends of bags, words of sample weights and vectors in each rank's part of
-    a message; this function advances them.
-    """
-    b = Slots(*slots)
-    strips = Strips(*group)
-    row_W, end_W, word_W, vector_W = offsets
+    if written is not None:
+        end_W, word_W, where_M, scale_M, words_L, ids, offsets_M1, index_V, source_V, use_V = (
+            written
+        )
     last_W[:] = -1
     m = 0
     v = 0
@@ -247,33 +218,38 @@ def write_bag_requests(
         first = strips.piece_I1[strip]
         last = strips.piece_I1[strip + 1]
         for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
-            put(offsets_M1, m, v)
+            if written is not None:
+                put(offsets_M1, m, v)
             for _ in range(get(b.lengths_N, bag + nth)):
                 row = get(b.rows_L, at)
                 k = piece_of(row, strips.start_K, first, last)
                 rank = get(strips.rank_K, k)
                 if get(last_W, rank) != m:
-                    end = get(end_W, rank)
-                    put(ids, end, get(ids, end - 1) if get(last_W, rank) >= 0 else 0)
-                    put(end_W, rank, end + 1)
+                    if written is not None:
+                        end = get(end_W, rank)
+                        put(ids, end, get(ids, end - 1) if get(last_W, rank) >= 0 else 0)
+                        put(end_W, rank, end + 1)
+                        put(index_V, v, get(vector_W, rank))
+                        put(source_V, v, get(where_M, m))
+                        if use_V is not None:
+                            put(use_V, v, scale_M[m])
                     put(last_W, rank, m)
-                    put(index_V, v, get(vector_W, rank))
-                    put(source_V, v, get(where_M, m))
-                    if use_V is not None:
-                        put(use_V, v, scale_M[m])
+                    put(vector_W, rank, get(vector_W, rank) + step)
                     v += 1
-                    put(vector_W, rank, get(vector_W, rank) + width)
-                end = get(end_W, rank) - 1
-                put(ids, end, get(ids, end) + 1)
-                put(ids, get(row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k))
+                if written is not None:
+                    end = get(end_W, rank) - 1
+                    put(ids, end, get(ids, end) + 1)
+                    put(ids, get(row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k))
+                    if words_L is not None:
+                        for word in range(words_L.shape[1]):
+                            put(ids, get(word_W, rank), words_L[at, word])
+                            put(word_W, rank, get(word_W, rank) + 1)
                 put(row_W, rank, get(row_W, rank) + 1)
-                if words_L is not None:
-                    for word in range(words_L.shape[1]):
-                        put(ids, get(word_W, rank), words_L[at, word])
-                        put(word_W, rank, get(word_W, rank) + 1)
                 at += 1
             m += 1
-    put(offsets_M1, m, v)
+    if written is not None:
+        put(offsets_M1, m, v)
+    return v
 
 
 # ---- owner
@@ -299,8 +275,10 @@ def group_rows(
     the requests. Return the number of distinct rows.
     """
     U = 0
+    put(start_U1, 0, 0)
+    put(start_U1, 1, 0)
     multiplier, shift, mask = hashing(rows, len(row_N))
-    for n in range(len(row_N)):
+    for n in range(len(row_N)):  # the entries of row u are counted in start[u + 2]
         row = get(row_N, n)
         h = find(row, bucket_H, row_U, multiplier, shift, mask)
         u = int(get(bucket_H, h))
@@ -309,33 +287,26 @@ def group_rows(
             put(bucket_H, h, u)
             put(bucket_U, u, h)
             put(row_U, u, row)
-            put(start_U1, u, 0)
+            put(start_U1, u + 2, 0)
             U += 1
-        put(start_U1, u, get(start_U1, u) + 1)
+        put(start_U1, u + 2, get(start_U1, u + 2) + 1)
         put(number_N, n, u)
-    start = 0
     for u in range(U):
-        count = get(start_U1, u)
-        put(start_U1, u, start)
+        put(start_U1, u + 2, get(start_U1, u + 2) + get(start_U1, u + 1))
         put(bucket_H, get(bucket_U, u), -1)
-        start += count
-    put(start_U1, U, start)
     n = 0
     for v in range(V):
         end = v + 1
         if offsets_V1 is not None:
             end = get(offsets_V1, v + 1)
-        while n < end:
+        while n < end:  # start[u + 1] goes from the first entry of row u to the one behind its last
             u = int(get(number_N, n))
-            k = int(get(start_U1, u))
-            put(start_U1, u, k + 1)
+            k = int(get(start_U1, u + 1))
+            put(start_U1, u + 1, k + 1)
             put(order_N, k, get(at_V, v))
             if use_N is not None:
                 put(use_T, k, get(use_N, n))
             n += 1
-    for u in range(U, 0, -1):  # each cursor is at the end of its row's entries now
-        put(start_U1, u, get(start_U1, u - 1))
-    put(start_U1, 0, 0)
     return U
 
 

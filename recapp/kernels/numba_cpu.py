@@ -383,7 +383,7 @@ class NumbaBackend(TorchBackend):
     ) -> tuple[tuple[int, Counts], Counts]:
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
         of_bags = _slots(b), tuple(self._strips(r)), last_W
-        V = integers.walk_bags(*of_bags, rows_W, vectors_W, 1, None)
+        V = integers.walk_bags(*of_bags, rows_W, vectors_W, 1, None, None, None, None)
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
@@ -407,11 +407,12 @@ class NumbaBackend(TorchBackend):
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
         end_W = id_first_W + counts_W2[:, 0]
-        memory = map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use))
+        memory = map(array, (b.where_M, ids, offsets, index, source))
         integers.walk_bags(
             *(_slots(b), tuple(self._strips(r)), np.zeros(len(end_W), np.int64)),
             *(id_first_W.copy(), vector_first_W.copy(), r.width),
             (end_W, end_W + counts_W2[:, 1], *memory),
+            *map(array, (words_L, b.scale_M, use)),
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 

@@ -181,7 +181,16 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
 
 @jit
 def walk_bags(
-    slots: Any, group: Any, last_W: Any, row_W: Any, vector_W: Any, step: Any, written: Any
+    slots: Any,
+    group: Any,
+    last_W: Any,
+    row_W: Any,
+    vector_W: Any,
+    step: Any,
+    written: Any,
+    words_L: Any,
+    scale_M: Any,
+    use_V: Any,
 ) -> Any:
     """Count the rows and vectors to request of each rank, or write the requests: rows, the ends of
     bags among them and the bits of the weights. Return the number of vectors.
@@ -196,18 +205,17 @@ def walk_bags(
         step: 1, or the width of a vector.
         written: None to count. Otherwise the next free offsets for ends of bags and words of sample
             weights in each rank's part of the message, which this function advances;
-            `where_M`, the offset of each bag in the output; `scale_M`, its factor, the entries of
-            the matrix A (sample weights go to the owners, which sum the rows); `words_L`, the
-            sample weights as integers; `ids`, the message; `offsets_M1`, where the entries of each
-            bag begin; `index_V`, the offset at which each vector will arrive; `source_V`, the
-            offset of its gradient; `use_V`, memory for the entries.
+            `where_M`, the offset of each bag in the output; `ids`, the message; `offsets_M1`, where
+            the entries of each bag begin; `index_V`, the offset at which each vector will arrive;
+            `source_V`, the offset of its gradient.
+        words_L: The sample weights as integers, which go to the owners, because these sum the rows.
+        scale_M: The factor of each bag.
+        use_V: Memory for the entries of the matrix A, which are these factors alone.
     """
     b = Slots(*slots)
     strips = Strips(*group)
     if written is not None:
-        end_W, word_W, where_M, scale_M, words_L, ids, offsets_M1, index_V, source_V, use_V = (
-            written
-        )
+        end_W, word_W, where_M, ids, offsets_M1, index_V, source_V = written
     last_W[:] = -1
     m = 0
     v = 0

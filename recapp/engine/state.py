@@ -259,15 +259,14 @@ class MixedLookups:
         kernel: A faster implementation for rows on the CPU. The torch operations of this class
             define the result.
 
-    `numbers_F3` has the multiplier, the shift and the number of rows of each lookup's table; the
-    number is 0 where rows are not mixed.
+    `order_F` has the order of the rows of each lookup's table; None where rows are not mixed.
     """
 
     def __init__(self, layout: Layout, kernel: Kernel | None = None) -> None:
         order_of = {t.name: order for t, order in zip(layout.tables, layout.orders, strict=True)}
-        self._order_F = [order_of[x.table.name] for x in layout.lookups]
-        self.numbers_F3 = torch.tensor(
-            [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in self._order_F],
+        self.order_F = [order_of[x.table.name] for x in layout.lookups]
+        self._numbers_F3 = torch.tensor(
+            [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in self.order_F],
             device="cpu",
         )
         self._kernel = kernel
@@ -276,13 +275,13 @@ class MixedLookups:
         """Return the positions of a batch's rows. Rows of tables that are not mixed stay as they
         are.
         """
-        if not any(self._order_F):
+        if not any(self.order_F):
             return rows.rows_L
         if self._kernel is not None:
-            return self._kernel(rows.rows_L, [0, *accumulate(rows.per_F)], self.numbers_F3)
+            return self._kernel(rows.rows_L, [0, *accumulate(rows.per_F)], self._numbers_F3)
         made_L = rows.rows_L.clone()
         parts = torch.split(made_L, list(rows.per_F))
-        for order, part_N in zip(self._order_F, parts, strict=True):
+        for order, part_N in zip(self.order_F, parts, strict=True):
             if order is not None:
                 part_N.copy_(order.positions_of(part_N))
         return made_L

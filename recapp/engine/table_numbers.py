@@ -53,14 +53,14 @@ def numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
         base_I = r.base_K[r.piece_I1[:-1]].tolist() if local else first_I
         for f, strip in zip(r.lookups, r.strip_S.tolist(), strict=True):
             x = layout.lookups[f]
-            factor, shift, mixed = state.mixed.numbers_F3[f].tolist()
+            order = state.mixed.order_F[f]
             alone = strip if r.dynamic else base_I[strip]
             key = alone if state.comm.world == 1 else first_I[strip]
             numbers.append(
                 SlotNumbers(
                     *(f, RULE_NUMBERS[rule_of(x)], x.table.num_embeddings, x.table.min_key),
-                    *(factor, shift, mixed, base_I[strip], key, not x.columns),
-                    x.pooling is PoolingType.MEAN,
+                    *((order.multiplier, order.shift, order.rows) if order else (1, 0, 0)),
+                    *(base_I[strip], key, not x.columns, x.pooling is PoolingType.MEAN),
                     *(f not in lookups_before, x.hotness or 1, x.dim if x.hotness else 0),
                 )
             )

@@ -174,16 +174,13 @@ class Outputs:
             output: The output of the batch.
         """
         x = self.lookups[lookup]
-        first = int(output.first_F[lookup])
-        n = int(output.count_F[lookup])
-        if not x.columns:
-            return torch.arange(first, first + n * x.dim, x.dim, device=self.device)
-        wide = self.width(self.member_F[lookup])
-        places = x.columns // x.dim
-        bags = torch.arange(n // places, device=self.device) * wide + first
+        step = self.width(self.member_F[lookup]) if x.columns else x.dim
+        places = max(x.columns // x.dim, 1)
+        sample_N = torch.arange(int(output.count_F[lookup]) // places, device=self.device)
+        first_N = sample_N * step + int(output.first_F[lookup])
         if places == 1:
-            return bags
-        return (bags[:, None] + torch.arange(places, device=self.device) * x.dim).view(-1)
+            return first_N
+        return (first_N[:, None] + torch.arange(places, device=self.device) * x.dim).view(-1)
 
     def parts(self, flat: Tensor, output: BatchOutput) -> list[Tensor]:
         """Return the vectors of every member: one matrix with a row per sample, or for each

@@ -406,12 +406,13 @@ class NumbaBackend(TorchBackend):
         index = take("index", V, offset_dtype)
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
+        offsets[0] = 0
         end_W = id_first_W + counts_W2[:, 0]
-        memory = map(array, (b.where_M, ids, offsets, index, source))
+        memory = map(array, (ids, b.where_M, offsets, index, source))
         integers.walk_bags(
             *(_slots(b), tuple(self._strips(r)), np.zeros(len(end_W), np.int64)),
             *(id_first_W.copy(), vector_first_W.copy(), r.width),
-            (end_W, end_W + counts_W2[:, 1], *memory),
+            (id_first_W, end_W - 1, end_W + counts_W2[:, 1], *memory),
             *map(array, (words_L, b.scale_M, use)),
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)

@@ -203,10 +203,10 @@ def walk_bags(
             of its rows in the message of ids on.
         vector_W: The same of vectors, `step` for each.
         step: 1, or the width of a vector.
-        written: None to count. Otherwise the next free offsets for ends of bags and words of sample
-            weights in each rank's part of the message, which this function advances;
-            `where_M`, the offset of each bag in the output; `ids`, the message; `offsets_M1`, where
-            the entries of each bag begin; `index_V`, the offset at which each vector will arrive;
+        written: None to count. Otherwise, for each rank, the offset of its rows in the message, the
+            offset before its first end of a bag, and that of its sample weights; the message
+            `ids`; `where_M`, the offset of each bag in the output; `offsets_M1`, where the entries
+            of each bag begin, after 0; `index_V`, the offset at which each vector will arrive;
             `source_V`, the offset of its gradient.
         words_L: The sample weights as integers, which go to the owners, because these sum the rows.
         scale_M: The factor of each bag.
@@ -214,8 +214,6 @@ def walk_bags(
     """
     b = Slots(*slots)
     strips = Strips(*group)
-    if written is not None:
-        end_W, word_W, where_M, ids, offsets_M1, index_V, source_V = written
     last_W[:] = -1
     m = 0
     v = 0
@@ -226,38 +224,52 @@ def walk_bags(
         first = strips.piece_I1[strip]
         last = strips.piece_I1[strip + 1]
         for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
-            if written is not None:
-                put(offsets_M1, m, v)
             for _ in range(get(b.lengths_N, bag + nth)):
                 row = get(b.rows_L, at)
                 k = piece_of(row, strips.start_K, first, last)
                 rank = get(strips.rank_K, k)
                 if get(last_W, rank) != m:
-                    if written is not None:
-                        end = get(end_W, rank)
-                        put(ids, end, get(ids, end - 1) if get(last_W, rank) >= 0 else 0)
-                        put(end_W, rank, end + 1)
-                        put(index_V, v, get(vector_W, rank))
-                        put(source_V, v, get(where_M, m))
-                        if use_V is not None:
-                            put(use_V, v, scale_M[m])
                     put(last_W, rank, m)
+                    if written is not None:
+                        begin_sum(v, m, rank, get(vector_W, rank), written, scale_M, use_V)
                     put(vector_W, rank, get(vector_W, rank) + step)
                     v += 1
                 if written is not None:
-                    end = get(end_W, rank) - 1
-                    put(ids, end, get(ids, end) + 1)
-                    put(ids, get(row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k))
-                    if words_L is not None:
-                        for word in range(words_L.shape[1]):
-                            put(ids, get(word_W, rank), words_L[at, word])
-                            put(word_W, rank, get(word_W, rank) + 1)
+                    row = row - get(strips.start_K, k) + get(strips.base_K, k)
+                    ask_for_row(row, rank, get(row_W, rank), at, written, words_L)
                 put(row_W, rank, get(row_W, rank) + 1)
                 at += 1
             m += 1
-    if written is not None:
-        put(offsets_M1, m, v)
+            if written is not None:
+                put(written[5], m, v)
     return v
+
+
+@jit
+def begin_sum(
+    v: Any, m: Any, rank: Any, vector: Any, written: Any, scale_M: Any, use_V: Any
+) -> None:
+    """Begin the rows that a rank sums to vector v of bag m. Arguments as for `walk_bags`."""
+    _, end_W, _, _, where_M, _, index_V, source_V = written
+    put(end_W, rank, get(end_W, rank) + 1)
+    put(index_V, v, vector)
+    put(source_V, v, get(where_M, m))
+    if use_V is not None:
+        put(use_V, v, scale_M[m])
+
+
+@jit
+def ask_for_row(row: Any, rank: Any, to: Any, at: Any, written: Any, words_L: Any) -> None:
+    """Write a row of a rank's sum, the sample weight of its id, and where the rows of the sum end
+    for now. Arguments as for `walk_bags`.
+    """
+    first_W, end_W, word_W, ids, _, _, _, _ = written
+    nth = to - get(first_W, rank)
+    put(ids, to, row)
+    put(ids, get(end_W, rank), nth + 1)
+    if words_L is not None:
+        for word in range(words_L.shape[1]):
+            put(ids, get(word_W, rank) + nth * words_L.shape[1] + word, words_L[at, word])
 
 
 # ---- owner

@@ -406,7 +406,7 @@ class NumbaBackend(TorchBackend):
         index = take("index", V, offset_dtype)
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
-        offsets[0] = 0
+        array(offsets)[0] = 0
         end_W = id_first_W + counts_W2[:, 0]
         memory = map(array, (ids, b.where_M, offsets, index, source))
         integers.walk_bags(

@@ -20,11 +20,13 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import ForkServer
 from multiprocessing.popen_forkserver import Popen
+from pathlib import Path
 from unittest.mock import patch
 
 import proof_cost
 
 from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
+from recapp.processes.stopping import redirected
 
 SIZE = 4
 TIMEOUT_S = 120
@@ -32,10 +34,21 @@ IMPORTED = ["torch", "lightning.pytorch", "recapp.train", "recapp.engine.sharded
 # of whole commands (warm_commands.py); put together, as no test reaches what is only imported early
 IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report cli.training_modules"
 IMPORTED_FOR_COMMANDS += " run.trained_model model_export"
+TESTS = str(Path(__file__).parent)
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
-_server = ForkServer()  # not that of the product, which tests use in this process too
+class _Server(ForkServer):
+    """Of this process, or of the session, which started it for all workers of xdist."""
+
+    of_session = False
+
+    def ensure_running(self):
+        if not self.of_session:
+            super().ensure_running()
+
+
+_server = _Server()  # not that of the product, which tests use in this process too
 
 
 class _Context(ForkServerContext):
@@ -58,11 +71,29 @@ def context():
     """Of the processes of pools and of commands: each is forked from one that has imported torch
     and Lightning, which takes seconds.
     """
-    _server.set_forkserver_preload(early_modules())
+    _server.set_forkserver_preload(["warm_imports"])  # and with it `early_modules`
     # as a command starts one: no library starts threads when it is imported
-    with patch.dict(os.environ, DEFAULTS | dict(os.environ) | OWN_VARIABLES):
+    found = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
+    of_server = DEFAULTS | dict(os.environ) | OWN_VARIABLES | {"PYTHONPATH": found}
+    with patch.dict(os.environ, of_server):
         _server.ensure_running()
     return _Context()
+
+
+def serve_workers():
+    """Start the fork server of a session; its address. What forks print that have no files of their
+    own is as little shown as what a test prints.
+    """
+    with open(os.devnull, "w") as file, redirected(1, file.fileno()), redirected(2, file.fileno()):
+        context()
+    return _server._forkserver_address
+
+
+def use_server(address):
+    """Fork from the server at this address."""
+    _server.of_session = True
+    _server._forkserver_address = address
+    _server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # the session's keeps it alive
 
 
 def kernels_of(config):

@@ -8,7 +8,8 @@
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
 what it does is one launch then, and operations are those around it, copies on a GPU. On two ranks
-the graph is what happens between lookup and update.
+the graph is what happens between lookup and update. Batches lie in one memory, as those of recapp's
+loader do.
 
 Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's, and dense
 gradients are its own. A single rank has its tables whole, two have them by rows (mode `unique`).
@@ -19,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
@@ -31,6 +33,7 @@ from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.sparse.transfer import Packed
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport import communicator, step_messages
 from recapp.transport.communicator import Comm, GpuSideStream, average_over_ranks
@@ -41,6 +44,7 @@ WIDTHS = {1: (8, 8, 8), 2: (8, 8, 16), 3: (8, 16, 32)}
 """The columns of each table, by the number of groups."""
 ROWS = (64, 40, 8)  # even, so that both ranks of the mirror have rows of the same numbers
 SAMPLES = 300  # more than a long bag of any table may have entries: its sums are launches, too
+FEW = 20
 NUMBERS = 13  # dense inputs
 
 
@@ -58,14 +62,21 @@ class NoStream:
 
 
 def counted_rows():
-    """Return a row of counts for each part, mode, number of ranks and of groups."""
+    """Return a row of counts for each part, mode, number of ranks and of groups. Where all of a
+    step is one graph, its counts are those of a small batch.
+    """
     return [
         {
             "part": part,
             "mode": mode,
             "ranks": ranks,
             "groups": groups,
-            **record(ranks, groups, part=part, mode=mode).counts(),
+            **record(
+                *(ranks, groups),
+                samples=FEW if (mode, ranks) == ("recorded", 1) else SAMPLES,
+                part=part,
+                mode=mode,
+            ).counts(),
         }
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),
@@ -224,7 +235,7 @@ def recorded_model(collection, samples, batches=batch_of):
     for seed in range(WARM_UP + 1):
         graph(batch_with(batches(seed, samples)))
     graph.finish()  # verdicts of steps that nobody has recorded
-    return lambda ids: graph(batch_with(ids))
+    return lambda ids: graph(_in_one_memory(batch_with(ids)))
 
 
 def _model(collection, samples):
@@ -236,6 +247,15 @@ def _model(collection, samples):
     labels_B = torch.arange(samples) % 2.0
     optimizer = hybrid(adam, sharded_tables(dlrm))
     return dlrm, optimizer, lambda ids: Batch(dense_BI, ids, labels_B)
+
+
+def _in_one_memory(batch):
+    """Return a batch that lies in one memory. A step that is counted gets it so."""
+    tensors = batch.tensors()
+    with _disable_current_modes():
+        views = Packed(tensors, torch.device("cpu")).nested
+    there = dict(zip(map(id, tensors), views, strict=True))
+    return batch.each(lambda x: there[id(x)])
 
 
 def _loss(model, batch):

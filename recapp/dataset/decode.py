@@ -127,7 +127,7 @@ def _kernel() -> Callable[..., int]:
 
 
 @lru_cache(None)
-def _numeric_kernels() -> tuple[Callable[..., bool], Callable[..., bool]]:
+def _of_numbers() -> tuple[Callable[..., bool], Callable[..., bool]]:
     """Import the compiled loops that read integers as ids, and numbers in fp32."""
     from recapp.kernels.numba_gather import decode_floats, decode_integers
 
@@ -285,7 +285,8 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
         return ids_of_hex(as_text(column)) if text is TextIds.HEX else ids_of_text(column, text)
     if pt.is_floating(kind):
         return _from_whole_floats(column)
-    values, missing = plain_values(column)
+    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     if pt.is_int32(kind) and text is TextIds.HEX:
         values = values.view(np.uint32)
     if (
@@ -296,19 +297,15 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     ):
         return ids_of_text(column.cast(pa.string()), text)
     ids = values.astype(np.int64)
-    if values.itemsize == 8 and len(ids) and int(ids.min()) == MISSING:
-        bad_N = ids == MISSING if missing is None else (ids == MISSING) & ~missing
-        refuse(bad_N, lambda index: f"holds {shown(column[index])}, {RESERVED}")
+    if (pt.is_int64(kind) or pt.is_uint64(kind)) and len(ids) and int(ids.min()) == MISSING:
+        refuse(ids == MISSING, lambda index: f"holds {shown(column[index])}, {RESERVED}")
     if missing is not None:
-        np.copyto(ids, MISSING, where=missing)
+        ids[missing] = MISSING
     return ids
 
 
-NO_BITS = np.zeros(0, np.uint8)
-
-
 def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
-    """Write the ids of a column of integers.
+    """Write the ids of a column of integers, in one pass.
 
     Args:
         column: One id per row.
@@ -316,15 +313,15 @@ def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
         out_N: The ids that are written.
 
     Returns:
-        Whether all are written; else `decode_ids` reads the column, or names the fault.
+        Whether all are written; otherwise `decode_ids` reads the column, or names its fault.
     """
     kind = column.type
     if not pt.is_integer(kind) or pt.is_uint64(kind) or not len(column):
         return False
-    values, bits = _buffers(column)
+    values_N, bits = _buffers(column)
     if pt.is_int32(kind) and text is TextIds.HEX:
-        values = values.view(np.uint32)
-    return not _numeric_kernels()[0](values, bits, column.offset, out_N)
+        values_N = values_N.view(np.uint32)
+    return not _of_numbers()[0](values_N, bits, column.offset, out_N)
 
 
 def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
@@ -339,8 +336,8 @@ def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
     is_read = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
     if not is_read or not len(column):
         return False
-    values, bits = _buffers(column)
-    return not _numeric_kernels()[1](values, bits, column.offset, np.float32(absent), out_N)
+    values_N, bits = _buffers(column)
+    return not _of_numbers()[1](values_N, bits, column.offset, np.float32(absent), out_N)
 
 
 def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
@@ -348,7 +345,7 @@ def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]
     bits, values = column.buffers()
     dtype = np.dtype(column.type.to_pandas_dtype())
     values_N = np.frombuffer(values, dtype, len(column), column.offset * dtype.itemsize)
-    return values_N, np.frombuffer(bits, np.uint8) if column.null_count else NO_BITS
+    return values_N, np.frombuffer(bits if column.null_count else b"", np.uint8)
 
 
 def padding_id(schema: Schema, feature: str) -> int | None:
@@ -588,34 +585,11 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
         return np.zeros(len(column), dtype=np.float32), np.ones(len(column), dtype=np.bool_)
     if is_text(column.type):
         column = spelled_numbers(as_text(column))
-    values, missing = plain_values(column)
-    return values if missing is None else np.where(missing, values.dtype.type(0), values), missing
-
-
-def plain_values(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    """Return numbers [N] in the column's own type, any value for a missing one, without a copy
-    where possible; and a mask of missing numbers.
-    """
-    kind = column.type
-    _, numbers = column.buffers()
-    if numbers is None or not (pt.is_integer(kind) or pt.is_floating(kind)):
-        whole = column.fill_null(False) if column.null_count else column
-        values = whole.to_numpy(zero_copy_only=False)
-    else:
-        dtype = np.dtype(kind.to_pandas_dtype())
-        values = np.frombuffer(numbers, dtype, len(column), column.offset * dtype.itemsize)
-    return values, _missing(column)
-
-
-def _missing(column: pa.Array) -> BoolArray | None:
-    """Return a mask of the nulls of a column, [N]; None without nulls."""
-    if not column.null_count:
-        return None
-    bits = np.frombuffer(column.buffers()[0], np.uint8)
-    first = column.offset
-    bits = bits[first // 8 : -(-(first + len(column)) // 8)]
-    present = np.unpackbits(bits, bitorder="little")[first % 8 :][: len(column)]
-    return present == 0
+    missing = None
+    if column.null_count:
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        column = column.fill_null(False if pt.is_boolean(column.type) else 0)
+    return column.to_numpy(zero_copy_only=False), missing
 
 
 def _numbers_and_gaps(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray]:
@@ -672,10 +646,10 @@ def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
         BadValue: An index lies beyond the dictionary.
     """
     indices = column.indices
-    values, nulls_N = plain_values(indices)
-    codes: npt.NDArray[Any] = values.view(f"u{values.itemsize}")
-    if nulls_N is not None:
-        codes = np.where(nulls_N, codes.dtype.type(0), codes)
+    codes: npt.NDArray[Any] = indices.fill_null(0).to_numpy(zero_copy_only=False)
+    codes = codes.view(f"u{codes.itemsize}")
+    if indices.null_count:
+        nulls_N = indices.is_null().to_numpy(zero_copy_only=False)
         if len(column.dictionary) > np.iinfo(codes.dtype).max:  # the type has no index left
             codes = codes.astype(np.uint64)
         codes = np.where(nulls_N, codes.dtype.type(len(column.dictionary)), codes)

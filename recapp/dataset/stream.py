@@ -41,7 +41,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import reduce
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias, cast
 
@@ -52,8 +51,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from recapp.dataset.collate import Collate, join_batches, with_wide_ids
+from recapp.dataset.counter_hash import hashes_of
 from recapp.dataset.data_file import chunks
-from recapp.dataset.row_store import RowStore, places
+from recapp.dataset.chunk_store import ChunkStore, places
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
@@ -157,68 +157,6 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
     return range(rank * lanes // world, (rank + 1) * lanes // world)
 
 
-_U64 = np.uint64
-_GOLDEN = _U64(0x9E3779B97F4A7C15)
-_ALL = 2**64 - 1
-Uint64Array = npt.NDArray[np.uint64]
-Float64Array = npt.NDArray[np.float64]
-
-
-def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
-    """Return 64 hashed bits for each counter, [N].
-
-    Args:
-        stream: Integers that name a stream; different tuples are independent streams.
-        counters_N: The counters, [N].
-    """
-    return hashes_of([stream], counters_N)[0]
-
-
-def hashes_of(streams: Sequence[tuple[int, ...]], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
-    """Return the hashes of several streams, [streams, N]. Arguments as for `hashes`."""
-    states = [reduce(lambda state, part: _mixed(state + part), stream, 0) for stream in streams]
-    state_S = np.array(states, dtype=_U64)
-    return _mix(state_S[:, None] + counters_N.astype(_U64) * _GOLDEN)
-
-
-def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Return uniform numbers in [0, 1) of 53 bits, one per counter, [N]."""
-    numbers: Float64Array = (hashes(stream, counters_N) >> _U64(11)).astype(np.float64) * 2.0**-53
-    return numbers
-
-
-def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Return nearly normal numbers of mean 0 and variance 1, one per counter, [N].
-
-    Each is the sum of the four 16-bit parts of a hash (Irwin-Hall).
-    """
-    bits = hashes(stream, counters_N)
-    total = sum(
-        (bits >> _U64(shift) & _U64(0xFFFF)).astype(np.float64) for shift in (0, 16, 32, 48)
-    )
-    numbers: Float64Array = (total / 65536.0 - 2.0 + 2.0 / 65536.0) * 3.0**0.5
-    return numbers
-
-
-def _mixed(number: int) -> int:
-    """Return what `_mix` returns for a number; a call of numpy costs as much as all of it."""
-    number = number + 0x9E3779B97F4A7C15 & _ALL
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _ALL
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _ALL
-    return number ^ number >> 31
-
-
-def _mix(values: Uint64Array) -> Uint64Array:
-    """Mix the bits of each value, so that each input bit reaches each output bit.
-
-    This is SplitMix64's finaliser (Steele, Lea and Flood 2014).
-    """
-    values = values + _GOLDEN
-    values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return values ^ (values >> _U64(31))
-
-
 # ---- reading in that order
 
 # The decoded rows of a chunk, and those of each lane.
@@ -262,7 +200,7 @@ class Reader:
         self._plans = {
             lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
         }
-        self.store = RowStore()
+        self.store = ChunkStore()
         self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
         self._cursors: dict[tuple[int, int], _Cursor] = {}
         self._ranges = self._by_cursor(rest_by_lane)
@@ -381,8 +319,8 @@ class _Cursor:
 def _stream(
     source: Source, segment: int, ranges_P3: IntArray, collate: Collate
 ) -> Iterator[DealtRows]:
-    """Decode the wanted rows of a segment, and yield them and those of each lane, chunk by chunk. Where
-    `collate` numbers rows, they get their numbers in the data set.
+    """Decode the wanted rows of a segment, and yield them and those of each lane, chunk by chunk.
+    Where `collate` numbers rows, they get their numbers in the data set.
 
     The generator opens the file, and closes it at its end.
     """

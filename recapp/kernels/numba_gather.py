@@ -2,7 +2,7 @@
 
 `decode_column` reads a column of numbers as Arrow has them: values in their own type, and a bit for
 each that is there. `gather` writes the rows of a batch, column after column, from the chunks in
-memory (`recapp/dataset/row_store.py`).
+memory (`recapp/dataset/chunk_store.py`).
 
 Letters: N rows of a column, Z chunks, C columns, B rows of a batch.
 """

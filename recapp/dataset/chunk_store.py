@@ -21,7 +21,6 @@ from recapp.dataset.rows import FeatureBags, Rows
 from recapp.kernels.numba_gather import SLOT_BITS, gather, gather_bags, lengths_of_bags
 
 
-
 def places(slot: int, rows: range) -> Int64Array:
     """Return the places of consecutive rows of a slot."""
     return np.arange(rows.start, rows.stop, dtype=np.int64) + (slot << SLOT_BITS)

@@ -23,7 +23,8 @@ def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64
         stream: Integers that name a stream; different tuples are independent streams.
         counters_N: The counters, [N].
     """
-    return hashes_of([stream], counters_N)[0]
+    hash_N: Uint64Array = hashes_of([stream], counters_N)[0]
+    return hash_N
 
 
 def hashes_of(streams: Sequence[tuple[int, ...]], counters_N: npt.NDArray[np.int64]) -> Uint64Array:

@@ -104,7 +104,7 @@ class Rows:
     row_numbers_N: Int64Array | None = None
 
     def __len__(self) -> int:
-        return self.targets_TN.shape[1]
+        return int(self.targets_TN.shape[1])
 
 
 def join(parts: Sequence[Rows]) -> Rows:

@@ -50,10 +50,10 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from recapp.dataset.chunk_store import ChunkStore, places
 from recapp.dataset.collate import Collate, join_batches, with_wide_ids
 from recapp.dataset.counter_hash import hashes_of
 from recapp.dataset.data_file import chunks
-from recapp.dataset.chunk_store import ChunkStore, places
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source

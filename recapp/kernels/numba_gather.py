@@ -1,8 +1,8 @@
 """Decoding and gathering of rows, compiled.
 
-`decode_column` reads a column of numbers as Arrow has them: values in their own type, and a bit for
-each that is there. `gather` writes the rows of a batch, column after column, from the chunks in
-memory (`recapp/dataset/chunk_store.py`).
+`decode_integers` and `decode_floats` read a column of numbers as Arrow has them: values in their
+own type, and a bit for each that is there. `gather` writes the rows of a batch, column after
+column, from the chunks in memory (`recapp/dataset/chunk_store.py`).
 
 Letters: N rows of a column, Z chunks, C columns, B rows of a batch.
 """

@@ -26,6 +26,8 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
     ("dynamic", "eager", 1, 1): (11, 1, 1, 3, 7, 0, 0, 0),
     # one copy, of the number of rows, in some steps
     ("dynamic", "recorded", 1, 1): (1, 0, 0, 3, 3, 0, 0, 0),
+    ("seen", "eager", 1, 1): (11, 1, 1, 4, 7, 0, 0, 0),
+    ("seen", "recorded", 1, 1): (1, 0, 0, 4, 3, 0, 0, 0),
     ("model", "eager", 1, 1): (10, 1, 1, 2, 43, 0, 0, 0),
     ("model", "eager", 1, 2): (14, 1, 1, 2, 47, 0, 0, 0),
     ("model", "eager", 1, 3): (18, 1, 1, 2, 50, 0, 0, 0),

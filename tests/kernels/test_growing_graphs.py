@@ -281,6 +281,30 @@ def test_a_fault_adds_no_key_any_more(small, kind, of_tables):
     assert not same(before[1], trained.slots())
 
 
+def test_several_lookups_of_a_step_count_a_key_once(small):
+    """Keys without rows of the first lookup are known to the second, and to one between them that
+    is not trained. A step that is not trained to its end counts, too.
+    """
+
+    def run(one):
+        found = []
+        for seed in range(3):
+            one.optimizer.zero_grad()
+            first = one.model(batch_of(seed))
+            with torch.no_grad():
+                found.append(one.model(batch_of(seed + 1)))
+            second = one.model(batch_of(seed, new=False))
+            found += [first.detach(), second.detach()]
+            if seed != 1:
+                (first.sum() - 2 * second.sum()).backward()
+                one.optimizer.step()
+        return found
+
+    trained, known = Trained("loop", **SEEN), Trained("loop", **SEEN)
+    assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
+    assert equal(trained, known)
+
+
 class Late:
     """A copy to the host that arrives when it is asked for the second time."""
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, settings
 from interpreter import quicken
 from jobs import Jobs
 from quick_disk import force_nothing
-from ranks import Ranks, auto_means, kernels_of
+from quick_settings import parse_once
+from ranks import Ranks, auto_means, kernels_of, serve_workers, use_server
 from stored import Stored
 
 from recapp.transport.communicator import leave_process_group
@@ -40,6 +41,9 @@ def pytest_configure(config):
     """
     torch.set_num_threads(1)
     force_nothing()
+    parse_once()
+    if address := getattr(config, "workerinput", {}).get("fork_server"):
+        use_server(address)
     config.pluginmanager.register(proof_cost)
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -47,6 +51,13 @@ def pytest_configure(config):
     ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Let the workers of a whole tier fork from one process: each of its own would take seconds."""
+    if node.config.args == node.config.getini("testpaths"):
+        node.workerinput["fork_server"] = serve_workers()
 
 
 def pytest_xdist_auto_num_workers():

@@ -35,7 +35,17 @@ IMPORTED_FOR_COMMANDS += " run.trained_model model_export"
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
-_server = ForkServer()  # not that of the product, which tests use in this process too
+class _Server(ForkServer):
+    """Of this process, or of the session, which started it for all workers of xdist."""
+
+    of_session = False
+
+    def ensure_running(self):
+        if not self.of_session:
+            super().ensure_running()
+
+
+_server = _Server()  # not that of the product, which tests use in this process too
 
 
 class _Context(ForkServerContext):
@@ -63,6 +73,19 @@ def context():
     with patch.dict(os.environ, DEFAULTS | dict(os.environ) | OWN_VARIABLES):
         _server.ensure_running()
     return _Context()
+
+
+def serve_workers():
+    """Start the fork server of a session; its address."""
+    context()
+    return _server._forkserver_address
+
+
+def use_server(address):
+    """Fork from the server at this address."""
+    _server.of_session = True
+    _server._forkserver_address = address
+    _server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # the session's keeps it alive
 
 
 def kernels_of(config):

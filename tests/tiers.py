@@ -1,6 +1,9 @@
 """Which cases of a test run: covers of grids, and in the default tier some that differ."""
 
-from itertools import combinations, product
+from collections import defaultdict
+from heapq import heappop, heappush
+from itertools import combinations, count, product
+from operator import itemgetter
 
 import pytest
 
@@ -33,16 +36,23 @@ def cover(strength, axes):
         strength: The number of axes whose values meet: 2 for pairs.
         axes: The values of each axis.
     """
-    columns = list(combinations(range(len(axes)), strength))
-    bits: dict[tuple, int] = {}  # of each meeting of values
-    left = {}
-    for row in product(*(range(len(axis)) for axis in axes)):
-        meetings = [(places, *(row[place] for place in places)) for places in columns]
-        left[row] = sum(bits.setdefault(meeting, 1 << len(bits)) for meeting in meetings)
+    bits = (1 << number for number in count())
+    meetings = [
+        (itemgetter(*places), defaultdict(lambda: next(bits)))
+        for places in combinations(range(len(axes)), strength)
+    ]
+    met = 0
+    waiting = []  # rows by what they add at most, the first of several first
+    for number, row in enumerate(product(*(range(len(axis)) for axis in axes))):
+        added = sum(bit_of[values(row)] for values, bit_of in meetings)
+        waiting.append((-len(meetings), number, row, added))
     rows = []
-    while left:
-        best = max(left, key=lambda row: left[row].bit_count())
-        met = left.pop(best)
-        rows.append(tuple(axis[place] for axis, place in zip(axes, best, strict=True)))
-        left = {row: more for row, values in left.items() if (more := values & ~met)}
+    while waiting:
+        most, number, row, added = heappop(waiting)
+        adds = (added & ~met).bit_count()
+        if adds == -most:
+            met |= added
+            rows.append(tuple(axis[place] for axis, place in zip(axes, row, strict=True)))
+        elif adds:
+            heappush(waiting, (-adds, number, row, added))
     return rows

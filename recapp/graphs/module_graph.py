@@ -66,7 +66,7 @@ from recapp.graphs.recorded_batch import (
 from recapp.graphs.several_ranks import CutLookups, ranks_of_loop
 from recapp.graphs.step_graph import MOST_GRAPHS, NOT_CUT, OTHER_IDS, note_launched, obstacle
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.transfer import places_of, view_of
+from recapp.sparse.transfer import Packed, copied, copy_each
 
 CALLED_AGAIN = "the model is called again before backward"
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -150,9 +150,9 @@ class _Step:
     `forward` and `backward` run the graphs; None before they are recorded. `outputs` has what the
     model returned, in the parts of `tree`, and `learns` tells for each whether it has a gradient.
     `gradients` has memory for their gradients, None where the loss does not read an output; it is
-    empty before a first backward. `result` has the gradients of what learns, and the memory in
-    which they are; `trains` tells for the tables whether they are updated. `integers` are those of
-    the lookups.
+    empty before a first backward. `result` has the gradients of what learns, and `verdict` is that
+    on the step. `trains` tells for the tables whether they are updated. `integers` are those of the
+    lookups.
     """
 
     def __init__(
@@ -172,7 +172,8 @@ class _Step:
         self.tree: Any = None
         self.learns: list[bool] = []
         self.gradients: list[Tensor | None] = []
-        self.result: tuple[Tensor, list[Tensor | None]] | None = None
+        self.result: Packed | None = None
+        self.verdict: Tensor | None = None
         self.trains: list[bool] = []
         self.integers: list[FusedBatch] = []
 
@@ -352,7 +353,9 @@ class ModuleGraph:
             self._ranks.take_over()
         try:
             _, forward = self._capture(lambda: self.forward(step, records=True))
-            step.result, step.backward = self._capture(lambda: self.backward(step, step.gradients))
+            (step.result, step.verdict), step.backward = self._capture(
+                lambda: (self.backward(step, step.gradients), self._verdict.of(step.integers))
+            )
             step.outputs = [x.detach() if isinstance(x, Tensor) else x for x in step.outputs]
             step.trains = [
                 n > before for n, before in zip(self._verdict.updates(), updates, strict=True)
@@ -383,11 +386,9 @@ class ModuleGraph:
         step.outputs, step.tree = tree_flatten(made)
         step.learns = [isinstance(x, Tensor) and x.requires_grad for x in step.outputs]
 
-    def backward(
-        self, step: _Step, gradients: Sequence[Tensor | None]
-    ) -> tuple[Tensor, list[Tensor | None]]:
+    def backward(self, step: _Step, gradients: Sequence[Tensor | None]) -> Packed:
         """Update the tables with the gradients of the outputs of a step, unless the device has
-        stopped. Return the gradients of what learns, and the memory in which they are.
+        stopped. Return the gradients of what learns; None where there are none.
         """
         stopped = self._verdict.stopped
         pairs = zip(step.outputs, gradients, strict=True)
@@ -399,35 +400,26 @@ class ModuleGraph:
             found = torch.autograd.grad(outputs, reached, given, allow_unused=True)
         if step.static is not None and not step.cuts:
             step.static.take_back()
-        dense = [g for g in found if g is not None]
-        places = places_of(dense)
-        size = max((place.stop for place in places.values()), default=0)
-        memory = torch.empty(size, dtype=torch.uint8, device=self._device)
-        views = {id(g): view_of(memory, places[id(g)], g) for g in dense}
-        if dense:
-            torch._foreach_copy_([views[id(g)] for g in dense], dense)
-        made = [views.get(id(g)) for g in found[: len(learned)]]
+        made = Packed(found[: len(learned)], self._device)
         if not self.cuts:
-            self._end(step, [], made, memory)
-        return memory, made
+            self._end(step, [], made)
+        return made
 
-    def _end(
-        self, step: _Step, cuts: list[CutLookup], made: list[Tensor | None], memory: Tensor
-    ) -> None:
+    def _end(self, step: _Step, cuts: list[CutLookup], made: Packed) -> None:
         """Average the gradients of the dense part over the ranks, which stop together; update the
         tables whose lookups were cut out; and let nothing move the dense part after a stop.
         """
         if self._ranks is not None:
-            gradients = [x for x in made[: len(step.parameters)] if x is not None]
+            gradients = [x for x in made.nested[: len(step.parameters)] if x is not None]
             self._ranks.join(gradients, self._verdict.stopped)
         with self._verdict.watch():
             for cut, read in zip(cuts, step.cuts, strict=True):
                 cut.update(read.gradients)
         cuts.clear()  # who keeps an output does not keep them
         self.found_inf.copy_(self._verdict.stopped[0])
-        memory.masked_fill_(self._verdict.stopped != 0, 0)
+        made.memory.masked_fill_(self._verdict.stopped != 0, 0)
 
-    def call_again(self, step: _Step) -> list[Any]:
+    def call_again(self, step: _Step) -> Any:
         """Run the forward of a step, and return its outputs, which nobody overwrites."""
         if step.forward is None:
             self.forward(step)
@@ -435,9 +427,9 @@ class ModuleGraph:
             for one in step.integers:
                 one.expect()
             step.forward()
-        return [x.detach().clone() if isinstance(x, Tensor) else x for x in step.outputs]
+        return copied(step.outputs)
 
-    def differentiate(self, one: _Pass, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def differentiate(self, one: _Pass, gradients: Sequence[Tensor | None]) -> Any:
         """Run the backward of a call, and return the gradients of what learns.
 
         Raises:
@@ -456,7 +448,7 @@ class ModuleGraph:
         self._verdict.write_rates()
         if step.backward is None or step.result is None:
             step.gradients = [None if g is None else torch.zeros_like(g) for g in gradients]
-            memory, made = self.backward(step, gradients)
+            made = self.backward(step, gradients)
             step.outputs = []
         else:
             if [g is None for g in step.gradients] != [g is None for g in gradients]:
@@ -464,26 +456,17 @@ class ModuleGraph:
                     "graph=True: the loss reads other outputs of the model than when its call was "
                     "recorded: let it read the same ones in every step, or leave graph=True out"
                 )
-            for there, here in zip(step.gradients, gradients, strict=True):
-                if there is not None and here is not None:
-                    there.copy_(here)
+            known = [x for x in step.gradients if x is not None]
+            copy_each(known, [x for x in gradients if x is not None])
             step.backward()
             for shared, trains in zip(self._tables, step.trains, strict=True):
                 if trains:
                     shared.update.count()
-            recorded, views = step.result
-            memory = recorded.clone()  # the next step overwrites it
-            made = [None if x is None else _moved(x, recorded, memory) for x in views]
+            made = step.result.copy()  # the next step overwrites what is here
         if self.cuts:
-            self._end(step, one.cuts, made, memory)
-        self._verdict.copy(one.number, one.call, updates, step.integers)
-        return made
-
-
-def _moved(view: Tensor, recorded: Tensor, memory: Tensor) -> Tensor:
-    """Return the part of a memory that a view is of a recorded one."""
-    begin = view.data_ptr() - recorded.data_ptr()
-    return view_of(memory, slice(begin, begin + view.nbytes), view)
+            self._end(step, one.cuts, made)
+        self._verdict.copy(one.number, one.call, updates, step.integers, step.verdict)
+        return made.nested
 
 
 class _Replay(torch.autograd.Function):

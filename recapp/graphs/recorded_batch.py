@@ -5,6 +5,7 @@ A recorded step knows one batch, to whose tensors those of later batches are cop
 
     form      what batches must share with the recorded one: keys, samples, types, shapes; a model
               whose parameters have the same memory, and of which the same parts are trained
+    memory    of all tensors, one; a batch that lies in memory like it comes by one copy
     room      for the ids of each feature; the device counts those that are there
 
 A form is recorded when it has come `WARM_UP` times before, and no recorded step takes its batch.
@@ -23,6 +24,7 @@ After the error, batches train again: those since the faulty one have changed no
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -35,7 +37,7 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import TrainingError
 from recapp.kernels.links import DeviceRate, Scratch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.transfer import start_to_host
+from recapp.sparse.transfer import Packed, copy_each, start_to_host
 from recapp.tables.ids import OutsideTable
 from recapp.transport.communicator import SideStream
 
@@ -81,8 +83,14 @@ class StaticBatch:
     ) -> None:
         self.form = form
         self.has_room = room_F != batch.sparse.length_per_key()
-        self.samples = batch.each(lambda x: x.detach().clone().requires_grad_(x.requires_grad))
-        self.samples.sparse.make_room(room_F)
+        samples = batch.each(lambda x: _once(x).detach().clone().expand(x.shape))
+        samples.sparse.make_room(room_F)
+        self._packed = Packed([*map(_once, samples.tensors())], tables[0].comm.device)
+        of_batch = zip(samples.tensors(), self._packed.nested, batch.tensors(), strict=True)
+        views = {
+            id(x): view.expand(x.shape).requires_grad_(of.requires_grad) for x, view, of in of_batch
+        }
+        self.samples = samples.each(lambda x: views[id(x)])
         self.leases = [[Scratch(t.comm.device) for _ in t.state.routes] for t in tables]
         self._tables = tables
         self.fill(batch)
@@ -95,24 +103,26 @@ class StaticBatch:
             or (self.has_room and all(n <= room for n, room in zip(per_F, room_F, strict=True)))
         )
 
-    @torch.no_grad()
     def fill(self, batch: Samples) -> None:
         """Copy a batch here: ids feature by feature, if there is room for more."""
         per_F = batch.sparse.length_per_key()
         room_F = self.samples.sparse.length_per_key()
         sizes = [size for n, room in zip(per_F, room_F, strict=True) for size in (n, room - n)]
-        of_ids = self.samples.sparse.values(), self.samples.sparse.weights_or_none()
+        of_ids = batch.sparse.values(), batch.sparse.weights_or_none()
+        values = [
+            x[: sum(per_F)] if any(x is one for one in of_ids) else _once(x)
+            for x in batch.tensors()
+        ]
+        if not self.has_room:
+            self._packed.fill(values)
+            return
         to = list[Tensor]()
         of = list[Tensor]()
-        for there, here in zip(self.samples.tensors(), batch.tensors(), strict=True):
-            values = here[: sum(per_F)] if any(there is x for x in of_ids) else here
-            if len(there) == len(values):
-                to.append(there)
-                of.append(values)
-            else:
-                parts_F = torch.split(there, sizes)[::2]
-                torch._foreach_copy_(parts_F, torch.split(values, per_F), non_blocking=True)
-        torch._foreach_copy_(to, of, non_blocking=True)
+        for there, here in zip(self._packed.nested, values, strict=True):
+            in_parts = there.shape != here.shape
+            to += torch.split(there, sizes)[::2] if in_parts else [there]
+            of += torch.split(here, per_F) if in_parts else [here]
+        copy_each(to, of)
 
     def lend(self) -> None:
         """Let the next lookups of the tables have the memory of this batch."""
@@ -148,7 +158,7 @@ class BatchForms:
         ids = batch.sparse
         of_ids = ids.values(), ids.weights_or_none()
         shapes = tuple(
-            (x.dtype, x.requires_grad, any(x is y for y in of_ids) or x.shape)
+            (x.dtype, x.requires_grad, x is _once(x), any(x is y for y in of_ids) or x.shape)
             for x in batch.tensors()
         )
         of_keys = zip(ids.keys(), ids.stride_per_key(), ids.length_per_key(), strict=True)
@@ -191,14 +201,15 @@ class BatchForms:
 
 class _Unread(NamedTuple):
     """A step whose verdict is under way: its number and batch, the updates of each table before
-    it, the verdict and the reports on the host, and the event at the end of the copies.
+    it, the integers whose reports are in the verdict, the verdict on the host, and the event at the
+    end of its copy.
     """
 
     step: int
     batch: Samples
     updates: list[int]
-    stopped: Tensor
-    reports: list[tuple[FusedBatch, Tensor]]
+    integers: list[FusedBatch]
+    verdict: Tensor
     arrived: Any
 
 
@@ -213,7 +224,7 @@ class DeviceVerdict:
         whole: Whether the device judges ids, too: lookups are part of what is recorded.
 
     `stopped` is the number on the device, int32 [1], `rates_G` has the rates of the param groups of
-    `dense`, fp64, and `share` the factor of this rank's loss, fp64 [].
+    `dense`, fp32, and `share` the factor of this rank's loss, fp64 [].
     """
 
     def __init__(
@@ -229,21 +240,30 @@ class DeviceVerdict:
         self._dense = dense
         self._fault = fault
         self.stopped = torch.zeros(1, dtype=torch.int32, device=device)
+        groups = sum(len(one.param_groups) for one in dense)
         sizes = [4 * len(t.update.rules) for t in tables]
-        sizes += [sum(len(one.param_groups) for one in dense), 1]
+        sizes += [1, (groups + 1) // 2]
         self._header = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        *self._numbers, self.rates_G, share = torch.split(self._header, sizes)
+        *self._numbers, share, rates = torch.split(self._header, sizes)
         self.share = share[0]
+        self.rates_G = rates.view(torch.float32)[:groups]
+        self._written = b""  # what the header has
         self._unread: deque[_Unread] = deque()
         for shared in tables if whole else ():
             shared.comm.side = SideStream()  # a graph has one stream
 
     def write_rates(self, share: float = 1.0) -> None:
-        """Bring the rates of the next update to the device, and the factor of this rank's loss."""
+        """Bring the rates of the next update to the device, and the factor of this rank's loss, if
+        they are others than those of the last one.
+        """
         numbers = [x for t in self._tables for rule in t.update.next_numbers() for x in rule]
-        rates = [group["lr"] for one in self._dense for group in one.param_groups]
-        values = torch.tensor([*numbers, *rates, share], dtype=torch.float64, device="cpu")
-        self._header.copy_(values, non_blocking=True)
+        rates = [float(group["lr"]) for one in self._dense for group in one.param_groups]
+        values = np.zeros(len(self._header), np.float64)
+        values[: len(numbers) + 1] = *numbers, share
+        values[len(numbers) + 1 :].view(np.float32)[: len(rates)] = rates
+        if values.tobytes() != self._written:
+            self._written = values.tobytes()
+            self._header.copy_(torch.from_numpy(values), non_blocking=True)
 
     @contextmanager
     def watch(self, counts_ids: bool = False, records: bool = False) -> Iterator[list[FusedBatch]]:
@@ -283,8 +303,19 @@ class DeviceVerdict:
         for shared, number in zip(self._tables, updates, strict=True):
             shared.update.updates = number
 
+    def of(self, integers: list[FusedBatch]) -> Tensor:
+        """Return the verdict on a step on the device, with the reports of its integers."""
+        return (
+            torch.cat([self.stopped, *(x.report for x in integers)]) if integers else self.stopped
+        )
+
     def copy(
-        self, step: int, batch: Samples, updates: list[int], integers: list[FusedBatch]
+        self,
+        step: int,
+        batch: Samples,
+        updates: list[int],
+        integers: list[FusedBatch],
+        recorded: Tensor | None = None,
     ) -> None:
         """Start to copy the verdict on a step to the host.
 
@@ -293,11 +324,11 @@ class DeviceVerdict:
             batch: Its batch.
             updates: The number of updates of each of the tables before the step.
             integers: The integers of its lookups.
+            recorded: The verdict on the device, if what was recorded has written it.
         """
-        on_device = [self.stopped, *(one.report for one in integers)]
-        (stopped, *reports), arrived = start_to_host(on_device)
-        pairs = list(zip(integers, reports, strict=True))
-        self._unread.append(_Unread(step, batch, updates, stopped, pairs, arrived))
+        verdict = self.of(integers) if recorded is None else recorded
+        (verdict,), arrived = start_to_host([verdict])
+        self._unread.append(_Unread(step, batch, updates, integers, verdict, arrived))
 
     def settle(self, most: int) -> None:
         """Read verdicts until at most some are unread.
@@ -310,13 +341,15 @@ class DeviceVerdict:
             unread = self._unread.popleft()
             if unread.arrived is not None:
                 unread.arrived.synchronize()
-            if int(unread.stopped):
+            stopped, *reports = unread.verdict.tolist()
+            if stopped:
                 self._unread.clear()
                 self.stopped.zero_()
                 self.restore(unread.updates)
                 self._raise(unread)
-            for integers, report in unread.reports:
-                integers.check(report.tolist())
+            left = iter(reports)
+            for integers in unread.integers:
+                integers.check([*islice(left, len(integers.report))])
 
     def _raise(self, unread: _Unread) -> None:
         """Raise the error of the step that has stopped."""
@@ -330,6 +363,13 @@ class DeviceVerdict:
             f"step {unread.step}: {self._fault}: lower the learning rate, or look for extreme "
             "values in the batch"
         )
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return the first entry of a tensor that repeats it, such as lengths of 1 that are one number;
+    any other tensor as it is.
+    """
+    return tensor[:1] if tensor.stride()[:1] == (0,) else tensor
 
 
 def _room(numbers_TF: list[list[int]]) -> list[int]:

@@ -58,7 +58,7 @@ class OfRanks(NamedTuple):
         """
         here = stopped.float()
         self.average([*gradients, here])
-        stopped.logical_or_(here > 0)
+        torch.gt(here, 0, out=stopped)
 
 
 def ranks_of_loop(model: nn.Module, dense: Iterable[Tensor]) -> OfRanks | None:

@@ -8,7 +8,8 @@ tables and the dense optimiser's step start with one launch, and the host waits 
 
     a form of batches comes for the fourth time    the step is recorded; the batch is trained
     a batch that fits a recorded step              its tensors are copied to those of the recorded
-                                                   one, the rates to theirs; the graph runs
+                                                   one, new rates to theirs; the graph runs; the
+                                                   result is copied out
     another batch                                  the same kernels, launched one by one: same bits
 
 Batches of one form have as many samples, and features of bags may have any number of ids. Where
@@ -60,6 +61,7 @@ from recapp.graphs.recorded_batch import (
 )
 from recapp.graphs.several_ranks import CutLookups, OfRanks, ranks_of_loop
 from recapp.optim.optimizer import parts_of
+from recapp.sparse.transfer import copied
 
 MOST_GRAPHS = 3
 NOT_CUT = "the host takes part in lookups whose vectors are not sums of bags"
@@ -78,13 +80,14 @@ class _Left(NamedTuple):
 
 class _Recorded(NamedTuple):
     """A recorded step: the batch that it reads, what it leaves, the function that runs it, and the
-    integers whose reports it writes.
+    integers whose reports are in the verdict that it writes.
     """
 
     static: StaticBatch
     left: _Left
     replay: Callable[[], None]
     integers: list[FusedBatch]
+    verdict: Tensor
 
 
 class StepGraph:
@@ -203,8 +206,8 @@ class StepGraph:
         else:
             for shared in self.tables:
                 shared.update.count()
-        self._verdict.copy(self.steps, batch, updates, recorded.integers)
-        return tree_map_only(Tensor, Tensor.clone, left.result)
+        self._verdict.copy(self.steps, batch, updates, recorded.integers, recorded.verdict)
+        return copied(left.result)  # the next step overwrites what is here
 
     def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
@@ -256,7 +259,7 @@ class StepGraph:
         self._found_inf.copy_(self._verdict.stopped[0])
         groups = [group for one in self._dense for group in one.param_groups]
         before = [dict(group) for group in groups]
-        for group, rate in zip(groups, self._verdict.rates_G.float().unbind(), strict=True):
+        for group, rate in zip(groups, self._verdict.rates_G.unbind(), strict=True):
             # torch warns of what is capturable and is not captured
             captured = rate.is_cuda and torch.cuda.is_current_stream_capturing()
             group.update(lr=rate, capturable=captured)
@@ -283,8 +286,10 @@ class StepGraph:
             self.ranks.take_over()
         try:
             with self._verdict.watch(static.has_room, records=True) as integers:
-                left, replay = self._capture(record)
-            self._graphs.append(_Recorded(static, left, replay, integers))
+                (left, verdict), replay = self._capture(
+                    lambda: (record(), self._verdict.of(integers))
+                )
+            self._graphs.append(_Recorded(static, left, replay, integers, verdict))
         except RuntimeError as error:  # of torch, such as too little memory
             self._give_up(" ".join(str(error).split()))
         self._verdict.restore(updates)

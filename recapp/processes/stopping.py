@@ -423,7 +423,7 @@ def redirected(descriptor: int, target: int) -> Iterator[None]:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Pause the garbage collector inside the `with`, during the import of modules."""
+    """Pause the garbage collector inside the `with`, during the import of modules or forks."""
     was_on = gc.isenabled()
     gc.disable()
     try:

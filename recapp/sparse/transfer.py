@@ -8,6 +8,8 @@ to the host.
     start_to_host                up, without waiting
     true_indices                 where a mask is true; their number comes up by `to_host`
     places_of, view_of           tensors that lie in one memory, to move at once
+    Packed                       copies of tensors that lie so
+    copy_each, copied            copies, of those of one type by one launch
 
 Every other operation of a training step on a GPU queues work and goes on;
 `torch.cuda.set_sync_debug_mode("error")` finds an operation that waits. Some of torch's operations
@@ -18,12 +20,14 @@ torch uses page-locked memory again only when copies from it are done, so caller
 """
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from recapp.sparse.bags import on_host
 
@@ -107,3 +111,74 @@ def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:
 def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:
     """Return bytes of a memory as a tensor of the dtype and shape of another."""
     return memory[place].view(like.dtype).view(like.shape)
+
+
+@torch.no_grad()
+def copy_each(to: Sequence[Tensor], of: Sequence[Tensor]) -> None:
+    """Copy tensors to others of the same types and shapes, those of one type by one launch."""
+    for dtype in dict.fromkeys(x.dtype for x in to):
+        pairs = [(x, y) for x, y in zip(to, of, strict=True) if x.dtype == dtype]
+        torch._foreach_copy_([x for x, _ in pairs], [y for _, y in pairs], non_blocking=True)
+
+
+def copied(nested: Any) -> Any:
+    """Return something nested with copies of its tensors, without gradients. Each has memory of its
+    own, so who keeps one keeps no other.
+    """
+    tensors = [x for x in tree_leaves(nested) if isinstance(x, Tensor)]
+    made = [torch.empty_like(x, requires_grad=False) for x in tensors]
+    copy_each(made, tensors)
+    left = iter(made)
+    return tree_map_only(Tensor, lambda _: next(left), nested)
+
+
+class Packed:
+    """Copies of the tensors of something nested, in one memory, so that one launch copies all of
+    them again.
+
+    Args:
+        nested: The tensors, in tuples, lists and dicts, also beside other things.
+        device: Their device.
+
+    `memory` has the bytes of all, and `nested` the copies in the place of the tensors, contiguous,
+    without gradients, and for autograd each with values of its own.
+    """
+
+    def __init__(self, nested: Any, device: torch.device) -> None:
+        tensors = [x for x in tree_leaves(nested) if isinstance(x, Tensor)]
+        places = places_of(tensors)
+        self._places = [places[id(x)] for x in tensors]
+        size = max((place.stop for place in self._places), default=0)
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.nested = self._placed(nested)
+        copy_each(self._tensors(), tensors)
+
+    def copy(self) -> Self:
+        """Return copies of these copies."""
+        made = copy(self)
+        made.memory = self.memory.clone()
+        made.nested = made._placed(self.nested)
+        return made
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Take the values of other tensors, of the same types and shapes; by one copy if they lie
+        in one memory as these do, else by one of each type.
+        """
+        begin = tensors[0].storage_offset() * tensors[0].itemsize
+        for x, place in zip(tensors, self._places, strict=True):
+            is_behind = x.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
+            at = x.storage_offset() * x.itemsize - begin
+            if not (is_behind and at == place.start and x.is_contiguous()):
+                copy_each(self._tensors(), tensors)
+                return
+        memory = torch.empty(0, dtype=torch.uint8, device=self.memory.device)
+        memory.set_(tensors[0].untyped_storage(), begin, self.memory.shape, (1,))
+        self.memory.copy_(memory, non_blocking=True)
+
+    def _tensors(self) -> list[Tensor]:
+        return [x for x in tree_leaves(self.nested) if isinstance(x, Tensor)]
+
+    def _placed(self, nested: Any) -> Any:
+        """Return something nested with tensors in the memory in the place of others."""
+        places = iter(self._places)
+        return tree_map_only(Tensor, lambda x: view_of(self.memory, next(places), x).data, nested)

@@ -69,7 +69,7 @@ from recapp.processes.launch import environments_of_ranks, meeting_point
 from recapp.processes.process_memory import Pool, free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import RankInfo, external_rank
 from recapp.processes.rank_process import set_defaults
-from recapp.processes.stopping import die_with_parent, end_children
+from recapp.processes.stopping import die_with_parent, end_children, loading
 from recapp.settings.values import Transport, read
 from recapp.transport.communicator import Comm, SecondsSeen, leave_process_group
 from recapp.transport.nccl import NcclComm
@@ -452,15 +452,13 @@ def call_in_forks(
             )
             for number, file in enumerate(files)
         ]
-        # no fork collects garbage of the caller, such as a process group, whose threads it has not
-        gc.freeze()
         try:
-            for rank in ranks:
-                rank.start()
+            with loading():  # nothing is collected in a fork before it has set the rest aside
+                for rank in ranks:
+                    rank.start()
             failed = _first_failed(ranks, timeout)
             exit_code = failed.exitcode if failed else 0
         finally:
-            gc.unfreeze()
             for rank in ranks:
                 if rank.pid is not None:  # it was started
                     rank.kill()
@@ -516,6 +514,9 @@ def _raise_what(name: str, exit_code: int, file: Path) -> NoReturn:
 def _be_rank(function: Callable[[], Any], file: Path, all_have_answered: Barrier) -> NoReturn:
     """Call a function in a new fork, leave its answer in a file, and end the process."""
     die_with_parent()
+    # garbage of the caller stays, such as a process group, whose threads a fork has not
+    gc.freeze()
+    gc.enable()
     signal.set_wakeup_fd(-1)  # the descriptor belongs to the caller
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the caller ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -25,17 +25,17 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
     # a larger hash table, which few steps make, is a launch and three operations
     ("dynamic", "eager", 1, 1): (11, 1, 1, 3, 7, 0, 0, 0),
     # one copy, of the number of rows, in some steps
-    ("dynamic", "recorded", 1, 1): (1, 0, 0, 3, 3, 0, 0, 0),
+    ("dynamic", "recorded", 1, 1): (1, 0, 0, 2, 2, 0, 0, 0),
     ("seen", "eager", 1, 1): (11, 1, 1, 4, 7, 0, 0, 0),
-    ("seen", "recorded", 1, 1): (1, 0, 0, 4, 3, 0, 0, 0),
+    ("seen", "recorded", 1, 1): (1, 0, 0, 3, 2, 0, 0, 0),
     ("model", "eager", 1, 1): (10, 1, 1, 2, 43, 0, 0, 0),
     ("model", "eager", 1, 2): (14, 1, 1, 2, 47, 0, 0, 0),
     ("model", "eager", 1, 3): (18, 1, 1, 2, 50, 0, 0, 0),
-    # the wait is for the verdict on an earlier step
-    ("model", "recorded", 1, 1): (1, 0, 0, 2, 3, 0, 0, 0),
-    ("model", "recorded", 1, 3): (1, 0, 0, 2, 3, 0, 0, 0),
-    ("model", "recorded", 2, 1): (16, 2, 1, 5, 19, 5, 0, 0),
-    ("model", "recorded", 2, 3): (28, 2, 1, 5, 19, 5, 0, 0),
+    # operations copy the batch into the graph, and its result out of it
+    ("model", "recorded", 1, 1): (1, 0, 0, 1, 2, 0, 0, 0),
+    ("model", "recorded", 1, 3): (1, 0, 0, 1, 2, 0, 0, 0),
+    ("model", "recorded", 2, 1): (16, 2, 1, 5, 16, 5, 0, 0),
+    ("model", "recorded", 2, 3): (28, 2, 1, 5, 16, 5, 0, 0),
 }
 # messages between ranks have the size of the requests; it may become less
 DEPEND = {1: set(), 2: {"ask", "swap", "serve", "pool", "sum_blocks", "update"}}

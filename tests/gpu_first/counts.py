@@ -9,7 +9,8 @@
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
 what it does is one launch then, and operations are those around it, copies on a GPU. On two ranks
-the graph is what happens between lookup and update.
+the graph is what happens between lookup and update. Batches lie in one memory, as those of recapp's
+loader do.
 
 Of two ranks, one is counted: the `Mirror` returns its own messages as its peer's, and dense
 gradients are its own. A single rank has its tables whole, two have them by rows (mode `unique`).
@@ -20,6 +21,7 @@ from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recapp.benchmarks.kernel_costs import Mirror
 from recapp.benchmarks.session import rule
@@ -32,6 +34,7 @@ from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan, tile
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.sparse.transfer import Packed
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport import communicator, step_messages
 from recapp.transport.communicator import Comm, GpuSideStream, average_over_ranks
@@ -233,7 +236,7 @@ def recorded_model(collection, samples, batches=batch_of):
     for seed in range(WARM_UP + 1):
         graph(batch_with(batches(seed, samples)))
     graph.finish()  # verdicts of steps that nobody has recorded
-    return lambda ids: graph(batch_with(ids))
+    return lambda ids: graph(_in_one_memory(batch_with(ids)))
 
 
 def _model(collection, samples):
@@ -245,6 +248,15 @@ def _model(collection, samples):
     labels_B = torch.arange(samples) % 2.0
     optimizer = hybrid(adam, sharded_tables(dlrm))
     return dlrm, optimizer, lambda ids: Batch(dense_BI, ids, labels_B)
+
+
+def _in_one_memory(batch):
+    """Return a batch that lies in one memory. A step that is counted gets it so."""
+    tensors = batch.tensors()
+    with _disable_current_modes():
+        views = Packed(tensors, torch.device("cpu")).nested
+    there = dict(zip(map(id, tensors), views, strict=True))
+    return batch.each(lambda x: there[id(x)])
 
 
 def _loss(model, batch):

@@ -12,6 +12,7 @@ from kernels.test_step_graph import (
     GradientNodes,
     Model,
     WithSequence,
+    around,
     batch,
     loss,
     ragged,
@@ -110,7 +111,7 @@ class Loop:
             scratch = [x for lease in static.leases for one in lease for x in one.tensors()]
             made = [x for x in (*step.outputs, *step.gradients) if step.forward and x is not None]
             with torch.no_grad():
-                for x in (*static.samples.tensors(), *scratch, *made):
+                for x in (*static._packed.nested, *scratch, *made):
                     x.fill_(torch.nan if x.is_floating_point() else 3)
                 static.samples.sparse.values().fill_(10**6)
 
@@ -142,6 +143,22 @@ def equal(recorded, launched, batches, call=None):
     mine, known = recorded.train(batches, call), launched.train(batches, call)
     updates = [[t.update.updates for t in loop.tables] for loop in (recorded, launched)]
     return all(map(same_bits, mine, known)) and updates[0] == updates[1]
+
+
+def test_around_the_graphs_of_a_call_is_a_copy_in_and_a_copy_out_of_each(interpreted):
+    loop = Loop(model=Parts())
+    for seed in range(RECORDED + 1):
+        one = batch(seed)
+        loop(one.dense_BI, one.sparse)["logits"].square().sum().backward()
+        loop.optimizer.zero_grad()
+    made = {}
+    one = batch(9)
+    forward = around(lambda: made.update(loop.graph(one.dense_BI, one.sparse)))
+    assert forward == [*["_foreach_copy_"] * 2, "graph", "_foreach_copy_"]
+    gradient_B = torch.ones(B)
+    made["others"][1].mul_(2)  # outputs are no views of one another
+    backward = around(lambda: made["logits"].backward(gradient_B))
+    assert backward == ["_foreach_copy_", "graph", "clone", "start_to_host"]
 
 
 @pytest.mark.full

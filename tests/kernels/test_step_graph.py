@@ -6,7 +6,7 @@ interpreter.
 import pytest
 import torch
 from engine.engine_cases import same_bits
-from gpu_first.recorder import captured
+from gpu_first.recorder import Recorder, captured
 from torch.autograd.graph import get_gradient_edge
 
 from recapp.engine.sharded_collection import shard_model, sharded_tables
@@ -162,7 +162,7 @@ class Trained:
         for recorded in self.step._graphs:
             scratch = [one for lease in recorded.static.leases for one in lease]
             for x in (
-                *recorded.static.samples.tensors(),
+                *recorded.static._packed.nested,
                 *(x for one in scratch for x in one.tensors()),
             ):
                 x.fill_(torch.nan if x.is_floating_point() else 3)
@@ -203,6 +203,40 @@ def test_recorded_steps_have_the_bits_of_steps_that_are_launched_one_by_one(inte
     counts = recorded.captures[0].counts()
     assert counts["waits"] == counts["pins"] == counts["messages"] == 0
     assert [t.update.updates for t in recorded.tables] == [len(batches)]
+
+
+def around(call):
+    """Return the names of what is around the graphs in a call: operations, and copies."""
+    recorder = Recorder()
+    with recorder.recording():
+        call()
+    return [entry.name for entry in recorder.entries]
+
+
+def test_around_a_recorded_step_are_the_batch_the_verdict_and_the_result(interpreted):
+    trained = Trained()
+    for seed in range(WARM_UP + 1):
+        trained.step(batch(seed))
+    apart, again = batch(8), batch(9)
+    copies = ["_foreach_copy_"] * 2  # of tensors of two types
+    after = ["graph", "start_to_host", "_foreach_copy_"]
+    assert around(lambda: trained.step(apart)) == [*copies, *after]
+    trained.schedule.step()  # the device does not know these rates
+    assert around(lambda: trained.step(again)) == ["copy_", *copies, *after]
+    assert around(lambda: trained.step(apart)) == [*copies, *after]
+
+
+def test_a_batch_that_lies_in_one_memory_is_one_copy(interpreted):
+    batches = [batch(seed).packed() for seed in range(WARM_UP + 3)]
+    assert batches[0].sparse.lengths().stride() == (0,)  # lengths of 1 are one number
+    recorded, launched = Trained(), Trained(graphs=False)
+    mine, known = recorded.train(batches), launched.train(batches)
+    assert all(map(same_bits, mine, known))
+    assert recorded.replays == 2
+    recorded.step(batches[0])  # which brings new rates
+    assert around(lambda: recorded.step(batches[1]))[:2] == ["copy_", "graph"]
+    recorded.step(batch(9))  # another form: its lengths are numbers of their own
+    assert recorded.replays == 4
 
 
 @pytest.mark.parametrize("pooling", ["sum", pytest.param("mean", marks=pytest.mark.full)])

@@ -37,8 +37,8 @@ Threads run in any order and still make the same slots:
 - New keys are distinct and absent, so no two of them are one, and each takes the first bucket for
   which its compare-and-swap succeeds. Which bucket a key has depends on the race, but its slot does
   not, and no result shows a bucket. A load may see an old word of a bucket: then the swap fails.
-- Keys that are removed at the same time have buckets of their own. Searches run in no launch that
-  writes what they read.
+- Keys that are removed at the same time have buckets of their own, and a search passes one that
+  another key leaves meanwhile. Else searches run in no launch that writes what they read.
 
 Letters are those of `reference.py`; L lanes of a program, B buckets, C cells. The kernels have run
 in Triton's interpreter, where programs follow one another, and were compiled for sm_90. They have
@@ -113,7 +113,7 @@ def _table_of(numbers):
 
 @triton.jit
 def _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets):
-    """Return the slot of each key; -1 for a key that is absent."""
+    """Return the slot of each key, -1 for a key that is absent, and the bucket that has it."""
     slot_L = tl.zeros_like(position_L) - 1
     bucket_L = _home_of(hash_L, buckets)
     while _any(here_L):
@@ -124,8 +124,8 @@ def _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets
         same_L &= tl.load(strips + at_L, mask=same_L, other=-1) == strip_L
         slot_L = tl.where(same_L, at_L, slot_L)
         here_L = here_L & (same_L == 0) & (word_L != _FREE)
-        bucket_L = _next(bucket_L, buckets)
-    return slot_L
+        bucket_L = tl.where(here_L, _next(bucket_L, buckets), bucket_L)
+    return slot_L, bucket_L
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def find(
     strip_L = tl.load(strip + at_L, mask=here_L, other=0)
     hash_L = _hash_of(position_L, strip_L, secret)
     table, buckets = _table_of(numbers)
-    slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
+    slot_L, _ = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
     absent_L = here_L & (slot_L < 0)
     if stopped is not None:
         goes_on = tl.load(stopped) == 0
@@ -201,7 +201,7 @@ def find(
         tl.store(counter + FIRST, tl.load(counter + NEXT))
         table, buckets = _table_of(counter)
         keys = position_L, strip_L, hash_L, absent_L, buckets
-        slot_L = _find(table, counted_positions, counted_strips, *keys)
+        slot_L, _ = _find(table, counted_positions, counted_strips, *keys)
         tl.store(waiting + at_L, slot_L, mask=here_L)
 
 
@@ -361,15 +361,12 @@ def remove(numbers, positions, strips, slot, n, secret: tl.int64, LANES: tl.cons
     here_L = at_L < n
     slot_L = tl.load(slot + at_L, mask=here_L, other=0)
     position_L = tl.load(positions + slot_L, mask=here_L, other=0)
-    hash_L = _hash_of(position_L, tl.load(strips + slot_L, mask=here_L, other=0), secret)
+    strip_L = tl.load(strips + slot_L, mask=here_L, other=0)
+    hash_L = _hash_of(position_L, strip_L, secret)
     table, buckets = _table_of(numbers)
-    bucket_L = _home_of(hash_L, buckets)
-    while _any(here_L):
-        word_L = tl.load(table + bucket_L, mask=here_L, other=_FREE)
-        same_L = here_L & (word_L == ((hash_L << 32) | slot_L))
-        tl.store(table + bucket_L, tl.zeros_like(word_L) + _GONE, mask=same_L)
-        here_L = here_L & (same_L == 0) & (word_L != _FREE)
-        bucket_L = _next(bucket_L, buckets)
+    keys = position_L, strip_L, hash_L, here_L, buckets
+    found_L, bucket_L = _find(table, positions, strips, *keys)
+    tl.store(table + bucket_L, tl.zeros_like(slot_L) + _GONE, mask=found_L >= 0)
 
 
 class DeviceKeyIndex(SortedIndex):

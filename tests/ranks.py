@@ -20,6 +20,7 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import ForkServer
 from multiprocessing.popen_forkserver import Popen
+from pathlib import Path
 from unittest.mock import patch
 
 import proof_cost
@@ -32,6 +33,7 @@ IMPORTED = ["torch", "lightning.pytorch", "recapp.train", "recapp.engine.sharded
 # of whole commands (warm_commands.py); put together, as no test reaches what is only imported early
 IMPORTED_FOR_COMMANDS = "train eval predict export serve plan bench report cli.training_modules"
 IMPORTED_FOR_COMMANDS += " run.trained_model model_export"
+TESTS = str(Path(__file__).parent)
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
@@ -68,9 +70,11 @@ def context():
     """Of the processes of pools and of commands: each is forked from one that has imported torch
     and Lightning, which takes seconds.
     """
-    _server.set_forkserver_preload(early_modules())
+    _server.set_forkserver_preload(["warm_imports"])  # and with it `early_modules`
     # as a command starts one: no library starts threads when it is imported
-    with patch.dict(os.environ, DEFAULTS | dict(os.environ) | OWN_VARIABLES):
+    found = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
+    of_server = DEFAULTS | dict(os.environ) | OWN_VARIABLES | {"PYTHONPATH": found}
+    with patch.dict(os.environ, of_server):
         _server.ensure_running()
     return _Context()
 

@@ -9,6 +9,8 @@ is between them has fixed shapes and no messages, so it can be recorded, on any 
 """
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from recapp.engine.requests import Requests
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.transfer import copy_each
 
 
 class CutLookup:
@@ -30,6 +33,7 @@ class CutLookup:
     Attributes:
         anchor: The tensor by which autograd reaches the end of the model's backward.
         values: The values of the vectors.
+        lengths: Beside vectors that are not sums of bags, the lengths of the bags.
         is_read: Whether the model has read them.
         gradients: The gradients of the vectors, once the backward of the model has run; None for
             those without influence on the loss.
@@ -46,16 +50,19 @@ class CutLookup:
         self.parts = parts
         self.anchor = torch.zeros(0, device=parts[0].device, requires_grad=True)
         self.values = [part.detach() for part in parts]
+        self.lengths = [requests.rows.lengths_FB] if requests.state.outputs.ragged else []
         self.gradients: Sequence[Tensor | None] = [None] * len(parts)
         self.is_read = False
 
     def copy(self) -> "CutLookup":
-        """Return the same vectors in memory of their own, for a recorded step."""
-        return CutLookup(self.features, self.requests, [value.clone() for value in self.values])
+        """Return the same vectors, and lengths, in memory of their own, for a recorded step."""
+        requests = copy(self.requests)
+        requests.rows = replace(requests.rows, lengths_FB=requests.rows.lengths_FB.clone())
+        return CutLookup(self.features, requests, [value.clone() for value in self.values])
 
     def fill(self, other: "CutLookup") -> None:
         """Take the values of another batch, whose model is a recorded one."""
-        torch._foreach_copy_(self.values, other.values)
+        copy_each([*self.values, *self.lengths], [*other.values, *other.lengths])
         other.requests.called_by |= self.requests.called_by
         other.is_read = True
 

@@ -28,7 +28,7 @@ from recapp.engine.row_statistics import RowPieces, RowStatistics
 from recapp.engine.row_store import FloatRows, MissedSteps
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
-from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one, rate_numbers
+from recapp.kernels.links import Links, Scratch, offset_dtype, one_by_one
 from recapp.optim.named_rules import group_names
 from recapp.optim.optimizer import joined
 from recapp.optim.rules import FROZEN, GRADIENT, WITHOUT_RATE, Rate, RowRule
@@ -361,7 +361,7 @@ class FusedUpdate:
         if not self.updates:
             self.before_first_update()
         self.before_update()
-        rates = self._next_rates()
+        rates = self.next_rates()
         device_rates = self.device_rates
         if device_rates is None:
             device_rates = state.backend.on_device(rates, self.rules, state.comm.device)
@@ -381,22 +381,12 @@ class FusedUpdate:
             missed.add(rates[number])
         self.count()
 
-    def _next_rates(self) -> list[Rate]:
+    def next_rates(self) -> list[Rate]:
         """Return the rates of the next update, by rule."""
         return [
             rule.rate_of(float(group["lr"]), self.updates + 1 - begun)
             for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
         ]
-
-    def next_numbers(self) -> list[list[float]]:
-        """Return the numbers of the next update that a GPU reads (`DeviceRate`), by rule."""
-        pairs = zip(self._next_rates(), self.rules, strict=True)
-        return [rate_numbers(rate, rule.decay) for rate, rule in pairs]
-
-    @property
-    def rate_counts(self) -> list[int]:
-        """The number of rates that each rule reads."""
-        return [len(rate) if isinstance(rate, tuple) else 1 for rate in self._next_rates()]
 
     def count(self) -> None:
         """Count an update, which ends a step: this one, or one that a recorded step has made."""

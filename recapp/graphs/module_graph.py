@@ -222,7 +222,7 @@ class ModuleGraph:
         self._forms = BatchForms(model, self._tables)
         self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
         self.why_not = self.why_not or self._obstacle()
-        if self.cuts and self._forms.has_sequences:
+        if self.cuts and self._forms.reads_rows:
             self.why_not = self.why_not or NOT_CUT
         self._records = not self.why_not
         fault = "the gradient of an output is not finite; the tables are those before that step"
@@ -456,8 +456,8 @@ class ModuleGraph:
                     "graph=True: the loss reads other outputs of the model than when its call was "
                     "recorded: let it read the same ones in every step, or leave graph=True out"
                 )
-            known = [x for x in step.gradients if x is not None]
-            copy_each(known, [x for x in gradients if x is not None])
+            to, of = ([x for x in each if x is not None] for each in (step.gradients, gradients))
+            copy_each(to, of)
             step.backward()
             for shared, trains in zip(self._tables, step.trains, strict=True):
                 if trains:

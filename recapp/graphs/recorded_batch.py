@@ -35,9 +35,10 @@ from torch.optim import Optimizer
 from recapp.engine.fused_integers import FusedBatch
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import TrainingError
-from recapp.kernels.links import DeviceRate, Scratch
+from recapp.kernels.links import DeviceRate, Scratch, rate_numbers
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import Packed, copy_each, start_to_host
+from recapp.tables.collections import SequenceTables
 from recapp.tables.ids import OutsideTable
 from recapp.transport.communicator import SideStream
 
@@ -142,7 +143,7 @@ class BatchForms:
         model: The model, sharded.
         tables: Its tables.
 
-    `has_sequences` is true if some vectors are not sums of bags.
+    `reads_rows` is true if the model gets the rows of its ids, too.
     """
 
     def __init__(self, model: nn.Module, tables: list[ShardedTables]) -> None:
@@ -150,7 +151,9 @@ class BatchForms:
         self._tables = tables
         self._unfit = defaultdict[Hashable, list[list[int]]](list)  # numbers of ids, by form
         lookups = [x for t in tables for x in t.state.layout.lookups]
-        self.has_sequences = any(not x.columns for x in lookups)
+        self.reads_rows = any(
+            x.need_indices() for x in model.modules() if isinstance(x, SequenceTables)
+        )
         self._pooled = {x.feature for x in lookups} - {x.feature for x in lookups if not x.columns}
 
     def of(self, batch: Samples) -> Hashable:
@@ -256,7 +259,12 @@ class DeviceVerdict:
         """Bring the rates of the next update to the device, and the factor of this rank's loss, if
         they are others than those of the last one.
         """
-        numbers = [x for t in self._tables for rule in t.update.next_numbers() for x in rule]
+        numbers = [
+            x
+            for t in self._tables
+            for rate, rule in zip(t.update.next_rates(), t.update.rules, strict=True)
+            for x in rate_numbers(rate, rule.decay)
+        ]
         rates = [float(group["lr"]) for one in self._dense for group in one.param_groups]
         values = np.zeros(len(self._header), np.float64)
         values[: len(numbers) + 1] = *numbers, share
@@ -281,9 +289,9 @@ class DeviceVerdict:
             shared.state.counts_ids = counts_ids
             shared.state.records = records
             shared.update.device_rates = [
-                DeviceRate(numbers_4, rates, self.stopped)
-                for numbers_4, rates in zip(
-                    numbers.view(-1, 4), shared.update.rate_counts, strict=True
+                DeviceRate(numbers_4, len(rate) if isinstance(rate, tuple) else 1, self.stopped)
+                for numbers_4, rate in zip(
+                    numbers.view(-1, 4), shared.update.next_rates(), strict=True
                 )
             ]
         try:
@@ -326,8 +334,7 @@ class DeviceVerdict:
             integers: The integers of its lookups.
             recorded: The verdict on the device, if what was recorded has written it.
         """
-        verdict = self.of(integers) if recorded is None else recorded
-        (verdict,), arrived = start_to_host([verdict])
+        (verdict,), arrived = start_to_host([self.of(integers) if recorded is None else recorded])
         self._unread.append(_Unread(step, batch, updates, integers, verdict, arrived))
 
     def settle(self, most: int) -> None:

@@ -64,7 +64,7 @@ from recapp.optim.optimizer import parts_of
 from recapp.sparse.transfer import copied
 
 MOST_GRAPHS = 3
-NOT_CUT = "the host takes part in lookups whose vectors are not sums of bags"
+NOT_CUT = "the host takes part in lookups whose rows the model reads (need_indices)"
 OTHER_IDS = "the model looks up other ids than those of the batch"
 
 
@@ -145,7 +145,7 @@ class StepGraph:
         self._forms = BatchForms(model, self.tables)
         fault = "the loss is not finite; the weights are those before that step"
         self._verdict = DeviceVerdict(self.tables, device, self._dense, fault, not self.cuts)
-        if self.cuts and self._forms.has_sequences:
+        if self.cuts and self._forms.reads_rows:
             self._give_up(NOT_CUT)
         self._found_inf = torch.zeros((), device=device)
         for one in self._dense:

@@ -27,11 +27,12 @@ from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")
+DIMS = (3, 3, 1)  # and strips of 2 and 1: those of tests/parity, each a kernel to compile
 RULES = {
     "adagrad": (adagrad(0.3, 1e-10), lambda params: torch.optim.Adagrad(params, 0.3, eps=1e-10)),
     "l2": (
-        adam(0.1, l2_all_rows=0.01),
-        lambda params: torch.optim.Adam(params, 0.1, weight_decay=0.01),
+        adam(0.1, 0.8, 0.95, l2_all_rows=0.02),
+        lambda params: torch.optim.Adam(params, 0.1, (0.8, 0.95), weight_decay=0.02),
     ),
 }
 
@@ -54,13 +55,13 @@ def step(model, comm, tables, number):
 
 def trained(comm, kind, when, name):
     """t1 and t2 are frozen: in the unsharded model, or in the sharded one."""
-    tables = make_tables(dims=(8, 8, 4), data_type="fp64")  # two of them share a store
+    tables = make_tables(dims=DIMS, data_type="fp64")  # two of them share a store
     names = ["t1", "t2"]
     model = parallel(
         comm,
         model_of(tables, names if when == "before" else ()),
         RULES[name][0],
-        make_plan(kind, tables, comm.world),
+        make_plan(kind, tables, comm.world, column_width=2),
     )
     (collection,) = sharded_collections(model)
     for table in names if when == "after" else ():
@@ -76,7 +77,7 @@ def trained(comm, kind, when, name):
 
 
 def oracle(world, name):
-    tables = make_tables(dims=(8, 8, 4), data_type="fp64")
+    tables = make_tables(dims=DIMS, data_type="fp64")
     head = model_of(tables, ["t1", "t2"], "cpu")
     optimizer = RULES[name][1]([head.collection.weight("t0")])
     for number in range(3):
@@ -93,7 +94,7 @@ def compared(comm, name):
         for kind, when in product(("row_wise", "column_wise", "data_parallel"), ("before", "after"))
     ]
     wanted = oracle(comm.world, name)
-    start = EmbeddingBagCollection(tables=make_tables(dims=(8, 8, 4), data_type="fp64"), seed=3)
+    start = EmbeddingBagCollection(tables=make_tables(dims=DIMS, data_type="fp64"), seed=3)
     for tensors in found:
         for table in ("t1", "t2"):
             assert same_bits(tensors[table, "weight"], start.weight(table).detach())
@@ -120,7 +121,7 @@ def moved(comm, model, collection, tables, number):
 
 
 def thawed(comm):
-    tables = make_tables(dims=(8, 8, 4))
+    tables = make_tables(dims=DIMS)
     plan = make_plan("row_wise", tables, comm.world)
     model = parallel(comm, model_of(tables, ["t2"]), adam(0.1, l2_all_rows=0.01), plan)
     (collection,) = sharded_collections(model)
@@ -149,14 +150,14 @@ def test_a_table_frozen_after_sharding_trains_again_and_one_frozen_before_says_w
 
 def clipped_alike(comm):
     """The norm counts the gradients of trained tables alone, as it does on one process."""
-    tables = make_tables(dims=(8, 8, 4), data_type="fp64")
+    tables = make_tables(dims=DIMS, data_type="fp64")
     norms = []
     for when in ("before", "after"):
         model = parallel(
             comm,
             model_of(tables, ["t1"] if when == "before" else ()),
             sgd(0.2),
-            make_plan("column_wise", tables, comm.world),
+            make_plan("column_wise", tables, comm.world, column_width=2),
         )
         (collection,) = sharded_collections(model)
         if when == "after":
@@ -296,7 +297,7 @@ def test_no_gradients_of_frozen_tables_are_sent(ranks, kind):
 
 
 def sharded():
-    tables = make_tables(dims=(8, 8, 4))
+    tables = make_tables(dims=DIMS)
     return shard_model(model_of(tables), make_plan("row_wise", tables, 1), Comm(), sgd(0.2))
 
 

@@ -52,7 +52,11 @@ def calls_of_a_step(comm, count, kind, dims, backend):
         for k in range(count)
     ]
     collection = shard_bags(
-        tables, make_plan(kind, tables, comm.world), comm, sgd(), backend=backend
+        tables,
+        make_plan(kind, tables, comm.world, column_width=6),
+        comm,
+        sgd(),
+        backend=backend,
     )
     counting = Counting(collection.shared.state.backend)
     collection.shared.state.backend = counting
@@ -68,7 +72,12 @@ def calls_of_a_step(comm, count, kind, dims, backend):
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize(
     ("kind", "dims"),
-    [("table_wise", (8,)), ("row_wise", (8, 4)), ("data_parallel", (8, 4)), ("column_wise", (10,))],
+    [
+        ("table_wise", (12,)),
+        ("row_wise", (12, 6)),
+        ("data_parallel", (12, 6)),
+        ("column_wise", (12,)),
+    ],
 )
 def test_a_group_has_one_lookup_and_one_update_call_whatever_the_number_of_tables(
     ranks, kind, dims, backend

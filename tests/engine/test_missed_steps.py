@@ -46,8 +46,8 @@ DENSE = {
     ),
     "adam_without_l2": (adam(0.1, l2_all_rows=0), lambda p: torch.optim.Adam(p, 0.1)),
 }
-TABLES = make_tables(rows=(40, 17, 7), dims=(6, 6, 6), data_type="fp64")
-HEAD = torch.linspace(-1, 1, 5 * 6, dtype=torch.float64)
+TABLES = make_tables(rows=(40, 17, 7), dims=(3, 3, 3), data_type="fp64")
+HEAD = torch.linspace(-1, 1, 5 * 3, dtype=torch.float64)
 FEW = {"most": 1}  # most rows of a batch stay untouched
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -95,7 +95,7 @@ def train(
     comm, rule, kind="table_wise", *, backend="auto", steps=9, reads=True, dense=None, **plan
 ):
     """Train a collection; with `dense` compare outputs in every step and tables at the end."""
-    made = make_plan(kind, TABLES, comm.world, column_width=3, **plan)
+    made = make_plan(kind, TABLES, comm.world, column_width=2, **plan)
     collection = shard_bags(TABLES, made, comm, rule, 1, backend)
     for step in range(steps):
         batches = [batch_of(TABLES, 3, 10 * step + r, **FEW) for r in range(comm.world)]
@@ -142,7 +142,7 @@ def test_a_read_or_a_copy_of_the_tables_changes_no_bit_of_training():
 
 
 def test_reads_change_no_bit_of_tables_of_fp32():
-    tables = make_tables(rows=(40, 17, 7), dims=(6, 6, 6))
+    tables = make_tables(rows=(40, 17, 7), dims=(3, 3, 3))
     found = []
     for reads in (False, True):
         made = make_plan("table_wise", tables, 1)

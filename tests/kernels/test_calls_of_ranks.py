@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits
 from gpu_first.recorder import counted
-from kernels.test_cut_lookups import SKETCHED, Model, batch_of, loss
+from kernels.test_cut_lookups import SKETCHED, Model, WithSequences, batch_of, loss
 from ranks import auto_means
 
 from recapp.data_parallel import wrap_dense
@@ -14,6 +14,7 @@ from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.errors import IdError, TrainingError
 from recapp.graphs.module_graph import ModuleGraph
 from recapp.graphs.recorded_batch import WARM_UP
+from recapp.graphs.step_graph import NOT_CUT
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import rowwise_adagrad
 from recapp.parallel import DistributedModelParallel
@@ -84,6 +85,21 @@ def does_not_fit(comm):
     recorded.graph.finish()
     assert all(map(same_bits, *values))
     assert recorded.replays == 2 * 3
+
+
+def reads_sequences(comm):
+    """Train a model that reads vectors one by one. A batch of the last rank has fewer ids."""
+    recorded, loop = pair(comm, WithSequences)
+    numbers = [7] * (RECORDED + 1) + [7 - 2 * comm.rank, 7, 7]
+    values = []
+    for way in (recorded, loop):
+        steps = [way.train([seed], per_feature=n) for seed, n in enumerate(numbers)]
+        values.append([*(x for step in steps for x in step), *way.weights()])
+    recorded.graph.finish()
+    assert all(map(same_bits, *values))
+    assert recorded.replays == 2 * (4 - comm.rank)
+    rows = Loop(comm, True, WithSequences(need_indices=True))
+    assert rows.graph.why_not == NOT_CUT
 
 
 def stops(comm, fault):
@@ -206,6 +222,11 @@ def test_a_rank_whose_call_does_not_fit_is_launched_beside_the_others(interprete
 @pytest.mark.parametrize("plan", ["row_wise", "column_wise"])
 def test_calls_of_several_ranks_have_the_bits_of_a_loop_with_ddp(interpreted, ranks, plan):
     ranks.run(compare, 2, plan)
+
+
+@pytest.mark.full
+def test_calls_of_several_ranks_read_vectors_one_by_one(interpreted, ranks):
+    ranks.run(reads_sequences, 2)
 
 
 @pytest.mark.full

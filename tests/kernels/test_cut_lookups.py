@@ -17,8 +17,8 @@ from recapp.graphs.step_graph import StepGraph
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
-from recapp.tables.collections import EmbeddingBagCollection
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.transport.communicator import Comm
 
 SKETCHED = {"seen": 2, "counter": "sketch"}  # the host decides on new keys
@@ -53,15 +53,35 @@ class Model(torch.nn.Module):
         return self.top(self.bags(ids).prepend(self.bottom(batch.dense_BI))).squeeze(1)
 
 
+class WithSequences(Model):
+    """A model that also reads the vectors of two features one by one, and adds them up."""
+
+    def __init__(self, need_indices=False):
+        super().__init__()
+        tables = [EmbeddingConfig(ROWS[f], 4, f"s{f}", feature_names=[f]) for f in "ac"]
+        self.sequences = EmbeddingCollection(tables, need_indices=need_indices, seed=3)
+        self.tables = [*self.tables, *tables]
+
+    def forward(self, batch):
+        logits_B = super().forward(batch)
+        for jagged in self.sequences(batch.sparse).values():
+            ids = len(jagged.values())
+            bag_L = torch.repeat_interleave(jagged.lengths().long(), output_size=ids)
+            logits_B = logits_B.index_add(0, bag_L, jagged.values().square().sum(1))
+        return logits_B
+
+
 def loss(model, batch):
     return torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-def batch_of(seed, rank, infinite=False, bad=False, varies=False):
-    """Ranks have batches of different sizes; where these vary, each step has another."""
+def batch_of(seed, rank, infinite=False, bad=False, varies=False, per_feature=None):
+    """Ranks have batches of different sizes; where these vary, each step has another. Features have
+    any number of ids, or all as many.
+    """
     drawn = torch.Generator().manual_seed(10 * seed + rank)
     samples = B + 2 * rank + (seed * (rank + 1) % 3 if varies else 0)
-    per_F = [torch.randint(0, 9, (), generator=drawn).item() for _ in ROWS]
+    per_F = [per_feature or torch.randint(0, 9, (), generator=drawn).item() for _ in ROWS]
     ids = [
         torch.randint(rows, (n,), generator=drawn)
         for rows, n in zip(ROWS.values(), per_F, strict=True)
@@ -84,9 +104,9 @@ class Trained:
     several ranks is that of the loop, or DDP's.
     """
 
-    def __init__(self, comm, plan, steps, ddp=None, **model):
+    def __init__(self, comm, plan, steps, ddp=None, model=Model, **of_model):
         self.comm = comm
-        self.model = Model(**model)
+        self.model = model(**of_model)
         plan = make_plan(plan, self.model.tables, comm.world, column_width=4)
         self.model.bags.leave_room(4)
         shard_model(self.model, plan, comm, rowwise_adagrad(0.125), "triton")
@@ -143,6 +163,26 @@ def compare(comm, plan, ddp=None, **of_table):
     recorded.step.finish()
     assert (recorded.captures, recorded.replays) == (1, len(seeds) - WARM_UP - 1)
     assert all(map(same_bits, *values))
+
+
+def reads_sequences(comm, plan, ddp):
+    """Train a model that reads vectors one by one. A batch of the last rank has fewer ids."""
+    numbers = [7] * (WARM_UP + 2) + [7 - 2 * comm.rank, 7, 7]
+    recorded, loop = (
+        Trained(comm, plan, steps, ddp, WithSequences) for steps in ("recorded", "loop")
+    )
+    values = []
+    for way in (recorded, loop):
+        steps = [way.train([seed], per_feature=n) for seed, n in enumerate(numbers)]
+        values.append([*(x for step in steps for x in step), *way.weights()])
+    recorded.step.finish()
+    assert all(map(same_bits, *values))
+    assert recorded.replays == len(numbers) - WARM_UP - 1 - comm.rank
+
+
+def reads_rows(comm):
+    trained = Trained(comm, "table_wise", "recorded", {}, WithSequences, need_indices=True)
+    assert ("whose rows the model reads" in trained.step.why_not) == (comm.world > 1)
 
 
 def does_not_fit(comm):
@@ -219,6 +259,19 @@ def test_steps_of_a_ddp_that_does_more_are_launched(interpreted, ranks, settings
 @pytest.mark.parametrize("fault", ["bad", pytest.param("infinite", marks=pytest.mark.full)])
 def test_a_fault_of_one_rank_stops_all(interpreted, ranks, fault):
     ranks.run(stops, 2, fault)
+
+
+@pytest.mark.parametrize(
+    ("plan", "ddp"), [("table_wise", {}), pytest.param("row_wise", None, marks=pytest.mark.full)]
+)
+def test_recorded_steps_read_vectors_one_by_one(interpreted, ranks, plan, ddp):
+    ranks.run(reads_sequences, 2, plan, ddp)
+
+
+@pytest.mark.full
+def test_rows_of_ids_are_not_recorded_where_lookups_are_cut(interpreted, ranks):
+    ranks.run(reads_rows, 2)
+    reads_rows(Comm())
 
 
 @pytest.mark.full

@@ -216,7 +216,7 @@ def test_memory_that_cannot_be_read_as_packed_rows_is_refused():
 def file_of_rows(tmp_path):
     """A file of packed rows behind a header, written in parts through a map, and their floats."""
 
-    def make(bits, width=9, count=60, header=64):
+    def make(bits, width=5, count=60, header=64):
         rows_RD = rows_of((count, width), 3)
         size = bytes_of_packed_row(width, bits)
         path = tmp_path / f"rows{bits}"
@@ -240,28 +240,28 @@ def test_rows_of_a_file_that_is_mapped_read_only_are_pooled(file_of_rows, bits, 
     with open(path, "rb") as file:
         held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     flat = torch.frombuffer(held, dtype=torch.uint8)
-    shape = len(rows_RD), bytes_of_packed_row(9, bits)
-    mapped = QuantisedRows(flat[header:].view(shape), 9, bits)
+    shape = len(rows_RD), bytes_of_packed_row(5, bits)
+    mapped = QuantisedRows(flat[header:].view(shape), 5, bits)
     assert torch.equal(mapped.packed_RK, quantise(rows_RD, bits).packed_RK)
     links = Links(
-        torch.arange(60, dtype=torch.int32),
+        torch.arange(60),
         torch.tensor([0, 0, 11, 60]).int(),
         None,
         None,
         3,
     )
-    found, expected = torch.empty(2, 27).unbind()
+    found, expected = torch.empty(2, 15).unbind()
     kernels = backend(kernels, torch.device("cpu"))
-    kernels.pool(mapped, 9, 9, links, found, torch.float32)
+    kernels.pool(mapped, 5, 5, links, found, torch.float32)
     backend("torch", torch.device("cpu")).pool(
-        quantise(rows_RD, bits), 9, 9, links, expected, torch.float32
+        quantise(rows_RD, bits), 5, 5, links, expected, torch.float32
     )
     assert torch.equal(found, expected)
-    assert mapped.strip_of(range(5, 9), range(9)).packed_RK.data_ptr() == (
+    assert mapped.strip_of(range(5, 9), range(5)).packed_RK.data_ptr() == (
         mapped.packed_RK[5:].data_ptr()
     )
     with pytest.raises(ValueError, match="4 bytes"):
-        QuantisedRows(flat[header - 1 : -1].view(shape), 9, bits)
+        QuantisedRows(flat[header - 1 : -1].view(shape), 5, bits)
 
 
 @pytest.mark.parametrize(("bits", "unpack"), [(8, "byte"), (4, "4bit")])

@@ -65,7 +65,10 @@ from recapp.sparse.transfer import copied
 
 MOST_GRAPHS = 3
 NOT_CUT = "the host takes part in lookups whose rows the model reads (need_indices)"
-OTHER_IDS = "the model looks up other ids than those of the batch"
+OTHER_IDS = (
+    "the model looks up other ids than those of the batch, where lookups come before the model: "
+    "make these ids first, and give it a batch of them"
+)
 
 
 class _Left(NamedTuple):

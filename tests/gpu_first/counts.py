@@ -47,6 +47,7 @@ ROWS = (64, 40, 8)  # even, so that both ranks of the mirror have rows of the sa
 GROWING = {"dynamic": {}, "seen": {"seen": 2}}
 """The settings of 26 dynamic tables, by what trains."""
 SAMPLES = 300  # more than a long bag of any table may have entries: its sums are launches, too
+FEW = 20
 NUMBERS = 13  # dense inputs
 
 
@@ -64,14 +65,21 @@ class NoStream:
 
 
 def counted_rows():
-    """Return a row of counts for each part, mode, number of ranks and of groups."""
+    """Return a row of counts for each part, mode, number of ranks and of groups. Where all of a
+    step is one graph, its counts are those of a small batch.
+    """
     return [
         {
             "part": part,
             "mode": mode,
             "ranks": ranks,
             "groups": groups,
-            **record(ranks, groups, part=part, mode=mode).counts(),
+            **record(
+                *(ranks, groups),
+                samples=FEW if (mode, ranks) == ("recorded", 1) else SAMPLES,
+                part=part,
+                mode=mode,
+            ).counts(),
         }
         for part, mode, rank_numbers in (
             ("tables", "eager", (1, 2)),

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recapp.dataset.decode import Int64Array
+from recapp.dataset.decode import Int64Array, compiled
 from recapp.dataset.rows import FeatureBags, Rows
-from recapp.kernels.numba_gather import SLOT_BITS, gather, gather_bags, lengths_of_bags
 
 Array = npt.NDArray[Any]
 
 
 def places(slot: int, rows: range) -> Int64Array:
     """Return the places of consecutive rows of a slot."""
-    return np.arange(rows.start, rows.stop, dtype=np.int64) + (slot << SLOT_BITS)
+    place_N: Int64Array = np.arange(rows.start, rows.stop) + (slot << compiled().SLOT_BITS)
+    return place_N
 
 
 class ChunkStore:
@@ -57,7 +57,7 @@ class ChunkStore:
         """Return the rows of some places, at least one, each of which is taken once. Their numbers
         stand row after row in memory, as batches have them.
         """
-        some = self._chunks[int(place_B[0]) >> SLOT_BITS]
+        some = self._chunks[int(place_B[0]) >> compiled().SLOT_BITS]
         assert some is not None
         assert self._table_AZ2 is not None
         of_numbers, of_targets, of_ids, *more = self._table_AZ2
@@ -76,7 +76,7 @@ class ChunkStore:
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""
-        taken_Z = np.bincount(place_N >> SLOT_BITS, minlength=len(self._left_Z))
+        taken_Z = np.bincount(place_N >> compiled().SLOT_BITS, minlength=len(self._left_Z))
         self._left_Z -= taken_Z
         for slot in np.flatnonzero((taken_Z > 0) & (self._left_Z == 0)).tolist():
             self._chunks[slot] = None
@@ -96,13 +96,13 @@ def _columns(table_Z2: Array, place_B: Array, like_CN: Array, by_row: bool = Fal
     count = len(place_B)
     out_BC = np.empty((count, columns), like_CN.dtype)
     steps = (1, columns) if by_row else (count, 1)
-    gather(table_Z2, place_B, columns, *steps, out_BC.reshape(-1))
+    compiled().gather(table_Z2, place_B, columns, *steps, out_BC.reshape(-1))
     return out_BC.T if by_row else out_BC.reshape(columns, count)
 
 
 def _bags(values_Z2: Array, bounds_Z2: Array, place_B: Array) -> FeatureBags:
     length_B = np.empty(len(place_B), np.int64)
-    lengths_of_bags(bounds_Z2, place_B, length_B)
+    compiled().lengths_of_bags(bounds_Z2, place_B, length_B)
     bag = FeatureBags.of(np.empty(length_B.sum(), np.int64), length_B)
-    gather_bags(values_Z2, bounds_Z2, place_B, bag.values_L)
+    compiled().gather_bags(values_Z2, bounds_Z2, place_B, bag.values_L)
     return bag

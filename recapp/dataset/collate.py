@@ -28,6 +28,7 @@ from recapp.dataset.decode import (
     BadValue,
     Float32Array,
     Int64Array,
+    compiled,
     decode_bags,
     decode_finite,
     decode_ids,
@@ -42,7 +43,6 @@ from recapp.dataset.decode import (
 from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
-from recapp.kernels.numba_gather import narrow
 from recapp.sparse.keyed_jagged_tensor import (
     Batch,
     KeyedJaggedTensor,
@@ -362,7 +362,7 @@ class Collate:
                     values.append(next(single))
             values_L = np.concatenate(values)
         short_L = np.empty(len(values_L) if narrows else 0, np.int32)
-        fits = narrows and narrow(values_L, short_L)
+        fits = narrows and compiled().narrow(values_L, short_L)
         return KeyedJaggedTensor.unchecked(
             list(self.schema.features),
             torch.from_numpy(short_L if fits else values_L),

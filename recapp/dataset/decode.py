@@ -127,11 +127,11 @@ def _kernel() -> Callable[..., int]:
 
 
 @lru_cache(None)
-def _of_numbers() -> tuple[Callable[..., bool], Callable[..., bool]]:
-    """Import the compiled loops that read integers as ids, and numbers in fp32."""
-    from recapp.kernels.numba_gather import decode_floats, decode_integers
+def compiled() -> Any:
+    """Import the compiled loops over columns; plans on paper need no numba."""
+    from recapp.dataset import compiled_columns
 
-    return decode_integers, decode_floats
+    return compiled_columns
 
 
 def shown(value: pa.Scalar) -> str:
@@ -321,7 +321,7 @@ def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
     values_N, bits = _buffers(column)
     if pt.is_int32(kind) and text is TextIds.HEX:
         values_N = values_N.view(np.uint32)
-    return not _of_numbers()[0](values_N, bits, column.offset, out_N)
+    return not compiled().decode_integers(values_N, bits, column.offset, out_N)
 
 
 def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
@@ -337,7 +337,8 @@ def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
     if not is_read or not len(column):
         return False
     values_N, bits = _buffers(column)
-    return not _of_numbers()[1](values_N, bits, column.offset, np.float32(absent), out_N)
+    gap = np.float32(absent)
+    return not compiled().decode_floats(values_N, bits, column.offset, gap, out_N)
 
 
 def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

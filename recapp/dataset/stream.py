@@ -11,12 +11,17 @@ the same order.
 
 A `Reader` streams row groups in chunks, and hands the rows of each chunk to their lanes:
 
-    row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [rows]
-      (one cursor)                                      └─────────>  inbox of lane 5   [rows]
+    row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [places]
+      (one cursor)                                      └─────────>  inbox of lane 5   [places]
+
+Lanes take, permute and cut the places of rows; the values stay in their chunk until a batch gathers
+them (`recapp/dataset/chunk_store.py`). Threads may decode the next chunks ahead, and one thread may
+make the next batches; the batches are the same.
 
 A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
 once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
-open row group, and the rows of shared chunks that lanes have not taken yet. If several lanes read
+open row group, with threads also the next one, and shared chunks of which lanes have not taken all
+rows yet. If several lanes read
 separate ranges of a large row group, each lane reads the row group by itself. Otherwise the reader
 would hold nearly the whole row group until the last lane takes its range.
 
@@ -473,6 +478,12 @@ class BatchStream(IterableDataset[Any]):
                 chunks.shutdown(cancel_futures=True)
 
     def _made(self, lanes: range, chunks: Executor | None) -> Iterator[Batch]:
+        """Yield the batches of some lanes.
+
+        Args:
+            lanes: The lanes.
+            chunks: The threads that decode chunks ahead, or None.
+        """
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks)
         for place_B in self._places(reader, lanes):

@@ -17,7 +17,7 @@ from recapp.kernels.numba_cache import compiled
 jit = compiled()
 MISSING = np.int64(-(2**63))
 MISSING_INT32 = np.int64(-(2**31))
-SLOT_BITS = 32  # a place is the slot of a row's chunk, then the row's number in it
+SLOT_BITS = 32  # a row's place is the slot of its chunk, then the row's number in the chunk
 IN_CHUNK = (1 << SLOT_BITS) - 1
 
 

@@ -3,7 +3,7 @@ command reads two dozen of them, which takes a third of its time. Files of other
 between two calls.
 """
 
-import pickle
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +21,7 @@ def parse_once():
 
 def _loaded(file):
     name = str(getattr(file, "name", file))
-    return pickle.loads(_parsed(name)) if name.startswith(FOLDERS) else load(file)
+    return deepcopy(_parsed(name)) if name.startswith(FOLDERS) else load(file)
 
 
-@cache
-def _parsed(path):
-    return pickle.dumps(load(path))
+_parsed = cache(load)

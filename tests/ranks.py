@@ -26,6 +26,7 @@ from unittest.mock import patch
 import proof_cost
 
 from recapp.processes.fork_server import DEFAULTS, OWN_VARIABLES
+from recapp.processes.stopping import redirected
 
 SIZE = 4
 TIMEOUT_S = 120
@@ -80,8 +81,11 @@ def context():
 
 
 def serve_workers():
-    """Start the fork server of a session; its address."""
-    context()
+    """Start the fork server of a session; its address. What forks print that have no files of their
+    own is as little shown as what a test prints.
+    """
+    with open(os.devnull, "w") as file, redirected(1, file.fileno()), redirected(2, file.fileno()):
+        context()
     return _server._forkserver_address
 
 

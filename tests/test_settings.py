@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,9 +52,12 @@ FREE = (
 )
 
 
+once = cache(compose)
+
+
 def composed(command, *overrides):
     """The settings of a command, plain, as Hydra composes them."""
-    config = compose(command, list(overrides))
+    config = once(command, overrides)
     return to_plain(
         OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), whole=False
     )

@@ -11,8 +11,8 @@ of a batch (A) and the owners of rows (S). This file has local arithmetic and no
 At home a batch goes through three functions. `route` counts the requests to each rank.
 `write_requests` fills the message of ids and fixes the offset of each vector in the message of
 vectors. `link` links the vectors to their bags while the requests travel. At the owner the batch
-goes through `serve`, `answer` and, in training, `group`. A single rank is both home and owner, and
-has one class for both.
+goes through `serve` and, in training, `group`. A single rank is both home and owner, so its rows
+learn by the links of the home (`recapp/engine/integers.py`).
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.engine.row_statistics import RowPieces
 from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Counts, Links, Routes, Scratch
@@ -109,21 +110,18 @@ class UniqueRequests(HomeRequests):
     at_U: Tensor | None = None
 
     def route(self, bags: Bags) -> Counts:
-        """Return the numbers of rows, vectors and words in the request to each rank: [W, 3]."""
-        n_IW = self._find(bags)
+        """Find the distinct rows. Return the numbers of rows, vectors and words in the request to
+        each rank: [W, 3].
+        """
+        self.bags = bags
+        self.routing, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
+        self.rows_I = n_IW.sum(1)
         if self.everywhere:
             n_IW = np.repeat(self.rows_I[:, None], self.world, 1)
         self.rows_WI = np.ascontiguousarray(n_IW.T)
         counts_W3 = np.repeat(n_IW.sum(0)[:, None], 3, 1)
         counts_W3[:, 2] += strip_words(self.routes)
         return counts_W3
-
-    def _find(self, bags: Bags) -> Counts:
-        """Find the distinct rows, and count them by strip and owner, [I, W]."""
-        self.bags = bags
-        self.routing, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
-        self.rows_I = n_IW.sum(1)
-        return n_IW
 
     def write_requests(
         self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, offset_dtype: torch.dtype
@@ -231,9 +229,6 @@ class PooledRequests(HomeRequests):
             self.take,
         )
 
-    def link(self, dtype: torch.dtype, locate: Locate) -> None:
-        """Do nothing: the matrices were made with the requests."""
-
 
 class ServedRequests:
     """The requests of all ranks for this rank's rows of one group.
@@ -247,11 +242,13 @@ class ServedRequests:
 
     `answer_links` is the matrix S over located rows. `row_U` has the distinct requested rows,
     located. `gradient_links` sums the gradients of the vectors to the gradients of these rows.
+    `pieces` has their pieces, where they are known and row statistics need them.
     """
 
     answer_links: Links
     row_U: Tensor
     gradient_links: Links
+    pieces: RowPieces | None = None
 
     def __init__(self, backend: Backend, routes: Routes, mode: str, take: Scratch) -> None:
         self.backend = backend
@@ -306,10 +303,6 @@ class ServedRequests:
             links = links._replace(weights_N=links.weights_N.to(weights))
         self.answer_links = links._replace(index_N=locate(links.index_N, strip_N))
 
-    def answer(self, store: RowStore, message: Tensor) -> None:
-        """Write the requested vectors into the message of vectors."""
-        store.pool(self.answer_links, message)
-
     def group(self, store: RowStore) -> None:
         """Group equal rows of the store, unless they were grouped with those of all groups, or by
         the home that is the owner.
@@ -318,30 +311,6 @@ class ServedRequests:
             self.row_U, self.gradient_links = self.backend.group_rows(
                 store.rows, self.answer_links, self.take, store.finds_rows
             )
-
-
-class OwnRequests(UniqueRequests, ServedRequests):
-    """The lookups of a single rank, which is home and owner of all rows: no requests and no
-    messages.
-
-    `gradient_links` sums the gradient of the output to the gradients of the rows `row_U`.
-    """
-
-    def route(self, bags: Bags) -> Counts:
-        """Find the distinct rows. Return zeros, [1, 3], because a single rank requests nothing."""
-        self._find(bags)
-        return np.zeros((1, 3), np.int64)
-
-    def write_requests(self, *message: Any) -> None:
-        """Do nothing: there is no message."""
-
-    def link(self, dtype: torch.dtype, locate: Locate) -> None:
-        """Make the matrix from the store's rows to the bags, and the transpose."""
-        super().link(dtype, locate)
-        self.row_U = self.located_U
-
-    def serve(self, *requests: Any) -> None:
-        """Do nothing: the home knows the rows."""
 
 
 def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | None:

@@ -182,8 +182,6 @@ class FusedBatch:
         counts_WG3: The numbers of rows, vectors and words requested of each rank, once they were
             read.
         failure: The error of an id, once the counts were read.
-        pieces_G: The pieces of the distinct rows of each group, once the requests were served; None
-            where the rule of a group needs no row statistics.
     """
 
     def __init__(
@@ -204,7 +202,6 @@ class FusedBatch:
         self.kept_L: Tensor | None = None  # the ids that count; None: all of them
         world = state.comm.world
         self.counts_WG3 = np.zeros((world, len(state.routes), 3), np.int64)
-        self.pieces_G: list[RowPieces | None] = [None] * len(state.routes)
         self.asked = [HomeRequests(state.backend, r, world, take) for r in state.routes]
 
     def send(self, header: Sequence[int]) -> Callable[[], tuple[Counts, Counts]]:
@@ -518,9 +515,6 @@ class FusedBatch:
             )
             asked.gradient_links = Links(where_V[here], None, use, at_V[here], sums)
 
-    def link(self, *, late: bool) -> None:
-        """Do nothing: links are made where their arrays are."""
-
     def serve(
         self,
         ids: Tensor,
@@ -628,7 +622,7 @@ class FusedBatch:
             s.row_U = s.row_U[:rows]
             first = regions[g].entry
             piece_U, nth_U = (x[first : first + rows] for x in self.of_pieces)
-            self.pieces_G[g] = RowPieces(piece_U, nth_U, of_group_K)
+            s.pieces = RowPieces(piece_U, nth_U, of_group_K)
 
     def _take_served(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
         """Return memory for the integers of served requests."""

@@ -5,6 +5,8 @@ backend has them, for every mode and table; they define the result.
     write    the message of ids; `link`: the links from bags to vectors
     serve    the requests of the ranks -> links of the owner
 
+A single rank requests nothing: its bags sum rows of the store, and these learn by the same links.
+
 `recapp/engine/fused_integers.py` does the same for all groups at once.
 """
 
@@ -17,7 +19,6 @@ import torch
 from torch import Tensor
 
 from recapp.engine.exchange_modes import (
-    OwnRequests,
     PooledRequests,
     ServedRequests,
     UniqueRequests,
@@ -45,7 +46,6 @@ class GroupIntegers:
     """
 
     failure = None
-    pieces_G = None
 
     def __init__(
         self, state: EngineState, rows: LookupRows, taken: Sequence[bool], lease: Sequence[Scratch]
@@ -55,15 +55,20 @@ class GroupIntegers:
         self.output = state.outputs.of(rows, taken)
         world = state.comm.world
         plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
+        self.several = world > 1
         modes = modes_of(state.routes, weighting(rows))
-        kinds = [PooledRequests if mode == "pooled" else UniqueRequests for mode in modes]
+        kinds = [
+            PooledRequests if mode == "pooled" and self.several else UniqueRequests
+            for mode in modes
+        ]
         self.asked = [
-            (OwnRequests if world == 1 else kind)(state.backend, r, world, take)
+            kind(state.backend, r, world, take)
             for kind, r, take in zip(kinds, state.routes, lease, strict=False)
         ]
-        self.counts_WG3 = np.stack(
-            [a.route(b) for a, b in zip(self.asked, state.bags(plain, self.output), strict=True)], 1
-        )
+        counts_GW3 = [
+            a.route(b) for a, b in zip(self.asked, state.bags(plain, self.output), strict=True)
+        ]
+        self.counts_WG3 = np.stack(counts_GW3, 1) * self.several
 
     def send(self, header: Sequence[int]) -> Callable[[], tuple[Counts, Counts]]:
         """Start to send the counts. Return a function that waits for the headers and the counts of
@@ -85,7 +90,7 @@ class GroupIntegers:
             vectors: The offsets of the message of vectors.
             vector: The type of these offsets.
         """
-        for g, a in enumerate(self.asked):
+        for g, a in enumerate(self.asked if self.several else ()):
             a.write_requests(ids, words.asked_WG1[:, g], vectors.asked_WG1[:, g], vector)
 
     def link(self, *, late: bool) -> None:
@@ -94,7 +99,7 @@ class GroupIntegers:
         """
         trains = torch.is_grad_enabled()
         for a, store in zip(self.asked, self.state.stores, strict=True):
-            if (a.routes.dynamic and a.local) is late:
+            if isinstance(a, UniqueRequests) and (a.routes.dynamic and a.local) is late:
                 a.link(self.state.dtype, partial(store.locate, trains=trains))
 
     def serve(
@@ -120,11 +125,12 @@ class GroupIntegers:
         state = self.state
         modes = modes_of(state.routes, weighting)
         served = [
-            a if isinstance(a, OwnRequests) else ServedRequests(state.backend, r, mode, a.take)
+            ServedRequests(state.backend, r, mode, a.take)
             for a, r, mode in zip(self.asked, state.routes, modes, strict=True)
         ]
         trains = torch.is_grad_enabled()
-        for g, (s, store) in enumerate(zip(served, state.stores, strict=True)):
+        pairs = zip(served, state.stores, strict=True)
+        for g, (s, store) in enumerate(pairs if self.several else ()):
             s.serve(
                 ids,
                 words.served_WG1[:, g],
@@ -134,6 +140,11 @@ class GroupIntegers:
                 vector,
                 partial(store.locate, trains=trains),
             )
+        self.link(late=True)  # the requests have decided on each new key
+        for s, a in zip(served, self.asked, strict=True):
+            if isinstance(a, UniqueRequests) and not self.several:
+                s.row_U = a.located_U
+                s.gradient_links = a.gradient_links
         return served
 
 

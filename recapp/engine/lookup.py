@@ -128,7 +128,7 @@ def answer_and_combine(
     """
     message = state.messages.take(requests.vectors.numel, state.payload, state.comm.device)
     for g in range(requests.vectors.answered):
-        requests.served[g].answer(state.stores[g], message)
+        state.stores[g].pool(requests.served[g].answer_links, message)
     state.observer.ends("answer")
     sent = state.waits.sent(state.comm.swap(message, *requests.vectors.answers()))
     flat = torch.empty(requests.output.numel, dtype=state.dtype, device=state.comm.device)

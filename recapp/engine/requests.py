@@ -183,7 +183,8 @@ class Requests:
         self.integers.write(ids, self.words, self.vectors, self.offset_dtype)
         state.observer.ends("place")
         self._sent_ids = state.waits.sent(comm.swap(ids, *self.words.requests()))
-        self.integers.link(late=False)
+        if isinstance(self.integers, GroupIntegers):
+            self.integers.link(late=False)
         state.observer.ends("link")
 
     def finish(self) -> None:
@@ -212,7 +213,6 @@ class Requests:
         )
         state.messages.give_back(self.ids)
         self.ids = None
-        self.integers.link(late=True)  # after `serve`, which decided on each new key
         state.observer.ends("serve")
         if state.comm.side.overlaps and torch.is_grad_enabled():
             self.group()
@@ -249,10 +249,9 @@ class Requests:
             else:  # no row of a frozen table has a gradient
                 row_U = torch.empty(0, dtype=torch.int64, device=store.group.device)
                 links = one_by_one(0, store.width, row_U.device)
-            if (pieces_G := self.integers.pieces_G) is not None:
-                pieces = pieces_G[g]
-            else:
-                pieces = statistics.find(g, store.piece_keys(row_U)) if statistics else None
+            pieces = served.pieces or (
+                statistics.find(g, store.piece_keys(row_U)) if statistics else None
+            )
             self.row_gradients_G.append(RowGradients(row_U, links, pieces))
 
     def abandon(self) -> None:

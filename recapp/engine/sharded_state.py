@@ -127,7 +127,16 @@ class TableStrips:
             )
             for s in layout.shards_of(table.name)
         ]
-        strips = strips_of(blocks, keeps_empty=dynamic)
+        strips: list[Strip] = [
+            (
+                (b.rows.start, b.rows.stop),
+                (b.cols.start, b.cols.stop),
+                b.data[:],  # a view, or a copy of rows of a dynamic table
+                *(((b.order.multiplier, b.order.shift),) if b.order else ()),
+            )
+            for b in blocks
+            if b.rows or dynamic  # strips without rows have the width of an empty table
+        ]
         return TableStrips(table.name, strips, shape, rank, placed)
 
     def __iter__(self) -> Iterator[Strip]:
@@ -208,25 +217,6 @@ class TableStrips:
         return replace(self, strips=deepcopy(self.strips, memo))
 
 
-def strips_of(blocks: Iterable[Block], keeps_empty: bool = False) -> list[Strip]:
-    """Return this rank's strips of one tensor of a table: views, or copies for dynamic tables.
-
-    Args:
-        blocks: The rank's rectangles of the tensor.
-        keeps_empty: Whether to keep strips without rows, which have the width of an empty table.
-    """
-    return [
-        (
-            (b.rows.start, b.rows.stop),
-            (b.cols.start, b.cols.stop),
-            b.data[:],
-            *(((b.order.multiplier, b.order.shift),) if b.order else ()),
-        )
-        for b in blocks
-        if b.rows or keeps_empty
-    ]
-
-
 def strips_in(value: Any) -> list[Strip] | None:
     """Return the strips of an entry of a state dict: a whole tensor, `TableStrips`, the dict that a
     file has for them, or a list of (rows, cols, tensor). Return None for other values.
@@ -236,15 +226,6 @@ def strips_in(value: Any) -> list[Strip] | None:
     if isinstance(value, Mapping):
         value = value.get(_STRIPS)
     return list(value) if isinstance(value, TableStrips | list | tuple) else None
-
-
-def shape_in(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of the whole tensor from an entry of a state dict; None where the entry has
-    none.
-    """
-    known = value.shape if isinstance(value, Tensor | TableStrips) else None
-    shape = value.get(_SHAPE) if isinstance(value, Mapping) else known
-    return tuple(shape) if isinstance(shape, list | tuple) else None
 
 
 def _metadata(rank: int, rows: tuple[int, int], cols: tuple[int, int], device: torch.device) -> Any:
@@ -259,17 +240,6 @@ def stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
     """Return the names of the tensors of a table, from the name of its weight."""
     keys = weight.removesuffix("weight") + KEYS
     return [weight] if table.dynamic is None else [weight, keys]
-
-
-def block_of(strip: Strip, shape: tuple[int, int]) -> Block:
-    """Return a strip of a tensor of this shape as a rectangle, without names of table and tensor.
-
-    Raises:
-        TypeError, ValueError: The value is not a strip.
-    """
-    rows, cols, tensor, *mixed = strip
-    order = RowOrder(shape[0], *mixed[0]) if mixed else None
-    return Block("", "", shape, range(*rows), range(*cols), tensor, True, order)
 
 
 def load_strips(
@@ -287,9 +257,9 @@ def load_strips(
         The reason why the tensor cannot be loaded, in which case nothing is copied; empty after
         success.
     """
-    if fault := _fault(value, shape, dtype):
+    fault, stored = blocks_in(value, shape, dtype)
+    if fault:
         return fault
-    stored = [block_of(strip, shape) for strip in strips_in(value) or ()]
     for block in blocks:
         if not _covered(block, stored):
             return (
@@ -304,36 +274,46 @@ def load_strips(
     return ""
 
 
-def _fault(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> str:
-    """Return the reason why a value is no tensor of a table, whole or in strips; empty if it is."""
-    stored_shape = shape_in(value) or shape
+def blocks_in(value: Any, shape: tuple[int, int], dtype: torch.dtype) -> tuple[str, list[Block]]:
+    """Return the strips of a stored tensor of a table as rectangles, without names of table and
+    tensor; and first the reason why the value is no such tensor, empty if it is.
+
+    Args:
+        value: An entry of a state dict (`strips_in`).
+        shape: The shape of the whole tensor.
+        dtype: The dtype of the tensor.
+    """
+    known = value.get(_SHAPE) if isinstance(value, Mapping) else getattr(value, "shape", None)
+    stored_shape = tuple(known) if isinstance(known, list | tuple) else shape
     if stored_shape != shape:
-        return f"a tensor of shape {stored_shape} is stored, the table is {shape}"
+        return f"a tensor of shape {stored_shape} is stored, the table is {shape}", []
     strips = strips_in(value)
     if strips is None:
-        return (
-            f"a {type(value).__name__} is stored, neither a whole tensor nor a list of "
-            "(rows, cols, tensor)"
-        )
-    for number, strip in enumerate(strips):
-        if not _is_strip(strip, shape):
-            return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
-        tensor = strip[2]
-        if tensor.dtype != dtype:
-            return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
-        if tensor.device.type == "meta":
-            return "a tensor on the meta device is stored, which has no values"
-    return ""
+        kind = type(value).__name__
+        why = f"a {kind} is stored, neither a whole tensor nor a list of (rows, cols, tensor)"
+        return why, []
+    blocks = [_block_of(strip, shape) for strip in strips]
+    for number, block in enumerate(blocks):
+        if block is None:
+            return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}", []
+        stored = block.data.dtype
+        if stored != dtype:
+            return f"{stored} is stored, the table is {dtype}: convert it with .to({dtype})", []
+        if block.data.device.type == "meta":
+            return "a tensor on the meta device is stored, which has no values", []
+    return "", [block for block in blocks if block is not None]
 
 
-def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
-    try:
-        (r0, r1), (c0, c1), tensor, *_ = strip
-        block_of(strip, shape)
+def _block_of(strip: Any, shape: tuple[int, int]) -> Block | None:
+    """Return a strip of a tensor of this shape as a rectangle; None for other values."""
+    with suppress(TypeError, ValueError):
+        (r0, r1), (c0, c1), tensor, *mixed = strip
+        order = RowOrder(shape[0], *mixed[0]) if mixed else None
+        block = Block("", "", shape, range(r0, r1), range(c0, c1), tensor, True, order)
         inside = 0 <= r0 <= r1 <= shape[0] and 0 <= c0 <= c1 <= shape[1]
-        return inside and isinstance(tensor, Tensor) and tuple(tensor.shape) == (r1 - r0, c1 - c0)
-    except (TypeError, ValueError):
-        return False
+        if inside and isinstance(tensor, Tensor) and tensor.shape == (r1 - r0, c1 - c0):
+            return block
+    return None
 
 
 def _covered(block: Block, stored: Sequence[Block]) -> bool:
@@ -372,9 +352,6 @@ def _covers(stored: Sequence[Block], block: Block) -> bool:
     return bool(filled.all())
 
 
-_Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
-
-
 class _GivenKeys(NamedTuple):
     """The keys of a state dict, in the order of their positions.
 
@@ -393,14 +370,15 @@ class _GivenKeys(NamedTuple):
     are_distinct: bool
 
     @staticmethod
-    def of(strips: Sequence[_Strip]) -> "_GivenKeys":
-        """Read strips of [N, 1]."""
-        total = max((rows[1] for rows, _, _ in strips), default=0)
+    def of(blocks: Sequence[Block]) -> "_GivenKeys":
+        """Read rectangles of [N, 1]."""
+        total = max((block.rows.stop for block in blocks), default=0)
         key_N = torch.zeros(total, dtype=torch.int64, device="cpu")
         known_N = torch.zeros(total, dtype=torch.bool, device="cpu")
-        for (first, last), _, values in strips:
-            key_N[first:last] = values[:, 0].detach().cpu()
-            known_N[first:last] = True
+        for block in blocks:
+            here = _from(block.rows, 0)
+            key_N[here] = block.data[:, 0].detach().cpu()
+            known_N[here] = True
         row_N = true_indices(known_N)
         position_N, order_N = positions_of(key_N[row_N]).sort()
         row_N = row_N[order_N]
@@ -424,9 +402,20 @@ def load_dynamic(
         The reason why a rank cannot load the table, in which case nothing changes; empty after
         success.
     """
-    fault = "keys or rows are missing" if lacking else _dynamic_fault(table, keys, weights)
-    stored_keys = _GivenKeys.of([] if fault else _strips(keys))
-    strips: list[_Strip] = [] if fault else _strips(weights)
+    fault = "keys or rows are missing" if lacking else ""
+    given: dict[str, list[Block]] = {KEYS: [], "weight": []}
+    total = 0
+    with suppress(TypeError, ValueError, IndexError):  # of an entry that is no strip
+        total = max((rows[1] for rows, *_ in strips_in(keys) or ()), default=0)
+    for name, value, width, dtype in (
+        (KEYS, keys, 1, torch.int64),
+        ("weight", weights, table.embedding_dim, table.data_type.dtype),
+    ):
+        if not fault:
+            fault, given[name] = blocks_in(value, (total, width), dtype)
+            fault = fault and f"{name}: {fault}"
+    stored_keys = _GivenKeys.of([] if fault else given[KEYS])
+    strips = [] if fault else given["weight"]
     pieces = _pieces(shared, table.name)
     if not stored_keys.are_distinct:
         fault = "a key is stored twice"
@@ -452,14 +441,14 @@ def _pieces(shared: ShardedTables, table: str) -> list[tuple[range, range]]:
 
 def _has_rows(
     stored_keys: _GivenKeys,
-    strips: Sequence[_Strip],
+    strips: Sequence[Block],
     pieces: Sequence[tuple[range, range]],
     dim: int,
 ) -> bool:
     """Return whether the strips contain all weights that this rank takes."""
     filled_ND = torch.zeros(stored_keys.total, dim, dtype=torch.bool, device="cpu")
-    for rows, cols, _ in strips:
-        filled_ND[slice(*rows), slice(*cols)] = True
+    for strip in strips:
+        filled_ND[_from(strip.rows, 0), _from(strip.cols, 0)] = True
     return all(
         bool(
             filled_ND[
@@ -498,7 +487,7 @@ def _fault_of_ranks(
 
 
 def _fill(
-    shared: ShardedTables, table: str, stored_keys: _GivenKeys, strips: Sequence[_Strip]
+    shared: ShardedTables, table: str, stored_keys: _GivenKeys, strips: Sequence[Block]
 ) -> None:
     """Replace the rows of a table by the rows of the given keys."""
     number_N = torch.full((stored_keys.total,), -1, device="cpu")
@@ -509,38 +498,19 @@ def _fill(
         if block.tensor == KEYS:
             block.data.copy_(stored_keys.key_N[block.rows.start : block.rows.stop, None])
         elif block.tensor == "weight":
-            for (first, last), (left, right), values in strips:
-                to_N = number_N[first:last]
+            for strip in strips:
+                to_N = number_N[_from(strip.rows, 0)]
                 inside_N = _inside(to_N, block.rows)
-                cols = range(max(left, block.cols.start), min(right, block.cols.stop))
-                if cols:
+                if cols := overlap(strip.cols, block.cols):
                     at_N = (to_N[inside_N] - block.rows.start).to(block.data.device)
-                    part = values.detach()[:, _from(cols, left)][inside_N.to(values.device)]
+                    values = strip.data.detach()[:, _from(cols, strip.cols.start)]
+                    part = values[inside_N.to(values.device)]
                     block.data[at_N, _from(cols, block.cols.start)] = part.to(block.data)
     shared.loaded()
 
 
 def _inside(number_N: Tensor, numbers: range) -> Tensor:
     return (number_N >= numbers.start) & (number_N < numbers.stop)
-
-
-def _strips(value: Any) -> list[_Strip]:
-    """Return the strips of a value in any form, without an order of rows."""
-    return [(rows, cols, values) for rows, cols, values, *_ in strips_in(value) or ()]
-
-
-def _dynamic_fault(table: EmbeddingConfig, keys: Any, weights: Any) -> str:
-    """Return the reason why keys or rows do not fit a table; empty where they fit."""
-    with suppress(TypeError, ValueError, IndexError):  # of an entry that is no strip
-        rows = max((rows[1] for rows, _, _ in _strips(keys)), default=0)
-        for name, value, width, dtype in (
-            (KEYS, keys, 1, torch.int64),
-            ("weight", weights, table.embedding_dim, table.data_type.dtype),
-        ):
-            if fault := _fault(value, (rows, width), dtype):
-                return f"{name}: {fault}"
-        return ""
-    return f"{KEYS}: an entry is no (rows, cols, tensor)"
 
 
 def _from(numbers: range, start: int) -> slice:

@@ -86,39 +86,27 @@ def started_store(group: StoredGroup, rule: RowRule | None, seeds: Mapping[str, 
     return DynamicStore(group, rule, seeds) if dynamic else FloatStore(group, rule, seeds)
 
 
-class _Share(NamedTuple):
-    """The vectors of a batch for a collection that was not called yet.
-
-    Args:
-        vectors: The vectors.
-        rows: The rows that were looked up for all collections.
-        called_by: The numbers of the collections that got their vectors of the same lookup.
-    """
-
-    vectors: list[Tensor]
-    rows: LookupRows
-    called_by: set[int]
+# For a collection that was not called yet: its vectors, the rows that were looked up for all
+# collections, and the numbers of those that got their vectors of this lookup.
+_Share = tuple[list[Tensor], LookupRows, set[int]]
 
 
-class _Pass:
+class _Pass(NamedTuple):
     """The lookups of a batch by several collections, from rows that do not change meanwhile.
 
     Args:
         features: The ids, whose identity finds the vectors.
         rows: The state of the rows, and whether lookups have gradients.
         first: The number of the collection that was called first.
-
-    Attributes:
         served: The numbers of the collections whose vectors were looked up.
         shares: The vectors that wait for their collection, by its number.
     """
 
-    def __init__(self, features: KeyedJaggedTensor, rows: tuple[object, ...], first: int) -> None:
-        self.features = features
-        self.rows = rows
-        self.first = first
-        self.served: set[int] = set()
-        self.shares: dict[int, _Share] = {}
+    features: KeyedJaggedTensor
+    rows: tuple[object, ...]
+    first: int
+    served: set[int]
+    shares: dict[int, _Share]
 
     def fits(self, features: KeyedJaggedTensor, rows: tuple[object, ...]) -> bool:
         """Return whether these are the ids, and the state of the rows."""
@@ -479,13 +467,10 @@ class ShardedTables(nn.Module):
             CheckpointError: Keys of this rank do not belong to it, or occur twice.
             RankError: The same fault on another rank.
         """
-
-        def load() -> None:
-            for store in self.dynamic_stores:
-                store.loaded()
-
-        if self.dynamic_stores:
-            together(self.comm, load, "could not load its keys")
+        if stores := self.dynamic_stores:
+            together(
+                self.comm, lambda: [*map(DynamicStore.loaded, stores)], "could not load its keys"
+            )
 
     # ---- an average of the rows
 
@@ -641,11 +626,11 @@ class ShardedTables(nn.Module):
         batch_pass = self._vectors_of(features, member)
         if member not in batch_pass.shares:
             shares = self._look_up(features, member)
-            batch_pass.served |= shares.keys()
-            batch_pass.shares = shares | batch_pass.shares
-        share = batch_pass.shares.pop(member)
-        share.called_by.add(member)
-        return share.vectors, share.rows.of(self._lookups[member])
+            batch_pass.served.update(shares)
+            batch_pass.shares.update(shares | batch_pass.shares)
+        vectors, rows, called_by = batch_pass.shares.pop(member)
+        called_by.add(member)
+        return vectors, rows.of(self._lookups[member])
 
     def _vectors_of(self, features: KeyedJaggedTensor, member: int) -> _Pass:
         """Return the pass to which the call of a collection belongs. It is a new one for other ids,
@@ -663,7 +648,7 @@ class ShardedTables(nn.Module):
         rows = self._rows_now()
         again = batch_pass and member == batch_pass.first and not torch.is_grad_enabled()
         if batch_pass is None or again or not batch_pass.fits(features, rows):
-            batch_pass = _Pass(features, rows, member)
+            batch_pass = _Pass(features, rows, member, set(), {})
         self._pass = batch_pass if len(self.members) > 1 else None
         return batch_pass
 
@@ -695,7 +680,7 @@ class ShardedTables(nn.Module):
             output = requests.output
             called_by = requests.called_by
         vectors = state.outputs.of_members(parts, output)
-        return {member: _Share(vectors[member], rows, called_by) for member in vectors}
+        return {member: (vectors[member], rows, called_by) for member in vectors}
 
     def cut_lookup(self, features: KeyedJaggedTensor) -> CutLookup:
         """Look up a batch before the model is called with it. Every rank calls it."""

@@ -157,17 +157,13 @@ class Outputs:
         """
         first_F = np.zeros(len(self.lookups), np.int64)
         end = 0
-        start = 0
         for i, x in enumerate(self.lookups):
             member = self.member_F[i]
             if i == 0 or member != self.member_F[i - 1]:
                 start = end
                 end += B * self.width(member) if taken[member] else 0
-            if x.columns:
-                first_F[i] = start + self.room[member] + self.column_F[i]
-            else:
-                first_F[i] = end
-                end += per_F[i] * x.dim
+            first_F[i] = start + self.room[member] + self.column_F[i] if x.columns else end
+            end += 0 if x.columns else per_F[i] * x.dim
         return first_F, end
 
     def where(self, lookup: int, output: BatchOutput) -> Tensor:
@@ -178,16 +174,13 @@ class Outputs:
             output: The output of the batch.
         """
         x = self.lookups[lookup]
-        first = int(output.first_F[lookup])
-        n = int(output.count_F[lookup])
-        if not x.columns:
-            return torch.arange(first, first + n * x.dim, x.dim, device=self.device)
-        wide = self.width(self.member_F[lookup])
-        places = x.columns // x.dim
-        bags = torch.arange(n // places, device=self.device) * wide + first
+        step = self.width(self.member_F[lookup]) if x.columns else x.dim
+        places = max(x.columns // x.dim, 1)
+        sample_N = torch.arange(int(output.count_F[lookup]) // places, device=self.device)
+        first_N = sample_N * step + int(output.first_F[lookup])
         if places == 1:
-            return bags
-        return (bags[:, None] + torch.arange(places, device=self.device) * x.dim).view(-1)
+            return first_N
+        return (first_N[:, None] + torch.arange(places, device=self.device) * x.dim).view(-1)
 
     def parts(self, flat: Tensor, output: BatchOutput) -> list[Tensor]:
         """Return the vectors of every member: one matrix with a row per sample, or for each
@@ -262,13 +255,15 @@ class MixedLookups:
         layout: The places of the rows of all tables.
         kernel: A faster implementation for rows on the CPU. The torch operations of this class
             define the result.
+
+    `order_F` has the order of the rows of each lookup's table; None where rows are not mixed.
     """
 
     def __init__(self, layout: Layout, kernel: Kernel | None = None) -> None:
         order_of = {t.name: order for t, order in zip(layout.tables, layout.orders, strict=True)}
-        self._order_F = [order_of[x.table.name] for x in layout.lookups]
+        self.order_F = [order_of[x.table.name] for x in layout.lookups]
         self._numbers_F3 = torch.tensor(
-            [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in self._order_F],
+            [(o.multiplier, o.shift, o.rows) if o else (1, 0, 0) for o in self.order_F],
             device="cpu",
         )
         self._kernel = kernel
@@ -277,13 +272,13 @@ class MixedLookups:
         """Return the positions of a batch's rows. Rows of tables that are not mixed stay as they
         are.
         """
-        if not any(self._order_F):
+        if not any(self.order_F):
             return rows.rows_L
         if self._kernel is not None:
             return self._kernel(rows.rows_L, [0, *accumulate(rows.per_F)], self._numbers_F3)
         made_L = rows.rows_L.clone()
         parts = torch.split(made_L, list(rows.per_F))
-        for order, part_N in zip(self._order_F, parts, strict=True):
+        for order, part_N in zip(self.order_F, parts, strict=True):
             if order is not None:
                 part_N.copy_(order.positions_of(part_N))
         return made_L
@@ -393,6 +388,7 @@ class EngineState:
         self, features: KeyedJaggedTensor, taken: Sequence[bool]
     ) -> tuple[LookupRows, PendingCheck]:
         """Return the rows of a batch, and the check of its ids, which runs when it is called.
+        Lengths and weights stand one behind the other in memory, as kernels read them.
 
         Args:
             features: Raw ids.
@@ -404,8 +400,9 @@ class EngineState:
         """
         check_have_values(features)
         rows, check = self.id_rules.begin(features, self._taken_lookups(taken))
+        rows.lengths_FB = rows.lengths_FB.contiguous()
         if rows.weights_L is not None:
-            rows.weights_L = rows.weights_L.to(self.dtype)
+            rows.weights_L = rows.weights_L.to(self.dtype).contiguous()
         return rows, check
 
     def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:

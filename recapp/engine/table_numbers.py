@@ -45,7 +45,6 @@ def numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
     keys are rows of the store; where a search finds the rows, the key of a slot is its strip.
     """
     layout = state.layout
-    order_of = dict(zip((t.name for t in layout.tables), layout.orders, strict=True))
     lookups_before = set[int]()
     numbers = []
     for r in state.routes:
@@ -54,7 +53,7 @@ def numbers_of_slots(state: EngineState) -> list[SlotNumbers]:
         base_I = r.base_K[r.piece_I1[:-1]].tolist() if local else first_I
         for f, strip in zip(r.lookups, r.strip_S.tolist(), strict=True):
             x = layout.lookups[f]
-            order = order_of[x.table.name]
+            order = state.mixed.order_F[f]
             alone = strip if r.dynamic else base_I[strip]
             key = alone if state.comm.world == 1 else first_I[strip]
             numbers.append(
@@ -81,21 +80,15 @@ def numbers_of_pieces(state: EngineState, pooled: Sequence[int] = ()) -> list[Pi
         if g in pooled:
             numbers += [PieceNumbers(g, w, w + 1, 0, w) for w in range(state.comm.world)]
             continue
-        first_I = starts(rows_of_strips(r)).tolist()
-        edge_I1 = r.piece_I1.tolist()
-        start_K = (stretches_of(r.start_K) if r.dynamic else r.start_K).tolist()
-        base_K = r.base_K.tolist()
-        rank_K = [-1] * len(base_K) if r.mode == "replicated" else r.rank_K.tolist()
-        for strip, (k, end) in enumerate(pairwise(edge_I1)):
-            keys = [first_I[strip] + start for start in start_K[k:end]]
-            for key, key_end, base, rank in zip(
-                keys,
-                [*keys[1:], first_I[strip + 1]],
-                base_K[k:end],
-                rank_K[k:end],
-                strict=True,
-            ):
-                numbers.append(PieceNumbers(g, key, key_end, base, rank))
+        first_I1 = starts(rows_of_strips(r))
+        first_K = torch.repeat_interleave(
+            first_I1[:-1], r.piece_I1.diff(), output_size=len(r.start_K)
+        )
+        keys = first_K + (stretches_of(r.start_K) if r.dynamic else r.start_K)
+        edge_K1 = [*keys.tolist(), int(first_I1[-1])]  # pieces tile the strips
+        rank_K = torch.full_like(r.rank_K, -1) if r.mode == "replicated" else r.rank_K
+        pieces = zip(pairwise(edge_K1), r.base_K.tolist(), rank_K.tolist(), strict=True)
+        numbers += [PieceNumbers(g, *edge, base, rank) for edge, base, rank in pieces]
     return numbers
 
 

@@ -258,8 +258,6 @@ class NumbaBackend(TorchBackend):
         strips = self._strips(r)
         P = b.pairs
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[strips.slot_I1]
-        first_I, found_I = np.zeros((2, len(r.rows_I)), np.int64)
-        row_I1 = np.zeros(len(r.rows_I) + 1, np.int64)
         n_IW = np.zeros((len(r.rows_I), world), np.int64)
         number, rank, count, bucket = (
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
@@ -273,8 +271,6 @@ class NumbaBackend(TorchBackend):
             array(rank),
             array(count),
             array(bucket),
-            first_I,
-            found_I,
             n_IW,
             pair_I1,
             thread_I,
@@ -289,7 +285,13 @@ class NumbaBackend(TorchBackend):
             ),
             np.arange(threads + 1),
         )
-        U = unique_kernels.compact_rows(row_arrays, row_I1)
+        row_I1 = np.concatenate([[0], n_IW.sum(1).cumsum()])
+        U = int(row_I1[-1])
+        if threads > 1:  # the rows of a strip stand where its pairs begin
+            ends = (pair_I1[:-1] + np.diff(row_I1)).tolist()
+            spans = [slice(*span) for span in zip(pair_I1[:-1].tolist(), ends, strict=True)]
+            for rows in map(array, (row, rank, count)):
+                rows[:U] = np.concatenate([rows[span] for span in spans])
         return Unique(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I), n_IW
 
     @override
@@ -380,7 +382,8 @@ class NumbaBackend(TorchBackend):
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[tuple[int, Counts], Counts]:
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
-        V = integers.route_bags(_slots(b), tuple(self._strips(r)), last_W, rows_W, vectors_W)
+        of_bags = _slots(b), tuple(self._strips(r)), last_W
+        V = integers.walk_bags(*of_bags, rows_W, vectors_W, 1, None, None, None, None)
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
@@ -403,14 +406,14 @@ class NumbaBackend(TorchBackend):
         index = take("index", V, offset_dtype)
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
+        array(offsets)[0] = 0
         end_W = id_first_W + counts_W2[:, 0]
-        integers.write_bag_requests(
-            _slots(b),
-            tuple(self._strips(r)),
-            (id_first_W.copy(), end_W, end_W + counts_W2[:, 1], vector_first_W.copy()),
-            np.zeros(len(end_W), np.int64),
-            r.width,
-            *map(array, (b.where_M, b.scale_M, words_L, ids, offsets, index, source, use)),
+        memory = map(array, (ids, b.where_M, offsets, index, source))
+        integers.walk_bags(
+            *(_slots(b), tuple(self._strips(r)), np.zeros(len(end_W), np.int64)),
+            *(id_first_W.copy(), vector_first_W.copy(), r.width),
+            (id_first_W, end_W - 1, end_W + counts_W2[:, 1], *memory),
+            *map(array, (words_L, b.scale_M, use)),
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 
@@ -428,26 +431,38 @@ class NumbaBackend(TorchBackend):
         offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Links:
-        N = int(counts_W3[:, 0].sum())
-        V = int(counts_W3[:, 1].sum())
+        N, V, _ = counts_W3.sum(0).tolist()
         row = take("served_row", N, ids.dtype)
         at = take("served_at", V, offset_dtype)
-        use = None
         offsets = take("served_offsets", V + 1, torch.int32) if pooled else None
-        if words:
-            use = take("served_use", N * words * ids.element_size() // weights.itemsize, weights)
-        integers.serve(
-            array(ids),
-            id_first_W,
-            counts_W3[:, 0].copy(),
-            counts_W3[:, 1].copy(),
-            vector_first_W,
-            width,
-            array(row),
-            array(offsets),
-            array(at),
-            None if use is None else array(use.view(ids.dtype)),
+        use = take("served_use", N, weights) if words else None
+        message = array(ids)
+        parts = [
+            (
+                message[first : first + n],
+                message[first + n : first + n + v],
+                message[end - n * words : end],
+            )
+            for first, end, (n, v, _) in zip(
+                id_first_W.tolist(),
+                (id_first_W + counts_W3[:, 2]).tolist(),
+                counts_W3.tolist(),
+                strict=True,
+            )
+        ]
+        vectors = zip(vector_first_W.tolist(), counts_W3[:, 1].tolist(), strict=True)
+        np.concatenate([rows for rows, _, _ in parts], out=array(row))
+        np.concatenate(
+            [np.arange(first, first + v * width, width) for first, v in vectors],
+            out=array(at),
+            casting="same_kind",
         )
+        if offsets is not None:
+            before_W = counts_W3[:, 0].cumsum() - counts_W3[:, 0]
+            ends = [ends + n for (_, ends, _), n in zip(parts, before_W.tolist(), strict=True)]
+            np.concatenate([np.zeros(1, np.int64), *ends], out=array(offsets), casting="same_kind")
+        if use is not None:
+            np.concatenate([bits for _, _, bits in parts], out=array(use.view(ids.dtype)))
         return Links(row, offsets, use, at, V)
 
     @override
@@ -457,7 +472,7 @@ class NumbaBackend(TorchBackend):
         # rows are always in the order of their first requests
         N = len(served.index_N)
         row = take("grouped_row", N, served.index_N.dtype)
-        start = take("grouped_start", N + 1, torch.int32)
+        start = take("grouped_start", N + 2, torch.int32)
         assert served.at_M is not None
         order = take("grouped_order", N, served.at_M.dtype)
         use_T = None if served.weights_N is None else take("grouped_use", N, served.weights_N.dtype)

@@ -180,63 +180,40 @@ def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -
 
 
 @jit
-def route_bags(slots: Any, group: Any, last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
-    """Count the rows and vectors to request of each rank; return the number of vectors.
-
-    `slots` and `group` have the fields of `Slots` and `Strips`.
-    """
-    b = Slots(*slots)
-    strips = Strips(*group)
-    last_W[:] = -1
-    m = 0
-    V = 0
-    for s in range(len(strips.strip_S)):
-        at = b.first_S[s]
-        strip = strips.strip_S[s]
-        bag = b.bag_S[s]
-        first = strips.piece_I1[strip]
-        last = strips.piece_I1[strip + 1]
-        for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
-            for _ in range(get(b.lengths_N, bag + nth)):
-                k = piece_of(get(b.rows_L, at), strips.start_K, first, last)
-                rank = get(strips.rank_K, k)
-                at += 1
-                put(rows_W, rank, get(rows_W, rank) + 1)
-                if get(last_W, rank) != m:
-                    put(last_W, rank, m)
-                    put(vectors_W, rank, get(vectors_W, rank) + 1)
-                    V += 1
-            m += 1
-    return V
-
-
-@jit
-def write_bag_requests(
+def walk_bags(
     slots: Any,
     group: Any,
-    offsets: Any,
     last_W: Any,
-    width: Any,
-    where_M: Any,
-    scale_M: Any,
+    row_W: Any,
+    vector_W: Any,
+    step: Any,
+    written: Any,
     words_L: Any,
-    ids: Any,
-    offsets_M1: Any,
-    index_V: Any,
-    source_V: Any,
+    scale_M: Any,
     use_V: Any,
-) -> None:
-    """Write the requests: rows, the ends of bags among them and the bits of the weights.
+) -> Any:
+    """Count the rows and vectors to request of each rank, or write the requests: rows, the ends of
+    bags among them and the bits of the weights. Return the number of vectors.
 
-    index[v] is the offset at which vector v will arrive, source[v] the offset of its gradient. The
-    entries of the matrix A are the scales of the bags alone: sample weights go to the owners, which
-    sum the rows. `slots` and `group` have the fields of `Slots` and `Strips`, `offsets` the next
-    free offsets for rows, ends of bags, words of sample weights and vectors in each rank's part of
-    a message; this function advances them.
+    Args:
+        slots: The fields of `Slots`.
+        group: The fields of `Strips`.
+        last_W: Memory for the last bag that requests rows of each rank.
+        row_W: The rows of each rank so far, from 0 on; where requests are written, from the offset
+            of its rows in the message of ids on.
+        vector_W: The same of vectors, `step` for each.
+        step: 1, or the width of a vector.
+        written: None to count. Otherwise, for each rank, the offset of its rows in the message, the
+            offset before its first end of a bag, and that of its sample weights; the message
+            `ids`; `where_M`, the offset of each bag in the output; `offsets_M1`, where the entries
+            of each bag begin, after 0; `index_V`, the offset at which each vector will arrive;
+            `source_V`, the offset of its gradient.
+        words_L: The sample weights as integers, which go to the owners, because these sum the rows.
+        scale_M: The factor of each bag.
+        use_V: Memory for the entries of the matrix A, which are these factors alone.
     """
     b = Slots(*slots)
     strips = Strips(*group)
-    row_W, end_W, word_W, vector_W = offsets
     last_W[:] = -1
     m = 0
     v = 0
@@ -247,33 +224,52 @@ def write_bag_requests(
         first = strips.piece_I1[strip]
         last = strips.piece_I1[strip + 1]
         for nth in range(b.bags_S1[s + 1] - b.bags_S1[s]):
-            put(offsets_M1, m, v)
             for _ in range(get(b.lengths_N, bag + nth)):
                 row = get(b.rows_L, at)
                 k = piece_of(row, strips.start_K, first, last)
                 rank = get(strips.rank_K, k)
                 if get(last_W, rank) != m:
-                    end = get(end_W, rank)
-                    put(ids, end, get(ids, end - 1) if get(last_W, rank) >= 0 else 0)
-                    put(end_W, rank, end + 1)
                     put(last_W, rank, m)
-                    put(index_V, v, get(vector_W, rank))
-                    put(source_V, v, get(where_M, m))
-                    if use_V is not None:
-                        put(use_V, v, scale_M[m])
+                    if written is not None:
+                        begin_sum(v, m, rank, get(vector_W, rank), written, scale_M, use_V)
+                    put(vector_W, rank, get(vector_W, rank) + step)
                     v += 1
-                    put(vector_W, rank, get(vector_W, rank) + width)
-                end = get(end_W, rank) - 1
-                put(ids, end, get(ids, end) + 1)
-                put(ids, get(row_W, rank), row - get(strips.start_K, k) + get(strips.base_K, k))
+                if written is not None:
+                    row = row - get(strips.start_K, k) + get(strips.base_K, k)
+                    ask_for_row(row, rank, get(row_W, rank), at, written, words_L)
                 put(row_W, rank, get(row_W, rank) + 1)
-                if words_L is not None:
-                    for word in range(words_L.shape[1]):
-                        put(ids, get(word_W, rank), words_L[at, word])
-                        put(word_W, rank, get(word_W, rank) + 1)
                 at += 1
             m += 1
-    put(offsets_M1, m, v)
+            if written is not None:
+                put(written[5], m, v)
+    return v
+
+
+@jit
+def begin_sum(
+    v: Any, m: Any, rank: Any, vector: Any, written: Any, scale_M: Any, use_V: Any
+) -> None:
+    """Begin the rows that a rank sums to vector v of bag m. Arguments as for `walk_bags`."""
+    _, end_W, _, _, where_M, _, index_V, source_V = written
+    put(end_W, rank, get(end_W, rank) + 1)
+    put(index_V, v, vector)
+    put(source_V, v, get(where_M, m))
+    if use_V is not None:
+        put(use_V, v, scale_M[m])
+
+
+@jit
+def ask_for_row(row: Any, rank: Any, to: Any, at: Any, written: Any, words_L: Any) -> None:
+    """Write a row of a rank's sum, the sample weight of its id, and where the rows of the sum end
+    for now. Arguments as for `walk_bags`.
+    """
+    first_W, end_W, word_W, ids, _, _, _, _ = written
+    nth = to - get(first_W, rank)
+    put(ids, to, row)
+    put(ids, get(end_W, rank), nth + 1)
+    if words_L is not None:
+        for word in range(words_L.shape[1]):
+            put(ids, get(word_W, rank) + nth * words_L.shape[1] + word, words_L[at, word])
 
 
 # ---- owner
@@ -299,8 +295,10 @@ def group_rows(
     the requests. Return the number of distinct rows.
     """
     U = 0
+    put(start_U1, 0, 0)
+    put(start_U1, 1, 0)
     multiplier, shift, mask = hashing(rows, len(row_N))
-    for n in range(len(row_N)):
+    for n in range(len(row_N)):  # the entries of row u are counted in start[u + 2]
         row = get(row_N, n)
         h = find(row, bucket_H, row_U, multiplier, shift, mask)
         u = int(get(bucket_H, h))
@@ -309,78 +307,27 @@ def group_rows(
             put(bucket_H, h, u)
             put(bucket_U, u, h)
             put(row_U, u, row)
-            put(start_U1, u, 0)
+            put(start_U1, u + 2, 0)
             U += 1
-        put(start_U1, u, get(start_U1, u) + 1)
+        put(start_U1, u + 2, get(start_U1, u + 2) + 1)
         put(number_N, n, u)
-    start = 0
     for u in range(U):
-        count = get(start_U1, u)
-        put(start_U1, u, start)
+        put(start_U1, u + 2, get(start_U1, u + 2) + get(start_U1, u + 1))
         put(bucket_H, get(bucket_U, u), -1)
-        start += count
-    put(start_U1, U, start)
     n = 0
     for v in range(V):
         end = v + 1
         if offsets_V1 is not None:
             end = get(offsets_V1, v + 1)
-        while n < end:
+        while n < end:  # start[u + 1] goes from the first entry of row u to the one behind its last
             u = int(get(number_N, n))
-            k = int(get(start_U1, u))
-            put(start_U1, u, k + 1)
+            k = int(get(start_U1, u + 1))
+            put(start_U1, u + 1, k + 1)
             put(order_N, k, get(at_V, v))
             if use_N is not None:
                 put(use_T, k, get(use_N, n))
             n += 1
-    for u in range(U, 0, -1):  # each cursor is at the end of its row's entries now
-        put(start_U1, u, get(start_U1, u - 1))
-    put(start_U1, 0, 0)
     return U
-
-
-@jit
-def serve(
-    ids: Any,
-    id_first_W: Any,
-    rows_W: Any,
-    vectors_W: Any,
-    vector_first_W: Any,
-    width: Any,
-    row_N: Any,
-    offsets_V1: Any,
-    at_V: Any,
-    word_N: Any,
-) -> None:
-    """Write the requests of all ranks one after the other: the rows, and for each vector its
-    entries and the offset of its answer.
-    """
-    n = 0
-    v = 0
-    end = 0
-    word = 0
-    for w in range(len(id_first_W)):
-        at = id_first_W[w]
-        offset = vector_first_W[w]
-        for _ in range(rows_W[w]):
-            put(row_N, n, get(ids, at))
-            n += 1
-            at += 1
-        for _ in range(vectors_W[w]):
-            put(at_V, v, offset)
-            offset += width
-            if offsets_V1 is not None:
-                put(offsets_V1, v, end)
-                end = n - rows_W[w] + get(ids, at)
-                at += 1
-            v += 1
-        if word_N is not None:
-            for _ in range(rows_W[w] * (len(word_N) // len(row_N))):
-                put(word_N, word, get(ids, at))
-                word += 1
-                at += 1
-    if offsets_V1 is not None:
-        put(offsets_V1, v, end)
 
 
 # ---- start values: the bits of `recapp/tables/initial.py`

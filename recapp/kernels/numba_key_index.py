@@ -159,78 +159,74 @@ def fetch_buckets(
 
 
 @jit
-def find_slots(table: Any, position_N: Any, strip_N: Any, slot_N: Any) -> None:
-    """Write the slot of each key; -1 for a key that is absent."""
+def walk_keys(
+    table: Any,
+    begin: Any,
+    position_N: Any,
+    strip_N: Any,
+    slot_N: Any,
+    fresh_M: Any,
+    used: Any,
+    first_U: Any,
+) -> Any:
+    """Write the slot of each key from entry `begin` on: -1 for a key that is absent, or add it,
+    where fresh slots are given. Return the entry at which a segment was full, and the number of
+    used fresh slots.
+    """
     whole = whole_segments(table.places, table.segments)
     segment_K = np.empty(BLOCK, np.int64)
     N = len(position_N)
-    for first in range(0, N, BLOCK):
+    for first in range(begin, N, BLOCK):
         last = min(first + BLOCK, N)
         fetch_buckets(table, first, last, position_N, strip_N, whole, segment_K)
-        for n in range(first, last):  # the first bucket with the tag is almost always the key's
-            h = hash_of(position_N[n], strip_N[n], table.secret)
-            tag = tag_of(h)
-            begin = segment_K[n - first] * SEGMENT
-            at = home_of(h)
-            for _ in range(SEGMENT):
-                here = table.tag_B[begin + at]
-                if here == tag:
-                    slot = np.int64(table.slot_B[begin + at])
-                    prefetch(table.position_S, slot, 1)
-                    prefetch(table.strip_S, slot, 1)
-                if here == tag or here == 0:
-                    break
-                at = (at + 1) & (SEGMENT - 1)
+        if fresh_M is None:
+            fetch_positions(table, first, last, position_N, strip_N, segment_K)
         for n in range(first, last):
             position = position_N[n]
             strip = strip_N[n]
             h = hash_of(position, strip, table.secret)
-            bucket = bucket_of(table, position, strip, h, segment_K[n - first])
-            exists = bucket >= 0 and table.tag_B[bucket] != 0
-            slot_N[n] = np.int64(table.slot_B[bucket]) if exists else np.int64(-1)
+            segment = segment_K[n - first]
+            bucket = bucket_of(table, position, strip, h, segment)
+            if bucket >= 0 and table.tag_B[bucket] != 0:
+                slot_N[n] = np.int64(table.slot_B[bucket])
+                continue
+            slot_N[n] = -1
+            if fresh_M is not None:
+                if table.used_G[segment] >= FULL:
+                    return n, used
+                slot = fresh_M[used]
+                table.tag_B[bucket] = tag_of(h)
+                table.slot_B[bucket] = slot
+                table.used_G[segment] += 1
+                table.position_S[slot] = position
+                table.strip_S[slot] = strip
+                slot_N[n] = slot
+                first_U[used] = n
+                used += 1
+    return N, used
 
 
 @jit
-def insert_keys(
-    table: Any,
-    begin: Any,
-    position_M: Any,
-    strip_M: Any,
-    fresh_M: Any,
-    used: Any,
-    slot_M: Any,
-    first_U: Any,
-) -> Any:
-    """Add keys from entry `begin` on; return the entry at which a segment was full, and the number
-    of used fresh slots.
+def fetch_positions(
+    table: Any, first: Any, last: Any, position_N: Any, strip_N: Any, segment_K: Any
+) -> None:
+    """Fetch the positions of a block of keys: the first bucket with the tag is almost always the
+    key's.
     """
-    whole = whole_segments(table.places, table.segments)
-    segment_K = np.empty(BLOCK, np.int64)
-    M = len(position_M)
-    for first in range(begin, M, BLOCK):
-        last = min(first + BLOCK, M)
-        fetch_buckets(table, first, last, position_M, strip_M, whole, segment_K)
-        for m in range(first, last):
-            position = position_M[m]
-            strip = strip_M[m]
-            h = hash_of(position, strip, table.secret)
-            segment = segment_K[m - first]
-            bucket = bucket_of(table, position, strip, h, segment)
-            if bucket >= 0 and table.tag_B[bucket] != 0:
-                slot_M[m] = np.int64(table.slot_B[bucket])
-                continue
-            if table.used_G[segment] >= FULL:
-                return m, used
-            slot = fresh_M[used]
-            table.tag_B[bucket] = tag_of(h)
-            table.slot_B[bucket] = slot
-            table.used_G[segment] += 1
-            table.position_S[slot] = position
-            table.strip_S[slot] = strip
-            slot_M[m] = slot
-            first_U[used] = m
-            used += 1
-    return M, used
+    for n in range(first, last):
+        h = hash_of(position_N[n], strip_N[n], table.secret)
+        tag = tag_of(h)
+        begin = segment_K[n - first] * SEGMENT
+        at = home_of(h)
+        for _ in range(SEGMENT):
+            here = table.tag_B[begin + at]
+            if here == tag:
+                slot = np.int64(table.slot_B[begin + at])
+                prefetch(table.position_S, slot, 1)
+                prefetch(table.strip_S, slot, 1)
+            if here == tag or here == 0:
+                break
+            at = (at + 1) & (SEGMENT - 1)
 
 
 @jit
@@ -351,7 +347,8 @@ class HashIndex(SortedIndex):
     @override
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         slot_N = torch.empty_like(position_N)
-        find_slots(self._table(), position_N.numpy(), strip_N.numpy(), slot_N.numpy())
+        keys = position_N.numpy(), strip_N.numpy(), slot_N.numpy()
+        walk_keys(self._table(), 0, *keys, None, 0, None)
         return slot_N
 
     @override
@@ -371,8 +368,8 @@ class HashIndex(SortedIndex):
         done = 0
         used = 0
         while True:
-            done, used = insert_keys(
-                self._table(), done, position_M, strip_M, fresh_M, used, slot_M, first_U
+            done, used = walk_keys(
+                self._table(), done, position_M, strip_M, slot_M, fresh_M, used, first_U
             )
             if done == len(absent_M):
                 break

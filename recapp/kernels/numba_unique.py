@@ -3,8 +3,9 @@ the vectors that each bag sums.
 
 Strips of tables share no row, so each thread works on its own strips. The distinct rows of a strip
 are numbered from 0, and their properties are written from the offset of the strip's first pair on.
-Then the properties of all strips are moved together (a single thread leaves no gaps). The order is
-that of the strips, whatever the number of threads. Letters are those of `numba_integers.py`.
+Then the caller moves the properties of all strips together (a single thread leaves no gaps). The
+order is that of the strips, whatever the number of threads. Letters are those of
+`numba_integers.py`.
 """
 
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ def route_strips(
     Args:
         slots: The fields of `Slots`.
         group: The fields of `Strips`.
-        row_arrays: Memory for the distinct rows. Strip i has found[i] of them, from first[i] on.
+        row_arrays: Memory for the distinct rows. Those of strip i stand from its first pair on; on
+            one thread, behind those of the strip before.
             `number_P` has the number of each (slot, id) pair's row among the distinct rows of its
             strip; `row_P` the distinct rows, `rank_P` their owners, `count_P` the numbers of their
             pairs, `bucket_P` their buckets in the hash table; `n_IW` the number of distinct rows
@@ -61,9 +63,7 @@ def route_strips(
     """
     b = Slots(*slots)
     strips = Strips(*group)
-    number_P, row_P, rank_P, count_P, bucket_P, first_I, found_I, n_IW, pair_I1, thread_I = (
-        row_arrays
-    )
+    number_P, row_P, rank_P, count_P, bucket_P, n_IW, pair_I1, thread_I = row_arrays
     end = 0
     for i in range(len(thread_I)):
         thread = thread_I[i]
@@ -90,8 +90,6 @@ def route_strips(
                 put(count_P, u, get(count_P, u) + 1)
                 put(number_P, pair, u - begin)
                 pair += 1
-        first_I[i] = begin
-        found_I[i] = end - begin
         rows_W = n_IW[i]
         for u in range(begin, end):  # from rows of the strip to rows of the owners' stores
             row = get(row_P, u)
@@ -104,24 +102,6 @@ def route_strips(
 
 
 route = ThreadedKernel(lambda: route_strips)
-
-
-@jit
-def compact_rows(row_arrays: Any, row_I1: Any) -> Any:
-    """Move the distinct rows of all strips together; return their number."""
-    _, row_P, rank_P, count_P, _, first_I, found_I, _, _, _ = row_arrays
-    U = 0
-    for i in range(len(found_I)):
-        row_I1[i] = U
-        first = first_I[i]
-        if first > U:
-            for k in range(found_I[i]):
-                put(row_P, U + k, get(row_P, first + k))
-                put(rank_P, U + k, get(rank_P, first + k))
-                put(count_P, U + k, get(count_P, first + k))
-        U += found_I[i]
-    row_I1[len(found_I)] = U
-    return U
 
 
 @jit

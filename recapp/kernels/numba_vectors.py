@@ -404,38 +404,6 @@ def held_row(
 
 
 @lru_cache(None)
-def means_of_row(means: int, squares: bool, width: int) -> Callable[..., Any]:
-    """Return the function that finds the mean squares of a row: the given ones, or without them the
-    mean square of its gradient.
-
-    Args:
-        means: The number of mean squares that the rule reads, at most four.
-        squares: Whether the rule squares other tensors than the gradient: then all means are given.
-        width: The columns of the store.
-    """
-    last = means - 1
-
-    @inlined(means, squares, width)
-    def means_of_row(mean_KU: Any, g: Any, u: Any, like: Any) -> Any:
-        if squares:
-            U = len(mean_KU) // means
-            four = (
-                get(mean_KU, u),
-                get(mean_KU, min(1, last) * U + u),
-                get(mean_KU, min(2, last) * U + u),
-                get(mean_KU, min(3, last) * U + u),
-            )
-            return four[:means]
-        if means == 0:
-            return like
-        if len(mean_KU) == 0:
-            return type(like)(square_total(g) / width)
-        return get(mean_KU, u)
-
-    return means_of_row
-
-
-@lru_cache(None)
 def updating(
     step: Callable[..., tuple[Any, ...]],
     constants: tuple[float, ...],
@@ -453,7 +421,8 @@ def updating(
         constants: The constants of the rule.
         decays: Whether weights decay.
         state: "row" or "element" for each state tensor; at most two.
-        means: The number of mean squares of the row that the expression uses.
+        means: The number of mean squares of the row that the expression uses, at most four. If none
+            are given, the row's is that of its gradient.
         squares: Whether the rule squares other tensors than the gradient: then the means are given.
         width: The columns of the store.
     """
@@ -462,7 +431,7 @@ def updating(
     first_kind, second_kind = (*state, "none", "none")[:2]
     fetch0, read0, write0 = held_row(first_kind, width, width)
     fetch1, read1, write1 = held_row(second_kind, width, width)
-    means_of = means_of_row(means, squares, width)
+    most = means - 1
 
     @inlined(step, constants, decays, state, means, squares, width)
     def updating(gradients: Any, matrix: Any, rows: Any, lr: Any, first: Any, last: Any) -> None:
@@ -476,7 +445,21 @@ def updating(
                 fetch1(t.state1, soon)
             g = total(gradients, 1, m, get(m.offsets_M1, u), get(m.offsets_M1, u + 1), t.like)
             row = int(get(t.row_U, u))
-            mean = means_of(t.mean_KU, g, u, t.like)
+            if squares:
+                U = len(t.mean_KU) // means
+                four = (
+                    get(t.mean_KU, u),
+                    get(t.mean_KU, min(1, most) * U + u),
+                    get(t.mean_KU, min(2, most) * U + u),
+                    get(t.mean_KU, min(3, most) * U + u),
+                )
+                mean = four[:means]
+            elif means == 0:
+                mean = t.like
+            elif len(t.mean_KU) == 0:
+                mean = type(t.like)(square_total(g) / width)
+            else:
+                mean = get(t.mean_KU, u)
             w = load(t.weights, row * width, t.like, width)
             if decays:
                 w = w - t.decay * w

@@ -442,19 +442,16 @@ class TorchBackend:
             offset_dtype: The type of the offsets.
             take: The memory of results.
         """
-        requests = [
-            ids[first : first + n]
-            for first, n in zip(id_first_W.tolist(), counts_W3[:, 2].tolist(), strict=True)
-        ]
-        parts = (
-            [
-                (q[:n], q[n : n + v], q[n + v :])
-                for q, (n, v, _) in zip(requests, counts_W3.tolist(), strict=True)
-            ]
-            if pooled
-            else []
+        rows, ends, bits = zip(
+            *(
+                ids[first : first + total].tensor_split([n, n + v])
+                for first, (n, v, total) in zip(
+                    id_first_W.tolist(), counts_W3.tolist(), strict=True
+                )
+            ),
+            strict=True,
         )
-        row_N = torch.cat([rows for rows, _, _ in parts] if pooled else requests)
+        row_N = torch.cat(rows)
         at_V = torch.cat(
             [
                 first + width * torch.arange(v, device=ids.device)
@@ -462,9 +459,9 @@ class TorchBackend:
             ]
         ).to(offset_dtype)
         before_W = counts_W3[:, 0].cumsum() - counts_W3[:, 0]
-        ends = [ends + n for (_, ends, _), n in zip(parts, before_W.tolist(), strict=False)]
-        offsets = F.pad(torch.cat(ends).int(), (1, 0)) if pooled else None
-        use_N = torch.cat([bits for _, _, bits in parts]).view(weights) if words else None
+        end_V = torch.cat([end + n for end, n in zip(ends, before_W.tolist(), strict=True)])
+        offsets = F.pad(end_V.int(), (1, 0)) if pooled else None
+        use_N = torch.cat(bits).view(weights) if words else None
         return Links(row_N, offsets, use_N, at_V, len(at_V))
 
     def group_rows(

@@ -293,7 +293,7 @@ def test_a_state_dict_that_is_faulty_on_one_rank_is_refused_by_all(ranks, fault,
         (lambda k, w: (k[:3], w), "shape (5, 8) is stored, the table is (3, 8)"),
         (lambda k, w: (k, 5), "weight: a int is stored, neither a whole tensor nor"),
         (lambda k, w: (k, [7]), "weight: entry 0 is no (rows, cols, tensor)"),
-        (lambda k, w: ([7], w), "keys: an entry is no (rows, cols, tensor)"),
+        (lambda k, w: ([7], w), "keys: entry 0 is no (rows, cols, tensor)"),
         (lambda k, w: (k, [((0, 4), (0, 8), w[:4])]), "do not have every row whose key they have"),
     ],
 )

@@ -63,8 +63,9 @@ class Admission:
 
     All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
     parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
-    checkpoint stores the tensors of `tracked` with the rows. `chooses` tells whether a key may have
-    to wait for its row, or lose it; if none may, new keys are counted in both of `added`.
+    checkpoint stores the tensors of `tracked` with the rows. `needs_host` tells whether the host
+    has a part in decisions. If not, a GPU counts new keys in both of `added`, and those that wait
+    for their rows in `counting`.
     """
 
     def __init__(
@@ -87,7 +88,6 @@ class Admission:
         self._by_uses_I = to_device([s.eviction is Eviction.LFU for s in settings], device)
         self._loaded = False
         self._tracks = any(s.tracks_use for s in settings)
-        self.chooses = self._tracks or self._limits or any(s.seen > 1 for s in settings)
         capacity = index.positions.capacity if self._tracks else 0
         self.last_used = RowMemory(capacity, 1, torch.int32, device)
         self.uses = RowMemory(capacity, 1, torch.int32, device)
@@ -99,6 +99,7 @@ class Admission:
             for strip, s in enumerate(settings)
             if s.seen > 1 and s.counter is Counter.SKETCH
         }
+        self.needs_host = self._tracks or self._limits or bool(self._sketches)
 
     @property
     def nbytes(self) -> int:
@@ -106,6 +107,14 @@ class Admission:
         counters = sum(sketch.nbytes for sketch in self._sketches.values())
         counters += self.exact.nbytes if self.exact else 0
         return self.last_used.nbytes + self.uses.nbytes + counters
+
+    @property
+    def counting(self) -> tuple[Tensor, ...]:
+        """Return the arrays by which a GPU counts keys that wait for their rows, if any does."""
+        if self.exact is None:
+            return ()
+        rows = [memory.rows for memory in (*self.exact.slots.memories, self.exact.counts)]
+        return self.exact.slots.index.numbers, *rows, self._seen_I
 
     @property
     def changes(self) -> list[Changes]:
@@ -278,13 +287,12 @@ class Admission:
         self.release(slot_E)
         return left_A
 
-    def expired(self, step: int) -> Tensor:
-        """Return the slots of rows that no step has used for their time to live, and subtract these
+    def expired(self, step: int) -> Iterator[Tensor]:
+        """Yield the slots of rows that no step has used for their time to live, and subtract these
         rows from the counts.
 
         The search runs `SWEEPS` times per time to live.
         """
-        slots = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
         for number, settings in enumerate(self.settings):
             life = settings.ttl_steps
             if life is None or step % max(1, life // SWEEPS):
@@ -293,18 +301,16 @@ class Admission:
             slot_E = true_indices((last_S != NOT_HELD) & (last_S <= step - life))
             slot_E = slot_E[true_indices(self.index.strips.rows[slot_E, 0] == number)]
             self._left(slot_E)
-            slots.append(slot_E)
-        return torch.cat(slots)
+            yield slot_E
 
-    def surplus(self) -> Tensor:
-        """Return the slots of rows beyond `max_rows`, and subtract these rows from the counts. A
+    def surplus(self) -> Iterator[Tensor]:
+        """Yield the slots of rows beyond `max_rows`, and subtract these rows from the counts. A
         loaded table has such rows where `max_rows` was lowered after its checkpoint was written.
         """
-        if not self._loaded:
-            return torch.zeros(0, dtype=torch.int64, device=self._most_A.device)
+        if self._loaded and self._limits:
+            over_A = self.rows_IR.view(-1) - self._most_A
+            yield self._evict(over_A.clamp(min=0), NOT_HELD)[0]
         self._loaded = False
-        over_A = self.rows_IR.view(-1) - self._most_A
-        return self._evict(over_A.clamp(min=0), NOT_HELD)[0]
 
     def release(self, slot_M: Tensor) -> None:
         """Record that slots hold no rows any more."""

@@ -26,7 +26,7 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.batch_arrays import INDEX_NUMBERS
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
-from recapp.sparse.transfer import start_to_host, to_host
+from recapp.sparse.transfer import start_to_host, to_host, true_indices
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.positions import (
     SKETCH_LINES,
@@ -113,7 +113,7 @@ def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
-NEXT = INDEX_NUMBERS.index("next")
+*_, NEXT, PASSING = range(len(INDEX_NUMBERS))
 STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
 
@@ -133,13 +133,16 @@ class KeySlots:
         device: Device of positions and slots.
 
     `index` finds slots, by position and strip. `free` are the slots that were given back, which are
-    given out first.
+    given out first. `unadmitted` are those of keys that get no row in this step, which are given
+    back at its end.
 
     In a step of which the host learns no number (`expect`), new keys take slots behind all used
     ones, and the device counts these (`DeviceKeyIndex.numbers`). The host knows how many there are
     at most: the count that it has read last, and the entries of the steps since. It reads the
     count, without waiting, before the room comes to an end. Whoever needs the exact number asks for
-    `used`.
+    `used`. Unadmitted keys then have slots behind all others and are not in the index, because
+    nobody asks for them again in most steps: `passes` tells that there may be such keys. Where
+    somebody asks, they get into the index before.
     """
 
     def __init__(
@@ -153,6 +156,8 @@ class KeySlots:
         # numbers of the index on their way to the host, the event at their arrival, and `_expected`
         self._late: tuple[list[Tensor], Any, int] | None = None
         self.free = torch.zeros(0, dtype=torch.int64, device=device)
+        self.unadmitted: list[Tensor] = []
+        self.passes = False
         self._loading: list[tuple[int, Piece, Tensor, Tensor]] = []
         self.memories = self.index.positions, self.index.strips
 
@@ -167,11 +172,18 @@ class KeySlots:
         waits for it, if only the device knows it.
         """
         if self._taken:
-            used = to_host(self.index.numbers).tolist()[NEXT]
-            self.index.count(used - self._used)
-            self._used = self._told = used
+            numbers = to_host(self.index.numbers).tolist()
+            self.index.count(numbers[NEXT] - self._used)
+            self._used = self._told = numbers[NEXT]
             self._taken = 0
             self._late = None
+            if self.passes:
+                self.passes = False
+                slot_M = self.behind(numbers[PASSING])
+                self._used += len(slot_M)
+                self.unadmitted.append(slot_M)
+                keys = (memory.rows[slot_M, 0] for memory in self.memories)
+                self.index.find_or_insert(*keys, partial(slot_M.narrow, 0, 0))
         return self._used
 
     def expect(self, n: int, grow: Callable[[int], None]) -> None:
@@ -206,6 +218,8 @@ class KeySlots:
         """Return the slot of each key, after giving free slots to keys that have none, and the
         first entry of each such key. Arguments as for the index.
         """
+        if self.passes:  # these keys get into the index
+            self.make_room(self.used)
         slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
         again = min(len(first_U), len(self.free))
         self.free = self.free[again:]
@@ -238,7 +252,7 @@ class KeySlots:
     # ---- checkpoints
 
     def of_pieces(
-        self, strip: int, pieces: Sequence[Piece], unadmitted: Tensor | None = None
+        self, strip: int, pieces: Sequence[Piece], left_out: Tensor
     ) -> Iterator[tuple[Piece, Tensor, Tensor]]:
         """Yield each piece of a strip, the slots of its keys in the order of their positions, and
         the keys, [N, 1].
@@ -246,11 +260,10 @@ class KeySlots:
         Args:
             strip: The number of the strip.
             pieces: The pieces.
-            unadmitted: Slots of keys that are left out.
+            left_out: Slots of keys that are left out.
         """
         slot_N = self.index.slots_of(strip)
-        if unadmitted is not None:
-            slot_N = slot_N[~torch.isin(slot_N, unadmitted)]
+        slot_N = slot_N[~torch.isin(slot_N, left_out)]
         stretch_N = stretches_of(self.index.positions.rows[slot_N, 0])
         for p in pieces:
             held_N = slot_N[(stretch_N >= p.rows.start) & (stretch_N < p.rows.stop)]
@@ -316,6 +329,9 @@ class ExactCounter:
         stretches: The stretches whose rows the store may hold.
         backend: Kernels.
         device: Device of the counts.
+
+    Where the device gives a key its row without telling the host, the key stays in the index with a
+    count of 0, as if it were gone.
     """
 
     def __init__(self, stretches: Sequence[int], backend: Backend, device: torch.device) -> None:
@@ -347,7 +363,9 @@ class ExactCounter:
     def keys_of_stretches(self, strip: int) -> list[int]:
         """Return the number of counted keys of a strip in each stretch."""
         index = self.slots.index
-        stretch_N = stretches_of(index.positions.rows[index.slots_of(strip), 0])
+        slot_N = index.slots_of(strip)
+        slot_N = slot_N[true_indices(self.counts.rows[slot_N, 0] > 0)]
+        stretch_N = stretches_of(index.positions.rows[slot_N, 0])
         counted: list[int] = torch.bincount(stretch_N, minlength=STRETCHES).tolist()
         return counted
 
@@ -362,7 +380,9 @@ class ExactCounter:
             waiting_R: The number of counted keys in each stretch, over all ranks.
             owner: Whether this rank writes the blocks.
         """
-        for p, slot_N, key_N1 in self.slots.of_pieces(number, strip.pieces):
+        for p, slot_N, key_N1 in self.slots.of_pieces(
+            number, strip.pieces, true_indices(self.counts.rows[: self.slots.used, 0] == 0)
+        ):
             counts = RowsToWrite.of(self.counts.rows, slot_N)
             yield from _of_waiting(strip, Numbered.of(waiting_R, p), key_N1, counts, owner)
 

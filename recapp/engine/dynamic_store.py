@@ -78,13 +78,13 @@ class DynamicStore(FloatRows):
         self.index = self.slots.index
         self._starts = self._start_numbers()
         self.step = 0
-        self._unadmitted: list[Tensor] = []
         self.admission = Admission(
             [s.settings for s in self.strips], self.index, stretches, self.backend, group.device
         )
 
         if group.device.type == row_memory.GPU:  # the first growth tells whether rows stay in place
-            self.slots.make_room(1, self._grow)
+            for slots, grow in self._growing:
+                slots.make_room(1, grow)
 
     @property
     @override
@@ -119,24 +119,34 @@ class DynamicStore(FloatRows):
         return slot_N
 
     @property
+    def _growing(self) -> list[tuple[KeySlots, Callable[[int], None]]]:
+        """The slots of rows, and those of exact counts, each with what else grows."""
+        exact = self.admission.exact
+        counts = [] if exact is None else [(exact.slots, exact.counts.grow)]
+        return [(self.slots, self._grow), *counts]
+
+    @property
     def adds_unread(self) -> bool:
         """Return whether training steps give rows to new keys without telling the host (`add`):
-        every key gets its row at once and keeps it, rows keep their places in memory, and no slot
-        was given back.
+        every key that gets a row keeps it, rows keep their places in memory, no slot was given
+        back, and no keys of this step pass.
         """
         return (
             self.trains
-            and not self.admission.chooses
+            and not self.admission.needs_host
             and self._starts is not None
             and self._steps is None
             and self.average is None
-            and all(memory.stays for memory in (self._weights, *self._state, *self.slots.memories))
-            and not len(self.slots.free)
+            and all(memory.stays for memory in (self._weights, *self._state))
+            and all(memory.stays for slots, _ in self._growing for memory in slots.memories)
+            and not (len(self.slots.free) or self.slots.passes)
         )
 
     def expect(self, entries: int) -> None:
         """Make room for the new keys among a number of entries, ahead of `add`."""
-        self.slots.expect(entries, self._grow)
+        for slots, grow in self._growing:
+            slots.expect(entries, grow)
+        self.slots.passes = self.admission.exact is not None and entries > 0
 
     def add(
         self,
@@ -147,18 +157,22 @@ class DynamicStore(FloatRows):
         stopped: Tensor | None = None,
     ) -> None:
         """Replace the positions of entries of a training batch by the slots of their rows. Keys
-        that have no row get one.
+        that have no row get one, at once or when they were seen often enough. The slots of others
+        hold their start values, and no gradient reaches them.
 
         Args:
             row_P: The positions.
-            key_P: The strips; slots behind the first key of the group take their place.
+            key_P: The strips; slots behind the first key of the group take their place, or the key
+                of no row.
             group: The place of the group in the arrays of the batch, int64 [`GroupPlace`].
             entry: The number of its first entry.
             stopped: An integer: where it is set, no key gets a row, and its entries take any.
         """
-        slot_P, *of_entries = self.index.add(row_P, key_P, group, entry, stopped)
+        slot_P, *of_entries = self.index.add(
+            *(row_P, key_P, group, entry, stopped, self.admission.added, self.admission.counting)
+        )
         rows = slot_P, *(memory.rows for memory in self.slots.memories)
-        added = *of_entries, self.index.numbers, row_P, key_P, group, *self.admission.added
+        added = *of_entries, self.index.numbers, row_P, key_P, group
         self.backend.begin_rows(self._weights.rows, self._starts, rows, added, entry)
 
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
@@ -182,14 +196,14 @@ class DynamicStore(FloatRows):
         if evicted_E is not None:
             self.slots.remove(evicted_E)
         if admitted_U is not None:
-            self._unadmitted.append(slot_U[true_indices(~admitted_U)])
+            self.slots.unadmitted.append(slot_U[true_indices(~admitted_U)])
 
     @override
     def trained(self, row_U: Tensor) -> Tensor | None:
         trained_U = super().trained(row_U)
-        if not self._unadmitted:
+        if not self.slots.unadmitted:
             return trained_U
-        admitted_U = ~torch.isin(row_U, self._all_unadmitted())
+        admitted_U = ~torch.isin(row_U, torch.cat(self.slots.unadmitted))
         return admitted_U if trained_U is None else admitted_U & trained_U
 
     def settle(self, step: int) -> None:
@@ -200,12 +214,14 @@ class DynamicStore(FloatRows):
         Args:
             step: The number of updates so far.
         """
-        if self.admission.chooses:
-            gone = [self._all_unadmitted()]
-            self.admission.release(gone[0])
-            self._unadmitted = []
-            if step == self.step + 1 and self.trains:
-                gone += [self.admission.expired(step), self.admission.surplus()]
+        gone = self.slots.unadmitted
+        for slot_M in gone:
+            self.admission.release(slot_M)
+        self.slots.unadmitted = []
+        self.slots.passes = False
+        if step == self.step + 1 and self.trains:
+            gone += [*self.admission.expired(step), *self.admission.surplus()]
+        if gone:
             self.slots.remove(torch.cat(gone))
         self.step = step
         self.settled += 1
@@ -307,9 +323,6 @@ class DynamicStore(FloatRows):
             merge_rows_of_stretches(counted, {strip.table.name: {ROWS: rows_R, WAITING: waiting_R}})
         return counted
 
-    def _all_unadmitted(self) -> Tensor:
-        return torch.cat([self.slots.behind(0), *self._unadmitted])
-
     # ---- checkpoints
 
     def blocks(
@@ -325,7 +338,7 @@ class DynamicStore(FloatRows):
                 rows.
         """
         counts = self.rows_of_stretches() if rows_of_stretches is None else rows_of_stretches
-        unadmitted = self._all_unadmitted()
+        unadmitted = torch.cat([self.slots.behind(0), *self.slots.unadmitted])
         weights = self._saved_weights(averaged)
         for number, strip in enumerate(self.strips):
             stored = counts[strip.table.name]

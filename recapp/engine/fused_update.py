@@ -362,7 +362,6 @@ class FusedUpdate:
             self.before_first_update()
         self.before_update()
         rates = self.next_rates()
-        self.count()
         device_rates = self.device_rates
         if device_rates is None:
             device_rates = state.backend.on_device(rates, self.rules, state.comm.device)
@@ -380,8 +379,7 @@ class FusedUpdate:
                 store.update(gradients, links, row_U, mean_KU, rate)
         for number, missed in self._missed.items():
             missed.add(rates[number])
-        for store in state.stores:
-            store.settle(self.updates)
+        self.count()
 
     def next_rates(self) -> list[Rate]:
         """Return the rates of the next update, by rule."""
@@ -391,9 +389,11 @@ class FusedUpdate:
         ]
 
     def count(self) -> None:
-        """Count an update: this one, or one that a recorded step has made."""
+        """Count an update, which ends a step: this one, or one that a recorded step has made."""
         self.updates += 1
         self.changes += 1
+        for store in self.state.stores:
+            store.settle(self.updates)
 
     def _of_whole_rows(
         self,

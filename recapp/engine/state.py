@@ -388,6 +388,7 @@ class EngineState:
         self, features: KeyedJaggedTensor, taken: Sequence[bool]
     ) -> tuple[LookupRows, PendingCheck]:
         """Return the rows of a batch, and the check of its ids, which runs when it is called.
+        Lengths and weights stand one behind the other in memory, as kernels read them.
 
         Args:
             features: Raw ids.
@@ -399,8 +400,9 @@ class EngineState:
         """
         check_have_values(features)
         rows, check = self.id_rules.begin(features, self._taken_lookups(taken))
+        rows.lengths_FB = rows.lengths_FB.contiguous()
         if rows.weights_L is not None:
-            rows.weights_L = rows.weights_L.to(self.dtype)
+            rows.weights_L = rows.weights_L.to(self.dtype).contiguous()
         return rows, check
 
     def ids_of(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> LookupRows:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 BLOCK = 1024  # entries of a program
 NOTHING = 2**62  # in a report: no id is outside of its table
-# What the kernels of a hash table of keys read on the device: its address, its number of buckets,
-# and the slot that the next new key takes.
-INDEX_NUMBERS = "table", "buckets", "next"
+# What the kernels of a hash table of keys read on the device: its address and number of buckets;
+# the first slot that the new keys of a step take; the slot that the next new key takes; and how
+# many slots behind it the last step has taken for keys that get no row yet.
+INDEX_NUMBERS = "table", "buckets", "first", "next", "passing"
 MODES = "unique", "replicated", "pooled"  # in their order, the numbers of `GroupRequests.mode`
 
 
@@ -167,9 +168,10 @@ class Entries(NamedTuple):
     """The entries of a batch, in the order of the batch.
 
     Args:
-        key_P: The key of each entry's row; behind the entries of a group, its `no_key`. Of a
-            dynamic table the strip, until a search has found the row; for the ranks that hold the
-            rows, the stretch of the strip.
+        key_P: The key of each entry's row. Behind the entries of a group, and where an entry's row
+            is only read, the group's `no_key`: no distinct row has such entries. Of a dynamic table
+            the strip, until a search has found the row; for the ranks that hold the rows, the
+            stretch of the strip.
         row_P: The row of each entry in this rank's store. Of a dynamic table the position of the
             key, until a search has found the row.
         where_P: The offset of each entry's gradient; where owners sum bags, the row of the entry in

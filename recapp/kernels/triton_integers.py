@@ -459,15 +459,16 @@ def bags(
 @triton.jit
 def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constexpr):
     """Return the number and the place of the group that has this program's block, the positions and
-    keys of the block's entries, whether each is there, and whether it is the first of its row.
+    keys of the block's entries, whether each has a row, and whether it is the first of its row, or
+    of those without.
     """
     number, group, p_P = _here(groups, group_count, BLOCKS, BLOCK)
-    here_P = p_P < tl.load(group + ENTRIES_END)
-    key_P = tl.load(sorted_keys + p_P, mask=here_P, other=-1)
-    inner_P = here_P & (p_P > tl.load(group + BLOCKS) * BLOCK)
-    before_P = tl.load(sorted_keys + p_P - 1, mask=inner_P, other=-1)
-    head_P = here_P & (key_P != before_P)
+    key_P = tl.load(sorted_keys + p_P)
+    here_P = key_P != tl.load(group + NO_KEY)
+    inner_P = p_P > tl.load(group + BLOCKS) * BLOCK
+    head_P = key_P != tl.load(sorted_keys + p_P - 1, mask=inner_P, other=-1)
     if positions is not None:
+        inner_P = inner_P & here_P
         at_P = tl.load(order + p_P, mask=inner_P, other=0)
         before_P = tl.load(order + p_P - 1, mask=inner_P, other=0)
         head_P |= inner_P & (tl.load(positions + at_P) != tl.load(positions + before_P))
@@ -478,8 +479,8 @@ def _heads(sorted_keys, order, positions, groups, group_count, BLOCK: tl.constex
 @triton.jit(do_not_specialize=["group_count"])
 def count_heads(sorted_keys, order, positions, groups, heads, group_count, BLOCK: tl.constexpr):
     """Write the number of entries of a block that are the first of their row."""
-    _, _, _, _, _, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
-    tl.store(heads + tl.program_id(0), tl.sum(head_P.to(tl.int32), 0))
+    _, _, _, _, here_P, head_P = _heads(sorted_keys, order, positions, groups, group_count, BLOCK)
+    tl.store(heads + tl.program_id(0), tl.sum((here_P & head_P).to(tl.int32), 0))
 
 
 @Launch
@@ -503,8 +504,8 @@ def write_heads(
     BLOCK: tl.constexpr,
 ):
     """Write the distinct rows of a block of sorted entries, where the entries of each begin, and
-    the offset and weight of each entry's gradient. The last block of a group writes the number of
-    its distinct rows.
+    the offset and weight of each entry's gradient. The block with the first entry that has no row
+    writes the number of the group's distinct rows.
     """
     of_group, group, p_P, key_P, here_P, head_P = _heads(
         sorted_keys, order, positions, groups, group_count, BLOCK
@@ -516,12 +517,15 @@ def write_heads(
         at_J = begin + tl.arange(0, BLOCK)
         before += tl.sum(tl.load(heads + at_J, mask=at_J < block, other=0), 0)
     first = first_block * BLOCK
-    here = tl.sum(head_P.to(tl.int32), 0)
+    ends_P = head_P & (here_P == 0)
+    head_P = head_P & here_P
     nth_P = before + tl.cumsum(head_P.to(tl.int32), 0) - 1
     u_P = first + nth_P
     row_P = (key_P - tl.load(group + KEY)).to(row.dtype.element_ty)
     tl.store(row + u_P, row_P, mask=head_P)
     tl.store(start + u_P, (p_P - first).to(tl.int32), mask=head_P)
+    tl.store(start + u_P + 1, (p_P - first).to(tl.int32), mask=ends_P)
+    tl.store(count + of_group + p_P * 0, (nth_P + 1).to(tl.int32), mask=ends_P)
     entry_P = tl.load(order + p_P, mask=here_P, other=0)
     tl.store(gradient + p_P, tl.load(where + entry_P, mask=here_P, other=0), mask=here_P)
     if position is not None:
@@ -531,7 +535,3 @@ def write_heads(
     if use is not None:
         use_P = tl.load(use + entry_P, mask=here_P, other=0.0)
         tl.store(gradient_use + p_P, use_P, mask=here_P)
-    end = tl.load(group + ENTRIES_END)
-    if (end >= block * BLOCK) & (end < (block + 1) * BLOCK):
-        tl.store(count + of_group, before + here)
-        tl.store(start + first + before + here, (end - first).to(tl.int32))

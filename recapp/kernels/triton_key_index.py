@@ -23,6 +23,12 @@ does what `follow` does. What changes while recorded steps stay, the place of th
 that follows all used ones, stands on the device, in `numbers` (`INDEX_NUMBERS` of
 `batch_arrays.py`).
 
+Where a key must be seen in several steps before it gets a row, `add` counts it in another index,
+that of a *counter*, whose slots have counts. `find` searches there for absent keys. With its count,
+a new key either gets a row, and counts 0 from there on, which is as if it were not counted; or it
+only passes: its slot lies behind those of all rows, it is not in the index, and the next step takes
+the slot again.
+
 Threads run in any order and still make the same slots:
 
 - A cell is claimed by compare-and-swap and never becomes free again. So all entries of a key, which
@@ -31,8 +37,8 @@ Threads run in any order and still make the same slots:
 - New keys are distinct and absent, so no two of them are one, and each takes the first bucket for
   which its compare-and-swap succeeds. Which bucket a key has depends on the race, but its slot does
   not, and no result shows a bucket. A load may see an old word of a bucket: then the swap fails.
-- Keys that are removed at the same time have buckets of their own. Searches run in no launch that
-  writes what they read.
+- Keys that are removed at the same time have buckets of their own, and a search passes one that
+  another key leaves meanwhile. Else searches run in no launch that writes what they read.
 
 Letters are those of `reference.py`; L lanes of a program, B buckets, C cells. The kernels have run
 in Triton's interpreter, where programs follow one another, and were compiled for sm_90. They have
@@ -51,9 +57,10 @@ from typing_extensions import override
 
 from recapp.kernels.batch_arrays import INDEX_NUMBERS
 from recapp.kernels.reference import SortedIndex
-from recapp.kernels.triton_integers import ENTRIES_END
+from recapp.kernels.triton_integers import BELOW_STRETCH, ENTRIES_END
 from recapp.kernels.triton_launch import Launch
 from recapp.sparse.transfer import to_host, true_indices
+from recapp.tables.positions import STRETCHES
 
 LANES = 256
 LEAST_BUCKETS = 1024
@@ -67,7 +74,8 @@ _GONE = tl.constexpr(GONE)
 _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
-TABLE, BUCKETS, NEXT = (tl.constexpr(i) for i in range(len(INDEX_NUMBERS)))
+TABLE, BUCKETS, FIRST, NEXT, PASSING = (tl.constexpr(i) for i in range(len(INDEX_NUMBERS)))
+_STRETCHES = tl.constexpr(STRETCHES)
 
 
 @triton.jit
@@ -104,19 +112,8 @@ def _table_of(numbers):
 
 
 @triton.jit
-def entries_of(group, entry):
-    """Return the number of entries of a group in the arrays of a batch.
-
-    Args:
-        group: The place of the group.
-        entry: The number of its first entry.
-    """
-    return tl.load(group + ENTRIES_END) - entry
-
-
-@triton.jit
 def _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets):
-    """Return the slot of each key; -1 for a key that is absent."""
+    """Return the slot of each key, -1 for a key that is absent, and the bucket that has it."""
     slot_L = tl.zeros_like(position_L) - 1
     bucket_L = _home_of(hash_L, buckets)
     while _any(here_L):
@@ -127,8 +124,8 @@ def _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets
         same_L &= tl.load(strips + at_L, mask=same_L, other=-1) == strip_L
         slot_L = tl.where(same_L, at_L, slot_L)
         here_L = here_L & (same_L == 0) & (word_L != _FREE)
-        bucket_L = _next(bucket_L, buckets)
-    return slot_L
+        bucket_L = tl.where(here_L, _next(bucket_L, buckets), bucket_L)
+    return slot_L, bucket_L
 
 
 @triton.jit
@@ -157,6 +154,10 @@ def find(
     cell,
     group,
     stopped,
+    counter,
+    counted_positions,
+    counted_strips,
+    waiting,
     entry,
     n,
     cells,
@@ -164,18 +165,18 @@ def find(
     LANES: tl.constexpr,
 ):
     """Write the slot of each key, -1 for a key that is absent; with `claims` also the cell that
-    holds the first entry of an absent key after the launch. Where a step has stopped, absent keys
-    stay absent, and read any row.
+    holds the first entry of an absent key after the launch; with `waiting` also the slot of an
+    absent key in a counter. Where a step has stopped, absent keys stay absent, and read any row.
     """
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
     here_L = at_L < n
     if group is not None:
-        here_L = at_L < entries_of(group, entry)
+        here_L = at_L < tl.load(group + ENTRIES_END) - entry
     position_L = tl.load(position + at_L, mask=here_L, other=0)
     strip_L = tl.load(strip + at_L, mask=here_L, other=0)
     hash_L = _hash_of(position_L, strip_L, secret)
     table, buckets = _table_of(numbers)
-    slot_L = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
+    slot_L, _ = _find(table, positions, strips, position_L, strip_L, hash_L, here_L, buckets)
     absent_L = here_L & (slot_L < 0)
     if stopped is not None:
         goes_on = tl.load(stopped) == 0
@@ -195,6 +196,13 @@ def find(
             seeks_L = meets_L & (same_L == 0)
             cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
         tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=at_L < n)
+        tl.store(numbers + FIRST, tl.load(numbers + NEXT))
+    if waiting is not None:
+        tl.store(counter + FIRST, tl.load(counter + NEXT))
+        table, buckets = _table_of(counter)
+        keys = position_L, strip_L, hash_L, absent_L, buckets
+        slot_L, _ = _find(table, counted_positions, counted_strips, *keys)
+        tl.store(waiting + at_L, slot_L, mask=here_L)
 
 
 @triton.jit
@@ -217,13 +225,41 @@ def counted(counts, blocks, LANES: tl.constexpr):
     return total
 
 
+@triton.jit
+def _numbers_of(here_L, counts, blocks, LANES: tl.constexpr):
+    """Return the number of each marked entry of a program, behind those of the first blocks."""
+    return counted(counts, blocks, LANES) + tl.cumsum(here_L.to(tl.int32), 0) - 1
+
+
+@triton.jit
+def _seen(first_L, at_L, strip, times, seen, waiting):
+    """Return for new keys whether they were seen often enough for a row, whether they were not, and
+    whether the counter does not have these; their slots there; and the steps that have seen them.
+    """
+    waiting_L = tl.load(waiting + at_L, mask=first_L, other=-1)
+    times_L = tl.load(times + waiting_L, mask=waiting_L >= 0, other=0) + 1
+    strip_L = tl.load(strip + at_L, mask=first_L, other=0)
+    gets_L = first_L & (times_L >= tl.load(seen + strip_L, mask=first_L, other=0))
+    passes_L = first_L & (gets_L == 0)
+    return gets_L, passes_L, passes_L & (waiting_L < 0), waiting_L, times_L
+
+
 @Launch
 @triton.jit(do_not_specialize=["n"])
-def count_new(claims, cell, counts, n, LANES: tl.constexpr):
-    """Write the number of new keys whose first entry is one of the program's."""
+def count_new(claims, cell, counts, strip, times, seen, waiting, n, LANES: tl.constexpr):
+    """Write the number of new keys whose first entry is one of the program's, of those that get a
+    row. With `seen` also the number of those that pass, and of those among them that the counter
+    does not have, each number of all programs behind those before.
+    """
     at_L = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    is_first_L, _ = first_entries(claims, cell, at_L, n)
-    tl.store(counts + tl.program_id(0), tl.sum(is_first_L.to(tl.int32), 0))
+    first_L, _ = first_entries(claims, cell, at_L, n)
+    gets_L = first_L
+    counts += tl.program_id(0)
+    if seen is not None:
+        gets_L, passes_L, unknown_L, _, _ = _seen(first_L, at_L, strip, times, seen, waiting)
+        tl.store(counts + tl.num_programs(0), tl.sum(passes_L.to(tl.int32), 0))
+        tl.store(counts + 2 * tl.num_programs(0), tl.sum(unknown_L.to(tl.int32), 0))
+    tl.store(counts, tl.sum(gets_L.to(tl.int32), 0))
 
 
 @Launch
@@ -240,30 +276,62 @@ def insert_new(
     counts,
     fresh,
     first,
+    new,
+    admitted,
+    counter,
+    counted_positions,
+    counted_strips,
+    times,
+    seen,
+    waiting,
     n,
     secret: tl.int64,
     LANES: tl.constexpr,
 ):
     """Give each new key the free slot of its number, write its first entry and add it. Free slots
-    are those of `fresh`, or those behind all used ones.
+    are those of `fresh`. Without them they are those behind all used ones, and keys are counted, by
+    stretch and strip in `new` and `admitted`, and with `seen` in the counter. Keys that pass take
+    the slots behind those of other new keys, and are not added.
     """
     program = tl.program_id(0)
+    blocks = tl.num_programs(0)
     at_L = program * LANES + tl.arange(0, LANES)
     first_L, _ = first_entries(claims, cell, at_L, n)
-    number_L = counted(counts, program, LANES) + tl.cumsum(first_L.to(tl.int32), 0) - 1
     position_L = tl.load(position + at_L, mask=first_L, other=0)
     strip_L = tl.load(strip + at_L, mask=first_L, other=0)
+    word_L = _hash_of(position_L, strip_L, secret) << 32
+    gets_L = first_L
+    number_L = _numbers_of(first_L, counts, program, LANES)
+    if seen is not None:
+        gets_L, passes_L, unknown_L, waiting_L, times_L = _seen(
+            first_L, at_L, strip, times, seen, waiting
+        )
+        behind_L = _numbers_of(passes_L, counts, blocks + program, LANES)
+        number_L = tl.where(gets_L, _numbers_of(gets_L, counts, program, LANES), behind_L)
+        unknown = counts + 2 * blocks
+        next_L = tl.load(counter + FIRST) + _numbers_of(unknown_L, unknown, program, LANES)
+        waiting_L = tl.where(unknown_L, next_L, waiting_L)
+        tl.store(times + waiting_L, tl.where(gets_L, 0, times_L), mask=waiting_L >= 0)
+        tl.store(counted_positions + waiting_L, position_L, mask=unknown_L)
+        tl.store(counted_strips + waiting_L, strip_L, mask=unknown_L)
+        table, buckets = _table_of(counter)
+        _insert(table, word_L | waiting_L, unknown_L, buckets)
+        tl.store(counter + NEXT, tl.load(counter + FIRST) + counted(unknown, blocks, LANES))
+        tl.store(numbers + PASSING, counted(counts + blocks, blocks, LANES))
     if fresh is None:
-        slot_L = tl.load(numbers + NEXT) + number_L
+        slot_L = tl.load(numbers + FIRST) + number_L
+        tl.store(numbers + NEXT, tl.load(numbers + FIRST) + counted(counts, blocks, LANES))
+        part_L = strip_L.to(tl.int64) * _STRETCHES + (position_L >> BELOW_STRETCH) + _STRETCHES // 2
+        tl.atomic_add(new + part_L, part_L * 0 + 1, mask=first_L, sem="relaxed")
+        tl.atomic_add(admitted + part_L, part_L * 0 + 1, mask=gets_L, sem="relaxed")
     else:
         slot_L = tl.load(fresh + number_L, mask=first_L, other=0)
         tl.store(first + number_L, at_L.to(tl.int64), mask=first_L)
     tl.store(slot + at_L, slot_L, mask=first_L)
     tl.store(positions + slot_L, position_L, mask=first_L)
     tl.store(strips + slot_L, strip_L, mask=first_L)
-    hash_L = _hash_of(position_L, strip_L, secret)
     table, buckets = _table_of(numbers)
-    _insert(table, (hash_L << 32) | slot_L, first_L, buckets)
+    _insert(table, word_L | slot_L, gets_L, buckets)
 
 
 @Launch
@@ -293,26 +361,24 @@ def remove(numbers, positions, strips, slot, n, secret: tl.int64, LANES: tl.cons
     here_L = at_L < n
     slot_L = tl.load(slot + at_L, mask=here_L, other=0)
     position_L = tl.load(positions + slot_L, mask=here_L, other=0)
-    hash_L = _hash_of(position_L, tl.load(strips + slot_L, mask=here_L, other=0), secret)
+    strip_L = tl.load(strips + slot_L, mask=here_L, other=0)
+    hash_L = _hash_of(position_L, strip_L, secret)
     table, buckets = _table_of(numbers)
-    bucket_L = _home_of(hash_L, buckets)
-    while _any(here_L):
-        word_L = tl.load(table + bucket_L, mask=here_L, other=_FREE)
-        same_L = here_L & (word_L == ((hash_L << 32) | slot_L))
-        tl.store(table + bucket_L, tl.zeros_like(word_L) + _GONE, mask=same_L)
-        here_L = here_L & (same_L == 0) & (word_L != _FREE)
-        bucket_L = _next(bucket_L, buckets)
+    keys = position_L, strip_L, hash_L, here_L, buckets
+    found_L, bucket_L = _find(table, positions, strips, *keys)
+    tl.store(table + bucket_L, tl.zeros_like(slot_L) + _GONE, mask=found_L >= 0)
 
 
 class DeviceKeyIndex(SortedIndex):
     """An index of the slots of all rows that exist, whose keys are not sorted.
 
-    `numbers` are those that kernels read on the device.
+    `numbers` are those that kernels read on the device. All indexes of a process hash alike.
     """
+
+    _secret = (secrets.randbits(64) | 1) - 2**63
 
     def __init__(self, stretches: Sequence[int], capacity: int, device: torch.device) -> None:
         super().__init__(stretches, capacity, device)
-        self._secret = (secrets.randbits(64) | 1) - 2**63
         self._table = torch.full((LEAST_BUCKETS,), FREE, dtype=torch.int64, device=device)
         self.numbers = torch.zeros(len(INDEX_NUMBERS), dtype=torch.int64, device=device)
         self._keys = 0
@@ -332,7 +398,7 @@ class DeviceKeyIndex(SortedIndex):
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         n = len(position_N)
         slot_N = position_N.new_empty(n)
-        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, *[None] * 4
+        keys = position_N.contiguous(), strip_N.contiguous(), slot_N, *[None] * 8
         _launch(find, n, *self._arrays(), *keys, 0, n, 0, self._secret)
         return slot_N
 
@@ -342,13 +408,13 @@ class DeviceKeyIndex(SortedIndex):
     ) -> tuple[Tensor, Tensor]:
         n = len(position_N)
         keys = position_N.contiguous(), strip_N.contiguous()
-        of_entries = slot_N, claims_C, cell_N, counts = self._found(*keys)
-        new = sum(to_host(counts).tolist())  # the only wait of the host
+        slot_N, claims_C, cell_N, counts, _ = self._found(*keys)
+        new = sum(to_host(counts[0]).tolist())  # the only wait of the host
         first_U = slot_N.new_empty(new)
         if new:
             fresh_U = free(new)
             self.make_room(new)
-            lists = *of_entries, fresh_U, first_U
+            lists = slot_N, claims_C, cell_N, counts, fresh_U, first_U, *[None] * 8
             _launch(insert_new, n, *self._arrays(), *keys, *lists, n, self._secret)
             _launch(follow, n, slot_N, claims_C, cell_N, n)
             self.count(new)
@@ -361,13 +427,14 @@ class DeviceKeyIndex(SortedIndex):
         group: Tensor,
         entry: int,
         stopped: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        counts_A: tuple[Tensor, Tensor],
+        counter: Sequence[Any] = (),
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Give slots to the keys of a group that have none. The host learns nothing: it has made
         room for as many keys as there are entries.
 
         Return the slot of each entry, where only the first one of a new key has it; the first entry
-        of each cell; the cell of each entry of a new key, else -1; and the number of new keys whose
-        first entry lies in each block. `begin_rows` takes them.
+        of each cell; and the cell of each entry of a new key, else -1. `begin_rows` takes them.
 
         Args:
             position_N: The positions of the entries, of which the group may have fewer.
@@ -375,12 +442,19 @@ class DeviceKeyIndex(SortedIndex):
             group: The place of the group, int64 [`GroupPlace`].
             entry: The number of its first entry.
             stopped: An integer: where it is set, no key is added. None: keys are added.
+            counts_A: Numbers of the stretches of each strip, to which the new keys are added, and
+                those that get a row.
+            counter: A counter of keys that wait for a row: the numbers of its index, the positions
+                and strips of its slots, the steps that have seen each key; and the steps of each
+                strip that must have. None of these: each key gets a row.
         """
         n = len(position_N)
-        of_entries = self._found(position_N, strip_N, group, entry, stopped)
-        keys = position_N, strip_N, *of_entries, None, None
-        _launch(insert_new, n, *self._arrays(), *keys, n, self._secret)
-        return of_entries
+        keys = position_N, strip_N
+        *of_entries, waiting_N = self._found(*keys, group, entry, stopped, counter)
+        lists = *of_entries, None, None, *counts_A, *(counter or [None] * 5), waiting_N
+        _launch(insert_new, n, *self._arrays(), *keys, *lists, n, self._secret)
+        slot_N, claims_C, cell_N, _ = of_entries
+        return slot_N, claims_C, cell_N
 
     def _found(
         self,
@@ -389,17 +463,22 @@ class DeviceKeyIndex(SortedIndex):
         group: Tensor | None = None,
         entry: int = 0,
         stopped: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Find keys, and let the entries of absent ones meet. Return what `add` does."""
+        counter: Sequence[Any] = (),
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Find keys, and let the entries of absent ones meet. Return what `add` does, and the slots
+        of entries in the counter.
+        """
         n = len(position_N)
         slot_N = position_N.new_empty(n)
         cell_N = slot_N.new_empty(n, dtype=torch.int32)
         claims_C = slot_N.new_full((2 * n,), -1, dtype=torch.int32)
-        counts = slot_N.new_empty(triton.cdiv(n, LANES), dtype=torch.int32)
-        keys = position_N, strip_N, slot_N, claims_C, cell_N, group, stopped
+        counts = slot_N.new_empty(3, triton.cdiv(n, LANES), dtype=torch.int32)
+        waiting_N = torch.empty_like(slot_N) if counter else None
+        *of_counter, times, seen_I = counter or [None] * 5
+        keys = position_N, strip_N, slot_N, claims_C, cell_N, group, stopped, *of_counter, waiting_N
         _launch(find, n, *self._arrays(), *keys, entry, n, len(claims_C), self._secret)
-        _launch(count_new, n, claims_C, cell_N, counts, n)
-        return slot_N, claims_C, cell_N, counts
+        _launch(count_new, n, claims_C, cell_N, counts, strip_N, times, seen_I, waiting_N, n)
+        return slot_N, claims_C, cell_N, counts, waiting_N
 
     @override
     def remove(self, slot_M: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The rows of new keys of dynamic tables on a GPU, those of all strips in one launch: start values
-are written. Where keys were added without telling the host (`DeviceKeyIndex.add`), they are also
-counted, and entries get their slots. An entry that is not new costs a read and two writes there.
+are written. Where keys were added without telling the host (`DeviceKeyIndex.add`), entries also get
+their slots. An entry that is not new costs a read and two writes there.
 
 Letters: I strips, M rows to begin or entries, R rows of the store, D columns.
 """
@@ -9,16 +9,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recapp.kernels import triton_key_index
-from recapp.kernels.triton_integers import BELOW_STRETCH, KEY
-from recapp.kernels.triton_key_index import NEXT, counted, entries_of, first_entries
+from recapp.kernels.triton_integers import ENTRIES_END, KEY, NO_KEY
+from recapp.kernels.triton_key_index import NEXT, first_entries
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_start_values import key_of, start_values_of
-from recapp.tables.positions import STRETCHES
 
 ROWS = 32  # of a program
 COLUMNS = 64
-_STRETCHES = tl.constexpr(STRETCHES)
 
 
 def begin_rows(
@@ -39,16 +36,15 @@ def begin_rows(
             all slots.
         added: In this case, what else `DeviceKeyIndex.add` has returned, and the numbers of the
             index; positions, which are filled with the slots of the entries, and strips, which are
-            filled with the slots behind the first key of the group; the place of the group, int64
-            [`GroupPlace`]; and two numbers of rows of each stretch of each strip, to which the keys
-            are added.
+            filled with the slots behind the first key of the group, or with its `no_key` where a
+            key has no row yet; and the place of the group, int64 [`GroupPlace`].
         entry: The number of the first entry of the group.
     """
-    n = len(added[4]) if added else len(rows[0])
+    n = len(added[3]) if added else len(rows[0])
     width = weights_RD.shape[1]
     if n:
-        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 9), entry, n, width
-        begin((triton.cdiv(n, ROWS),), arguments, (triton_key_index.LANES, ROWS, COLUMNS))
+        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 6), entry, n, width
+        begin((triton.cdiv(n, ROWS),), arguments, (ROWS, COLUMNS))
 
 
 @Launch
@@ -63,17 +59,13 @@ def begin(
     strips,
     claims,
     cell,
-    counts,
     numbers,
     row,
     key,
     group,
-    added,
-    admitted,
     entry,
     n,
     width,
-    LANES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -87,24 +79,18 @@ def begin(
     if claims is not None:
         is_new_M, first_M = first_entries(claims, cell, at_M, n)
         from_M = tl.where(first_M >= 0, first_M, at_M)
-        here_M = at_M < entries_of(group, entry)
+        here_M = at_M < tl.load(group + ENTRIES_END) - entry
     slot_M = tl.load(slot + from_M, mask=here_M, other=0)
     place_M = at_M
     if claims is not None:
         place_M = slot_M
+        has_row_M = slot_M < tl.load(numbers + NEXT)
+        number_M = tl.where(has_row_M, slot_M + tl.load(group + KEY), tl.load(group + NO_KEY))
         tl.store(row + at_M, slot_M, mask=here_M)
-        tl.store(key + at_M, slot_M + tl.load(group + KEY), mask=here_M)
-        if tl.program_id(0) == 0:
-            new = counted(counts, tl.cdiv(n, LANES), LANES)
-            tl.store(numbers + NEXT, tl.load(numbers + NEXT) + new)
+        tl.store(key + at_M, number_M, mask=here_M)
     if tl.max(is_new_M.to(tl.int32), 0) > 0:
         strip_M = tl.load(strips + place_M, mask=is_new_M, other=0)
         position_M = tl.load(positions + place_M, mask=is_new_M, other=0)
-        if claims is not None:
-            part_M = strip_M.to(tl.int64) * _STRETCHES
-            part_M += (position_M >> BELOW_STRETCH) + _STRETCHES // 2
-            tl.atomic_add(added + part_M, part_M * 0 + 1, mask=is_new_M, sem="relaxed")
-            tl.atomic_add(admitted + part_M, part_M * 0 + 1, mask=is_new_M, sem="relaxed")
         key_M = key_of(position_M)
         for begins in range(0, width, COLUMNS):
             column_D = begins + tl.arange(0, COLUMNS)

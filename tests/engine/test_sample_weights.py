@@ -11,6 +11,7 @@ from parity.cases import RULES, Case, Oracle, loss_of
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.transport.communicator import Comm
 
 HEAD = torch.linspace(-1, 1, 16 * 2 + 5 * 2 + 12, dtype=torch.float64)
 
@@ -173,3 +174,32 @@ def wide_rows(comm, dtype):
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 def test_weights_arrive_whole_among_rows_of_either_width(ranks, dtype):
     assert ranks.run(wide_rows, 2, dtype) == [True, True]
+
+
+def spread_out(tensor):
+    """Return a tensor whose entries do not stand one behind the other in memory."""
+    return torch.stack([tensor, tensor.flip(0)], 1)[:, 0]
+
+
+def rows_after(comm, mode, weighted, change):
+    # keys in the order of the tables are not copied on the way
+    dims = (8, 8, 8)
+    tables = [replace(t, feature_names=t.feature_names[:1]) for t in make_tables(dims=dims)]
+    collection = sharded(comm, tables, "row_wise", "adagrad", backend="numba", mode=mode)
+    for step in range(2):
+        batch = batch_of(tables, 500, step, weighted=weighted, one_hot=True)
+        parts = (batch.values(), batch.weights_or_none(), batch.lengths())
+        values, weights, lengths = (None if x is None else change(x) for x in parts)
+        if change is spread_out:
+            lengths = torch.ones(1, dtype=lengths.dtype).expand(len(lengths))
+        kjt = KeyedJaggedTensor([*batch.keys()], values, weights, lengths)
+        collection(kjt).values().square().sum().backward()
+    return whole_tensors(comm, collection)
+
+
+@pytest.mark.parametrize("mode", ["unique", "pooled"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_parts_of_a_batch_may_lie_anywhere_in_memory(mode, weighted):
+    plain = rows_after(Comm(alone=True), mode, weighted, lambda tensor: tensor)
+    strided = rows_after(Comm(alone=True), mode, weighted, spread_out)
+    assert all(torch.equal(strided[name], tensor) for name, tensor in plain.items())

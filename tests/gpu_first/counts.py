@@ -4,6 +4,7 @@
     sums      the same where owners sum bags (mode `pooled`)
     drops     the same with the id rule `drop`
     dynamic   the same of 26 dynamic tables that share a store, half of whose ids are new
+    seen      the same where a key gets its row in the second step that sees it
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
@@ -43,6 +44,8 @@ from .recorder import Recorder
 WIDTHS = {1: (8, 8, 8), 2: (8, 8, 16), 3: (8, 16, 32)}
 """The columns of each table, by the number of groups."""
 ROWS = (64, 40, 8)  # even, so that both ranks of the mirror have rows of the same numbers
+GROWING = {"dynamic": {}, "seen": {"seen": 2}}
+"""The settings of 26 dynamic tables, by what trains."""
 SAMPLES = 300  # more than a long bag of any table may have entries: its sums are launches, too
 FEW = 20
 NUMBERS = 13  # dense inputs
@@ -84,11 +87,13 @@ def counted_rows():
             ("drops", "eager", (1, 2)),
             ("dynamic", "eager", (1,)),
             ("dynamic", "recorded", (1,)),
+            ("seen", "eager", (1,)),
+            ("seen", "recorded", (1,)),
             ("model", "eager", (1,)),
             ("model", "recorded", (1, 2)),
         )
         for ranks in rank_numbers
-        for groups in (WIDTHS if part != "dynamic" else (1,))
+        for groups in ((1,) if part in GROWING else WIDTHS)
     ]
 
 
@@ -100,11 +105,11 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables`, `sums`, `drops`, `dynamic` or `model`.
+        part: What trains, `tables`, `sums`, `drops`, `dynamic`, `seen` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
-    if part == "dynamic":
-        collection, batches = grows(), new_ids
+    if part in GROWING:
+        collection, batches = grows(**GROWING[part]), new_ids
     else:
         mode_of_tables = "pooled" if part == "sums" else "unique"
         rule_of_ids = "drop" if part == "drops" else "error"
@@ -159,13 +164,17 @@ def batch_of(seed, samples=SAMPLES):
     return KeyedJaggedTensor([f"f{k}" for k in range(len(ROWS))], torch.cat(ids), lengths=lengths)
 
 
-def grows():
+def grows(**settings):
     """Return 26 dynamic tables on one rank."""
     comm = Comm()
     comm.side = GpuSideStream(NoStream(), NoStream, lambda stream: nullcontext())
     tables = [
         EmbeddingBagConfig(
-            name=f"t{k}", num_embeddings="dynamic", embedding_dim=8, feature_names=[f"f{k}"]
+            name=f"t{k}",
+            num_embeddings="dynamic",
+            embedding_dim=8,
+            feature_names=[f"f{k}"],
+            dynamic=settings,
         )
         for k in range(26)
     ]
@@ -267,6 +276,7 @@ PARTS = {
     "sums": tables_alone,
     "drops": tables_alone,
     "dynamic": tables_alone,
+    "seen": tables_alone,
     "model": whole_model,
 }
 

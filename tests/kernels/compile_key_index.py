@@ -43,9 +43,12 @@ def call_everything():
     for dtype in (torch.float32, torch.bfloat16):
         rows_RD = torch.zeros(KEYS, 65, dtype=dtype)
         begin_rows(rows_RD, starts_I, (keys[0], *keys))
-        slot, *added = index.add(*keys, group, 0, torch.zeros(1, dtype=torch.int32))
-        added += index.numbers, keys[0], keys[0], group, keys[0], keys[0]
-        begin_rows(rows_RD, starts_I, (slot, *keys), added)
+        times = torch.zeros(KEYS, dtype=torch.int32)
+        for counter in (None, (index.numbers, *keys, times, keys[0])):
+            of_step = group, 0, torch.zeros(1, dtype=torch.int32), (keys[0], keys[0])
+            slot, *added = index.add(*keys, *of_step, counter)
+            added += index.numbers, keys[0], keys[0], group
+            begin_rows(rows_RD, starts_I, (slot, *keys), added)
 
 
 if __name__ == "__main__":

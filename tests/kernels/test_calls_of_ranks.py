@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, same_bits
 from gpu_first.recorder import counted
-from kernels.test_cut_lookups import Model, WithSequences, batch_of, loss
+from kernels.test_cut_lookups import SKETCHED, Model, WithSequences, batch_of, loss
 from ranks import auto_means
 
 from recapp.data_parallel import wrap_dense
@@ -231,7 +231,7 @@ def test_calls_of_several_ranks_read_vectors_one_by_one(interpreted, ranks):
 
 @pytest.mark.full
 def test_calls_with_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
-    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic={"seen": 2})
+    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic=SKETCHED)
 
 
 @pytest.mark.full

@@ -21,6 +21,7 @@ from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollectio
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 from recapp.transport.communicator import Comm
 
+SKETCHED = {"seen": 2, "counter": "sketch"}  # the host decides on new keys
 ROWS = {"a": 23, "b": 9, "c": 40}
 B = 6
 
@@ -220,7 +221,7 @@ def stops(comm, fault):
 
 def looks_up_other_ids(comm):
     """Train a model that weighs ids itself: its lookups are its own, and its steps are launched."""
-    model = {"weighs": True, "num_embeddings": "dynamic", "dynamic": {"seen": 2}}
+    model = {"weighs": True, "num_embeddings": "dynamic", "dynamic": SKETCHED}
     trained, loop = (Trained(comm, "table_wise", s, **model) for s in ("recorded", "loop"))
     seeds = range(WARM_UP + 3)
     values = [[*way.train(seeds, varies=True), *way.weights()] for way in (trained, loop)]
@@ -229,7 +230,7 @@ def looks_up_other_ids(comm):
 
 
 def test_recorded_steps_of_tables_that_need_the_host_have_the_bits_of_a_loop(interpreted):
-    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic={"seen": 2})
+    compare(Comm(), "table_wise", num_embeddings="dynamic", dynamic=SKETCHED)
 
 
 def dropping(comm, plan):

@@ -1,6 +1,6 @@
-"""Recorded steps of dynamic tables whose keys all get rows: the device adds keys, and the host
-makes room ahead. A recorder stands for a CUDA graph, and Triton's interpreter for a GPU; tables of
-a few buckets grow in the middle of recorded steps.
+"""Recorded steps of dynamic tables whose keys get rows at once, or after some steps, and keep them:
+the device counts and adds keys, and the host makes room ahead. A recorder stands for a CUDA graph,
+and Triton's interpreter for a GPU; tables of a few buckets grow in the middle of recorded steps.
 """
 
 import pytest
@@ -106,6 +106,9 @@ class Trained:
             index = s.index
             held = [m.rows for m in (s._weights, *s._state, index.positions, index.strips)]
             memory += [index._table, index.numbers, s.admission._counts_4A]
+            if exact := s.admission.exact:
+                memory += [exact.slots.index._table, exact.slots.index.numbers]
+                held += [m.rows for m in (exact.counts, *exact.slots.memories)]
             memory += [rows[:512] for rows in held]
         return counted(self, step, memory)
 
@@ -128,11 +131,21 @@ class Trained:
         return [*(p.detach().clone() for p in self.model.parameters()), *found]
 
     def slots(self):
-        """Return the strip and position of each slot that was given out, and what was counted."""
+        """Return the strip and position of each slot that was given out, and what was counted.
+        Where keys wait for their rows, slots of those that do not get one lie between others, or
+        behind them.
+        """
         found = []
         for s in self.stores:
             n = s.slots.used
-            found += [s.index.positions.rows[:n], s.index.strips.rows[:n], s.admission.rows_IR]
+            if not (exact := s.admission.exact):
+                found += [s.index.positions.rows[:n], s.index.strips.rows[:n]]
+            else:
+                for number, strip in enumerate(s.strips):
+                    waiting = exact.keys_of_stretches(number)
+                    blocks = exact.blocks(number, strip, waiting, True)
+                    found += [waiting, *(b.data[:].clone() for b in blocks)]
+            found.append(s.admission.rows_IR)
         return [*found, self.shared.changes()]
 
 
@@ -151,15 +164,23 @@ def told(monkeypatch, work):
         return work()
 
 
+def same(mine, known):
+    if isinstance(mine, torch.Tensor):
+        return torch.equal(mine, known)
+    if isinstance(mine, list | tuple):
+        return len(mine) == len(known) and all(map(same, mine, known))
+    return mine == known
+
+
 def equal(mine, known):
-    return all(map(same_bits, mine.tensors(), known.tensors())) and all(
-        torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
-        for x, y in zip(mine.slots(), known.slots(), strict=True)
+    return all(map(same_bits, mine.tensors(), known.tensors())) and same(
+        mine.slots(), known.slots()
     )
 
 
 STEPS = WARM_UP + 4
 ADAGRAD = adagrad(0.1, initial_accumulator=0.3)
+SEEN = {"dynamic": {"seen": 2}}
 
 
 def batches(first=0, steps=STEPS, **settings):
@@ -167,32 +188,40 @@ def batches(first=0, steps=STEPS, **settings):
 
 
 @pytest.mark.parametrize(
-    ("steps", "rule"),
+    ("steps", "rule", "of_tables"),
     [
-        ("recorded", rowwise_adagrad(0.125)),
-        pytest.param("calls", adam(0.1), marks=pytest.mark.full),
-        pytest.param("recorded", ADAGRAD, marks=pytest.mark.full),
-        pytest.param("loop", ADAGRAD, marks=pytest.mark.full),
+        ("recorded", rowwise_adagrad(0.125), {}),
+        ("recorded", ADAGRAD, SEEN),
+        pytest.param("calls", adam(0.1), {}, marks=pytest.mark.full),
+        pytest.param("calls", adam(0.1), SEEN, marks=pytest.mark.full),
+        pytest.param("recorded", ADAGRAD, {}, marks=pytest.mark.full),
+        pytest.param("loop", ADAGRAD, {}, marks=pytest.mark.full),
+        pytest.param("loop", ADAGRAD, {"dynamic": {"seen": 3}}, marks=pytest.mark.full),
     ],
-    ids=["recorded", "calls", "state", "loop"],
+    ids=["recorded", "seen", "calls", "calls-seen", "state", "loop", "loop-seen"],
 )
-def test_rows_and_slots_are_those_of_a_host_that_is_told(small, steps, rule):
-    trained, known = Trained(steps, rule), Trained("loop", rule)
+def test_rows_and_slots_are_those_of_a_host_that_is_told(small, steps, rule, of_tables):
+    trained, known = Trained(steps, rule, **of_tables), Trained("loop", rule, **of_tables)
     values = trained.train(batches())
     assert trained.captures == {"recorded": 1, "calls": 2, "loop": 0}[steps]
     assert trained.replays == {"recorded": 3, "calls": 6, "loop": 0}[steps]
-    assert all(len(s.index._table) > 16 for s in trained.stores)  # they have grown
+    indexes = [slots.index for s in trained.stores for slots, _ in s._growing]
+    assert all(len(index._table) > 16 for index in indexes)  # they have grown
     assert all(map(same_bits, values, told(small, lambda: known.train(batches()))))
     assert equal(trained, known)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("of_tables", [{}, SEEN], ids=["plain", "seen"])
 @pytest.mark.parametrize("between", ["evaluated", "loaded"])
-def test_what_happens_between_recorded_steps(small, tmp_path, between):
+def test_what_happens_between_recorded_steps(small, tmp_path, between, of_tables):
     """Batches are evaluated, whose new keys leave no trace; or a checkpoint is loaded, of which the
     tables had other keys before.
     """
-    trained, known = Trained("recorded", ADAGRAD), Trained("loop", ADAGRAD)
+    trained, known = (
+        Trained("recorded", ADAGRAD, **of_tables),
+        Trained("loop", ADAGRAD, **of_tables),
+    )
 
     def run(one):
         values = one.train(batches())
@@ -212,8 +241,13 @@ def test_what_happens_between_recorded_steps(small, tmp_path, between):
 
 @pytest.mark.parametrize(
     ("needs", "of_tables"),
-    [(False, {}), (True, {"dynamic": {"seen": 2}}), (True, {"dynamic": {"max_rows": 6400}})],
-    ids=["plain", "seen", "max_rows"],
+    [
+        (False, {}),
+        (False, SEEN),
+        (True, {"dynamic": {"seen": 2, "counter": "sketch"}}),
+        (True, {"dynamic": {"max_rows": 6400}}),
+    ],
+    ids=["plain", "seen", "sketch", "max_rows"],
 )
 def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tables):
     trained = Trained("loop", **of_tables)
@@ -223,20 +257,52 @@ def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tabl
     assert trained.shared.needs_host
 
 
-@pytest.mark.parametrize("kind", [IdError, pytest.param(TrainingError, marks=pytest.mark.full)])
-def test_a_fault_adds_no_key_any_more(small, kind):
-    trained = Trained("recorded")
+@pytest.mark.parametrize(
+    ("kind", "of_tables"),
+    [
+        (IdError, {}),
+        pytest.param(IdError, SEEN, marks=pytest.mark.full),
+        pytest.param(TrainingError, {}, marks=pytest.mark.full),
+    ],
+)
+def test_a_fault_adds_no_key_any_more(small, kind, of_tables):
+    trained = Trained("recorded", **of_tables)
     trained.train(batches())
     faulty = batch_of(50, bad=kind is IdError)
     if kind is TrainingError:
         trained.train([faulty])  # its keys have rows, as in a loop
         faulty.labels_B[0] = torch.nan
-    before = [*trained.tensors(), *trained.slots()[:-1]]
+    before = trained.tensors(), trained.slots()
     with pytest.raises(kind):
         trained.train([faulty, *batches(60, 3)])
-    assert all(map(torch.equal, before, [*trained.tensors(), *trained.slots()[:-1]]))
+    after = trained.tensors(), trained.slots()
+    assert same(before, after)
     trained.train(batches(70, 2))
-    assert len(trained.slots()[0]) > len(before[-6])
+    assert not same(before[1], trained.slots())
+
+
+def test_several_lookups_of_a_step_count_a_key_once(small):
+    """Keys without rows of the first lookup are known to the second, and to one between them that
+    is not trained. A step that is not trained to its end counts, too.
+    """
+
+    def run(one):
+        found = []
+        for seed in range(3):
+            one.optimizer.zero_grad()
+            first = one.model(batch_of(seed))
+            with torch.no_grad():
+                found += [one.model(batch_of(1))] if seed == 0 else []
+            second = one.model(batch_of(seed, new=False))
+            found += [first.detach(), second.detach()]
+            if seed != 1:
+                (first.sum() - 2 * second.sum()).backward()
+                one.optimizer.step()
+        return found
+
+    trained, known = Trained("loop", **SEEN), Trained("loop", **SEEN)
+    assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
+    assert equal(trained, known)
 
 
 class Late:

@@ -137,7 +137,7 @@ def test_only_what_can_be_recorded_is_priced_as_a_graph():
         [table], Topology(1, hardware=machine), 1, rowwise_adagrad(), graphs=True
     )
     assert graph.recorded == "step" and graph.dense_us == 0
-    growing = replace(table, num_embeddings="dynamic", dynamic={"seen": 2})
+    growing = replace(table, num_embeddings="dynamic", dynamic={"max_rows": 640})
     places = TableLookup(table, "f", "places", "concat", 2)
     several = {"topology": Topology(2, hardware=machine)}
     sequence = {"lookups": [TableLookup(table, "f", "f", "none")]}
@@ -147,8 +147,8 @@ def test_only_what_can_be_recorded_is_priced_as_a_graph():
     for change in ({"graphs": False}, {"rule": None}, {**several, **sequence}):
         launched = replace(graph, **change)
         assert launched.recorded == "" and launched.dense_us == machine.dense_us
-    plain = replace(table, num_embeddings="dynamic")
-    for change in (sequence, {"tables": [plain], "lookups": ()}):
+    counted = replace(table, num_embeddings="dynamic", dynamic={"seen": 2})
+    for change in (sequence, {"tables": [counted], "lookups": ()}):
         assert replace(graph, **change).recorded == "step"
     on_cpu = replace(graph, topology=Topology(1))
     assert on_cpu.recorded == "" and on_cpu.dense_us == 0

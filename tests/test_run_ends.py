@@ -231,7 +231,7 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(jobs, base):
         assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()), moment
         assert not (folder / "run/.lock").exists(), moment
         shutil.rmtree(folder / "run", ignore_errors=True)
-    assert before_training > MOMENTS / 2
+    assert before_training >= MOMENTS / 2
 
 
 @pytest.mark.full

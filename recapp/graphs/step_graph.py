@@ -113,6 +113,8 @@ class StepGraph:
             are recorded. Where the device could not stop a step, steps are those of an ordinary
             loop, and errors of ids are raised at once.
         steps: The number of steps so far.
+        copies: Whether results are copied out of the memory of a recorded step, for callers who
+            keep them beyond the next call.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class StepGraph:
         self.optimizer = optimizer
         self.tables = sharded_tables(model)
         self.steps = 0
+        self.copies = True
         self._cuts = CutLookups(self.tables)
         self._has_trained = False
         self._setting = setting
@@ -210,7 +213,7 @@ class StepGraph:
             for shared in self.tables:
                 shared.update.count()
         self._verdict.copy(self.steps, batch, updates, recorded.integers, recorded.verdict)
-        return copied(left.result)  # the next step overwrites what is here
+        return copied(left.result) if self.copies else left.result
 
     def _step(self, batch: Samples) -> Any:
         """Train on a batch, unless the device has stopped."""
@@ -279,11 +282,10 @@ class StepGraph:
             result = self._step(batch) if self.cuts else self._step_with(static).result
         self._verdict.copy(self.steps, batch, before, integers)
         updates = self._verdict.updates()
-        record = partial(self._step_with, static)
-        if self.cuts:
-            record = partial(
-                self._computed_with, static, [cut.copy() for cut in self._cuts.waiting()]
-            )
+        cuts = [cut.copy() for cut in self._cuts.waiting()] if self.cuts else []
+        record = (
+            partial(self._computed_with, static, cuts) if cuts else partial(self._step_with, static)
+        )
         renew_gradient_nodes([*self.model.parameters(), *(t.anchor for t in self.tables)])
         if self.ranks is not None:
             self.ranks.take_over()

@@ -59,6 +59,7 @@ class RecordedSteps:
         self.module = module
         self._norm_G: Tensor | None = None  # of the gradients of the last step
         self._graph = StepGraph(module, self._loss, optimizer, capture, SETTING, ranks)
+        self._graph.copies = False  # of the loss Lightning makes its own
         self._hook = optimizer.register_step_pre_hook(self._before_step)
 
     def __call__(self, batch: Batch, batch_idx: int) -> Tensor:

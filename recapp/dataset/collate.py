@@ -5,12 +5,13 @@ schema, the same decoder of ids and numbers, and the same transform.
 
 The ids of a batch are keys-major, because each table needs its ids together:
 
-    rows (N x S)   r0: a0 b0   r1: a1 b1      ->      values_L  a0 a1 b0 b1      lengths_FB  1 1 1 1
+    rows   r0: a0 b0   r1: a1 b1      ->      values_L  a0 a1 b0 b1      lengths_FB  1 1 1 1
 
 Single-valued features always have length 1. A missing id has the value MISSING, for which the
 table's id rule has an own row. Errors name file, column and row.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from recapp.dataset.decode import (
     BadValue,
     Float32Array,
     Int64Array,
+    compiled,
     decode_bags,
     decode_finite,
     decode_ids,
@@ -35,13 +37,13 @@ from recapp.dataset.decode import (
     decode_times,
     decode_vectors,
     padding_id,
+    write_ids,
+    write_numbers,
 )
 from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
 from recapp.dataset.schema import Schema
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.keyed_jagged_tensor import (
-    MISSING,
-    MISSING_INT32,
     Batch,
     KeyedJaggedTensor,
     as_int64,
@@ -101,9 +103,10 @@ class _Chunk:
         names: Sequence[str],
         dtype: npt.DTypeLike,
         decode: Callable[..., npt.NDArray[Any]],
-        text_of: Callable[[str], Any] = lambda name: None,
+        text_of: Callable[[str], Any],
+        write: Callable[..., bool],
     ) -> npt.NDArray[Any]:
-        """Return a value for each row and column, [N, len(names)].
+        """Return a value for each column and row, [len(names), N].
 
         Args:
             names: The columns.
@@ -114,11 +117,13 @@ class _Chunk:
         Raises:
             DataError: As for `decoded`.
         """
-        matrix = np.empty((self.batch.num_rows, len(names)), dtype=dtype)
+        matrix = np.empty((len(names), self.batch.num_rows), dtype=dtype)
         joins = self.batch.num_rows <= ROWS_JOINED
         parts = [self.batch.column(self.columns[name]) for name in names]
         alike: dict[tuple[int, bool, Any], list[int]] = {}
         for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+            if write(part, text_of(name), matrix[number]):
+                continue
             joined = joins and part.type.id in JOINED_TYPES
             kind = part.type.id if joined else number
             alike.setdefault((kind, joined, text_of(name)), []).append(number)
@@ -127,7 +132,7 @@ class _Chunk:
             values = self.decoded(
                 [names[i] for i in numbers], alike_parts, partial(decode, text=text)
             )
-            matrix[:, numbers] = values.reshape(len(numbers), -1).T
+            matrix[numbers] = values.reshape(len(numbers), -1)
         return matrix
 
     def decoded(
@@ -211,12 +216,14 @@ class Collate:
         schema = self.schema
         chunk = _Chunk(record_batch, columns, path, rows_N)
         derives = bool(schema.derived)
-        dense_NI = chunk.read(
+        dense_IN = chunk.read(
             schema.dense,
             np.float32,
             _numbers_or_nan if derives else lambda column, text: decode_numbers(column)[0],
+            lambda name: math.nan if derives else 0.0,
+            write_numbers,
         )
-        ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
+        ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids, write_ids)
         bags = tuple(
             FeatureBags.of(
                 *chunk.decoded_column(
@@ -233,7 +240,7 @@ class Collate:
             for name in schema.sparse
             if name in self.bags
         )
-        targets_NT = np.empty((record_batch.num_rows, len(schema.targets)), dtype=np.float32)
+        targets_TN = np.empty((len(schema.targets), record_batch.num_rows), dtype=np.float32)
         for number, name in enumerate(schema.targets):
             decode: Callable[[pa.Array], Float32Array] = decode_labels
             if name in schema.weight_columns:
@@ -242,9 +249,9 @@ class Collate:
                 decode = partial(decode_finite, use="label", least=0, most=1)
             elif name in schema.real_labels:
                 decode = partial(decode_finite, use="label")
-            targets_NT[:, number] = chunk.decoded_column(name, decode)
+            targets_TN[number] = chunk.decoded_column(name, decode)
         vectors = [
-            chunk.decoded_column(name, partial(decode_vectors, width=width))
+            chunk.decoded_column(name, partial(decode_vectors, width=width)).T
             for name, width in schema.vectors.items()
         ]
         if derives:
@@ -252,47 +259,49 @@ class Collate:
                 name: chunk.decoded_column(name, partial(decode_times, unit=unit))
                 for name, unit in schema.times.items()
             }
-            return self._derived(dense_NI, targets_NT, ids_NS, bags, times, vectors)
-        numbers_NI = DENSE_TRANSFORMS[self.transform](dense_NI)
+            return self._derived(dense_IN, targets_TN, ids_SN, bags, times, vectors)
+        numbers_IN = DENSE_TRANSFORMS[self.transform](dense_IN)
         if vectors:
-            numbers_NI = np.column_stack([numbers_NI, *vectors])
-        return Rows(numbers_NI, targets_NT, ids_NS, bags)
+            numbers_IN = np.concatenate([numbers_IN, *vectors]).copy(order="C")
+        return Rows(numbers_IN, targets_TN, ids_SN, bags)
 
     def numbers(
         self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
     ) -> Float32Array:
-        """Decode the dense columns alone, [N, I]: not transformed, NaN where missing.
+        """Decode the dense columns alone, [I, N]: not transformed, NaN where missing.
 
         Arguments and errors are those of `rows`.
         """
         chunk = _Chunk(record_batch, columns, path, rows_N)
-        return chunk.read(self.schema.dense, np.float32, _numbers_or_nan)
+        return chunk.read(
+            self.schema.dense, np.float32, _numbers_or_nan, lambda name: math.nan, write_numbers
+        )
 
     def _derived(
         self,
-        numbers_NI: Float32Array,
-        targets_NT: Float32Array,
-        ids_NS: Int64Array,
+        numbers_IN: Float32Array,
+        targets_TN: Float32Array,
+        ids_SN: Int64Array,
         bags: tuple[FeatureBags, ...],
         times: dict[str, Int64Array],
         vectors: Sequence[Float32Array],
     ) -> Rows:
         schema = self.schema
         columns = DecodedColumns(
-            dict(zip(schema.dense, numbers_NI.T, strict=True)),
-            dict(zip(self.singles, ids_NS.T, strict=True)),
+            dict(zip(schema.dense, numbers_IN, strict=True)),
+            dict(zip(self.singles, ids_SN, strict=True)),
             dict(zip((name for name in schema.sparse if name in self.bags), bags, strict=True)),
             times,
         )
         columns.derive(schema.derived)
-        known_NI = np.nan_to_num(numbers_NI, copy=True, nan=0.0)
+        known_IN = np.nan_to_num(numbers_IN, copy=True, nan=0.0)
         more = [columns.numbers[c.name] for c in schema.derived if c.is_new_number]
         return Rows(
-            np.column_stack([DENSE_TRANSFORMS[self.transform](known_NI), *more, *vectors]),
-            targets_NT,
-            np.column_stack([columns.ids[name] for name in self.single_features])
+            np.vstack([DENSE_TRANSFORMS[self.transform](known_IN), *more, *vectors]),
+            targets_TN,
+            np.stack([columns.ids[name] for name in self.single_features])
             if self.single_features
-            else ids_NS,
+            else ids_SN,
             tuple(columns.bags.values()),
         )
 
@@ -300,73 +309,74 @@ class Collate:
         """Return zero rows, for the empty batches that pad an evaluation."""
         empty = np.zeros(0, dtype=np.int64)
         return Rows(
-            np.zeros((0, len(self.schema.numbers)), dtype=np.float32),
-            np.zeros((0, len(self.schema.targets)), dtype=np.float32),
-            np.zeros((0, len(self.single_features)), dtype=np.int64),
+            np.zeros((len(self.schema.numbers), 0), dtype=np.float32),
+            np.zeros((len(self.schema.targets), 0), dtype=np.float32),
+            np.zeros((len(self.single_features), 0), dtype=np.int64),
             tuple(FeatureBags.of(empty, empty) for _ in self.bags),
             empty if self.numbered else None,
         )
 
     def batch(self, parts: list[Rows]) -> Batch:
         """Join the rows of `parts`, in order, to one `Batch`; without parts the batch is empty."""
-        rows = join(parts) if parts else self.no_rows()
-        # A part may be a view of a whole chunk that other lanes need; torch must own its memory.
+        return self.batch_of(join(parts) if parts else self.no_rows())
+
+    def batch_of(self, rows: Rows, narrows: bool = False) -> Batch:
+        """Return rows as a batch, which takes over their memory.
+
+        Args:
+            rows: The rows.
+            narrows: Whether ids have 32 bits, if all fit.
+        """
         targets = {
-            name: torch.from_numpy(np.array(values_B, order="C", copy=True))
-            for name, values_B in zip(self.schema.targets, rows.targets_NT.T, strict=True)
+            name: torch.from_numpy(values_B)
+            for name, values_B in zip(self.schema.targets, rows.targets_TN, strict=True)
         }
-        dense_BI = torch.from_numpy(np.array(rows.dense_NI, order="C", copy=True))
-        values_L, lengths_FB = self._keys_major(rows)
-        keys = list(self.schema.features)
         return Batch(
-            dense_BI,
-            KeyedJaggedTensor(
-                keys, torch.from_numpy(values_L), lengths=torch.from_numpy(lengths_FB)
-            ),
+            torch.from_numpy(np.ascontiguousarray(rows.numbers_IN.T)),
+            self._keys_major(rows, narrows),
             {name: targets[name] for name in self.schema.labels},
             {name: targets[column] for name, column in self.schema.weights.items()},
-            None if rows.row_numbers_N is None else torch.from_numpy(rows.row_numbers_N.copy()),
+            None if rows.row_numbers_N is None else torch.from_numpy(rows.row_numbers_N),
         )
 
-    def _keys_major(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return ids [L] and lengths [F * B], feature after feature."""
+    def _keys_major(self, rows: Rows, narrows: bool) -> KeyedJaggedTensor:
+        """Return the ids of rows, feature after feature."""
         count = len(rows)
-        if not self.bags:
-            return np.array(rows.ids_NS.T, order="C", copy=True).reshape(-1), np.ones(
-                count * len(self.single_features), dtype=np.int64
-            )
-        single = iter(rows.ids_NS.T)
-        bag = iter(rows.bags)
-        ones = np.ones(count, dtype=np.int64)
-        values = []
-        lengths = []
-        for name in self.schema.features:
-            if name in self.bags:
-                bag_ids = next(bag)
-                values.append(bag_ids.values_L)
-                lengths.append(np.diff(bag_ids.offsets_N1))
-            else:
-                values.append(next(single))
-                lengths.append(ones)
-        return np.concatenate(values), np.concatenate(lengths)
+        values_L = rows.ids_SN.reshape(-1)
+        per_F = [count] * len(self.schema.features)
+        # one number, expanded: who reads lengths sees that they are equal
+        lengths_FB = torch.ones(1, dtype=torch.int64).expand(sum(per_F))
+        if self.bags:
+            lengths_FB = lengths_FB.clone()
+            single = iter(rows.ids_SN)
+            bag = iter(rows.bags)
+            values = []
+            for number, name in enumerate(self.schema.features):
+                if name in self.bags:
+                    bag_ids = next(bag)
+                    values.append(bag_ids.values_L)
+                    lengths_B = torch.from_numpy(np.diff(bag_ids.offsets_N1))
+                    lengths_FB[number * count :][:count] = lengths_B
+                    per_F[number] = len(bag_ids.values_L)
+                else:
+                    values.append(next(single))
+            values_L = np.concatenate(values)
+        short_L = np.empty(len(values_L) if narrows else 0, np.int32)
+        fits = narrows and compiled().narrow(values_L, short_L)
+        return KeyedJaggedTensor.unchecked(
+            list(self.schema.features),
+            torch.from_numpy(short_L if fits else values_L),
+            None,
+            lengths_FB,
+            count,
+            per_F,
+        )
 
 
 def _numbers_or_nan(column: pa.Array, text: object) -> Float32Array:
     """Return the numbers of a column, [N]; NaN where they are missing."""
     numbers, missing = decode_numbers(column)
     return numbers if missing is None else np.where(missing, np.float32(np.nan), numbers)
-
-
-def with_narrow_ids(batch: Batch) -> Batch:
-    """Return a batch with int32 ids; the batch itself if an id does not fit."""
-    values = batch.sparse.values()
-    ids_L = values.numpy()
-    near_L = np.maximum(ids_L, MISSING_INT32)
-    missing = np.count_nonzero(near_L == MISSING_INT32)
-    if missing > np.count_nonzero(ids_L == MISSING) or near_L.max(initial=0) >= -MISSING_INT32:
-        return batch
-    narrow_L = torch.from_numpy(near_L.astype(np.int32))
-    return batch.each(lambda tensor: narrow_L if tensor is values else tensor)
 
 
 def with_wide_ids(batch: Batch) -> Batch:

@@ -113,6 +113,9 @@ class DataSettings:
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
         seed: The seed of the order of rows; None takes the seed of the run.
         num_workers: The reader processes of each rank; 0 reads in the rank's own process.
+        num_threads: The threads of each reading process that decode chunks ahead, beside one that
+            makes batches; 0 reads between two steps. None takes half of the cores of each rank, at
+            most 6; none beside reader processes.
         scale: The fraction of the data set's size to use (`scaled`).
         generate: Data that recapp generates at `path`; None reads existing files.
 
@@ -154,6 +157,7 @@ class DataSettings:
     shuffle_rows: Natural = 4096
     seed: Natural | None = None
     num_workers: Natural = 0
+    num_threads: Natural | None = None
     scale: float | str = 1
     generate: Generate | None = None
 

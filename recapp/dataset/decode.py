@@ -126,6 +126,14 @@ def _kernel() -> Callable[..., int]:
     return ids_of_texts
 
 
+@lru_cache(None)
+def compiled() -> Any:
+    """Import the compiled loops over columns; plans on paper need no numba."""
+    from recapp.dataset import compiled_columns
+
+    return compiled_columns
+
+
 def shown(value: pa.Scalar) -> str:
     """Return a value as text for a message.
 
@@ -294,6 +302,51 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
     if missing is not None:
         ids[missing] = MISSING
     return ids
+
+
+def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
+    """Write the ids of a column of integers, in one pass.
+
+    Args:
+        column: One id per row.
+        text: The rule for ids of text.
+        out_N: The ids that are written.
+
+    Returns:
+        Whether all are written; otherwise `decode_ids` reads the column, or names its fault.
+    """
+    kind = column.type
+    if not pt.is_integer(kind) or pt.is_uint64(kind) or not len(column):
+        return False
+    values_N, bits = _buffers(column)
+    if pt.is_int32(kind) and text is TextIds.HEX:
+        values_N = values_N.view(np.uint32)
+    return not compiled().decode_integers(values_N, bits, column.offset, out_N)
+
+
+def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
+    """Write the numbers of a column of integers or floats, like `write_ids`.
+
+    Args:
+        column: One number per row.
+        absent: The number for a missing one.
+        out_N: The numbers that are written.
+    """
+    kind = column.type
+    is_read = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
+    if not is_read or not len(column):
+        return False
+    values_N, bits = _buffers(column)
+    gap = np.float32(absent)
+    return not compiled().decode_floats(values_N, bits, column.offset, gap, out_N)
+
+
+def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return the values of a column, and a bit for each that is there; no bits if all are."""
+    bits, values = column.buffers()
+    dtype = np.dtype(column.type.to_pandas_dtype())
+    values_N = np.frombuffer(values, dtype, len(column), column.offset * dtype.itemsize)
+    return values_N, np.frombuffer(bits if column.null_count else b"", np.uint8)
 
 
 def padding_id(schema: Schema, feature: str) -> int | None:

@@ -1,12 +1,11 @@
 """The decoded rows of a chunk, and the columns that are computed of decoded ones
 (`recapp/dataset/data_settings.py`).
 
-`Rows` are numpy arrays, which can be sliced, permuted and joined. They are row-major, because lanes
-gather rows.
+`Rows` are numpy arrays, column after column, as files and batches have them.
 
-    dense_NI    [N, I]  numbers, transformed
-    targets_NT  [N, T]  labels, then weights
-    ids_NS      [N, S]  the single id of each row and single-valued feature
+    numbers_IN  [I, N]  numbers, transformed
+    targets_TN  [T, N]  labels, then weights
+    ids_SN      [S, N]  the single id of each row and single-valued feature
     bags                values_L, offsets_N1 of each multi-valued feature
     row_numbers_N  [N]  the place of each row in the data set, where it is wanted
 
@@ -85,60 +84,27 @@ class FeatureBags:
             values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
         )
 
-    def slice(self, first: int, last: int) -> "FeatureBags":
-        """Return rows [first, last), without a copy of the ids."""
-        offsets = self.offsets_N1[first : last + 1]
-        return FeatureBags(self.values_L[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-    def take(self, rows_M: Int64Array) -> "FeatureBags":
-        """Return the given rows, in the given order."""
-        starts = self.offsets_N1[rows_M]
-        lengths = np.diff(self.offsets_N1)[rows_M]
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        position_L = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return FeatureBags(self.values_L[position_L], offsets)
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Some decoded rows; the module docstring explains the arrays.
 
     Args:
-        dense_NI: Transformed numbers, [N, I].
-        targets_NT: Labels and weights, [N, T].
-        ids_NS: Ids of single-valued features, [N, S].
+        numbers_IN: Transformed numbers, [I, N].
+        targets_TN: Labels and weights, [T, N].
+        ids_SN: Ids of single-valued features, [S, N].
         bags: The bags of each multi-valued feature, in schema order.
         row_numbers_N: The place of each row in the data set, [N]; None where nobody wants it.
     """
 
-    dense_NI: Float32Array
-    targets_NT: Float32Array
-    ids_NS: Int64Array
+    numbers_IN: Float32Array
+    targets_TN: Float32Array
+    ids_SN: Int64Array
     bags: tuple[FeatureBags, ...]
     row_numbers_N: Int64Array | None = None
 
     def __len__(self) -> int:
-        return len(self.targets_NT)
-
-    def slice(self, first: int, last: int) -> "Rows":
-        """Return rows [first, last) without a copy; `last` may exceed the number of rows."""
-        last = min(last, len(self))
-        bags = tuple(bag.slice(first, last) for bag in self.bags)
-        return Rows(
-            self.dense_NI[first:last],
-            self.targets_NT[first:last],
-            self.ids_NS[first:last],
-            bags,
-            None if self.row_numbers_N is None else self.row_numbers_N[first:last],
-        )
-
-    def take(self, rows_M: Int64Array) -> "Rows":
-        """Return the given rows, in the given order."""
-        bags = tuple(bag.take(rows_M) for bag in self.bags)
-        numbers = None if self.row_numbers_N is None else self.row_numbers_N[rows_M]
-        return Rows(
-            self.dense_NI[rows_M], self.targets_NT[rows_M], self.ids_NS[rows_M], bags, numbers
-        )
+        return int(self.targets_TN.shape[1])
 
 
 def join(parts: Sequence[Rows]) -> Rows:
@@ -154,9 +120,9 @@ def join(parts: Sequence[Rows]) -> Rows:
     )
     numbers = [part.row_numbers_N for part in parts if part.row_numbers_N is not None]
     return Rows(
-        np.concatenate([part.dense_NI for part in parts]),
-        np.concatenate([part.targets_NT for part in parts]),
-        np.concatenate([part.ids_NS for part in parts]),
+        np.concatenate([part.numbers_IN for part in parts], axis=1),
+        np.concatenate([part.targets_TN for part in parts], axis=1),
+        np.concatenate([part.ids_SN for part in parts], axis=1),
         bags,
         np.concatenate(numbers) if numbers else None,
     )

@@ -100,7 +100,7 @@ def ids_by_feature(rows: Rows, schema: Schema, bags: Set[str]) -> dict[str, Int6
         schema: Their columns.
         bags: The features whose columns are lists.
     """
-    single = iter(rows.ids_NS.T)
+    single = iter(rows.ids_SN)
     lists = iter(rows.bags)
     return {
         name: next(lists).values_L if name in bags else next(single) for name in schema.features
@@ -439,8 +439,8 @@ def _fit_edges(
         collate = Collate(schema.unlabelled().only_raw(dense, schema.sparse), source.bags, "none")
         for file, first, chunk in arrow_chunks(source.only(dense)):
             rows_N = first + np.arange(chunk.num_rows)
-            numbers_NI = collate.numbers(chunk, file.columns, file.path, rows_N)
-            for name, values_N in zip(dense, numbers_NI.T, strict=True):
+            numbers_IN = collate.numbers(chunk, file.columns, file.path, rows_N)
+            for name, values_N in zip(dense, numbers_IN, strict=True):
                 counts[name].add(values_N[~np.isnan(values_N)])
     return [replace(c, values=_edges_of(c, counts.get(c.reads[0]))) for c in columns]
 

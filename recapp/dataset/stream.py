@@ -11,12 +11,17 @@ the same order.
 
 A `Reader` streams row groups in chunks, and hands the rows of each chunk to their lanes:
 
-    row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [rows]
-      (one cursor)                                      └─────────>  inbox of lane 5   [rows]
+    row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [places]
+      (one cursor)                                      └─────────>  inbox of lane 5   [places]
+
+Lanes take, permute and cut the places of rows; the values stay in their chunk until a batch gathers
+them (`recapp/dataset/chunk_store.py`). Threads may decode the next chunks ahead, and one thread may
+make the next batches; the batches are the same.
 
 A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
 once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
-open row group, and the rows of shared chunks that lanes have not taken yet. If several lanes read
+open row group, with threads also the next one, and shared chunks of which lanes have not taken all
+rows yet. If several lanes read
 separate ranges of a large row group, each lane reads the row group by itself. Otherwise the reader
 would hold nearly the whole row group until the last lane takes its range.
 
@@ -39,9 +44,10 @@ function, so an epoch can start at any position without its history.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +55,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.collate import Collate, join_batches, with_narrow_ids, with_wide_ids
+from recapp.dataset.chunk_store import ChunkStore, places
+from recapp.dataset.collate import Collate, join_batches, with_wide_ids
+from recapp.dataset.counter_hash import hashes_of
 from recapp.dataset.data_file import chunks
-from recapp.dataset.rows import Rows, join
+from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.errors import ConfigError, DataError
@@ -121,10 +129,13 @@ def after(pieces: IntArray, position: int) -> IntArray:
     return rest
 
 
-def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntArray:
-    """Return the order of the rows of one block, [rows]: a sort by a counter hash."""
-    keys = hashes((seed, epoch, lane, block), np.arange(rows, dtype=np.int64))
-    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+def permutations(seed: int, epoch: int, lanes: range, block: int, rows: int) -> IntArray:
+    """Return the order of the rows of a block of each lane, [V, rows]: a sort by a counter hash,
+    of which no two are equal.
+    """
+    row_N = np.arange(rows, dtype=np.int64)
+    streams = [(seed, epoch, lane, block) for lane in lanes]
+    return np.argsort(hashes_of(streams, row_N), axis=1)
 
 
 def check_order(batch_size: int, lanes: int, ranks: int) -> None:
@@ -151,65 +162,11 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
     return range(rank * lanes // world, (rank + 1) * lanes // world)
 
 
-_U64 = np.uint64
-_GOLDEN = _U64(0x9E3779B97F4A7C15)
-_ALL = 2**64 - 1
-Uint64Array = npt.NDArray[np.uint64]
-Float64Array = npt.NDArray[np.float64]
-
-
-def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
-    """Return 64 hashed bits for each counter, [N].
-
-    Args:
-        stream: Integers that name a stream; different tuples are independent streams.
-        counters_N: The counters, [N].
-    """
-    state = 0
-    for part in stream:
-        state = _mixed(state + part)
-    return _mix(_U64(state) + counters_N.astype(_U64) * _GOLDEN)
-
-
-def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Return uniform numbers in [0, 1) of 53 bits, one per counter, [N]."""
-    numbers: Float64Array = (hashes(stream, counters_N) >> _U64(11)).astype(np.float64) * 2.0**-53
-    return numbers
-
-
-def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Return nearly normal numbers of mean 0 and variance 1, one per counter, [N].
-
-    Each is the sum of the four 16-bit parts of a hash (Irwin-Hall).
-    """
-    bits = hashes(stream, counters_N)
-    total = sum(
-        (bits >> _U64(shift) & _U64(0xFFFF)).astype(np.float64) for shift in (0, 16, 32, 48)
-    )
-    numbers: Float64Array = (total / 65536.0 - 2.0 + 2.0 / 65536.0) * 3.0**0.5
-    return numbers
-
-
-def _mixed(number: int) -> int:
-    """Return what `_mix` returns for a number; a call of numpy costs as much as all of it."""
-    number = number + 0x9E3779B97F4A7C15 & _ALL
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _ALL
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _ALL
-    return number ^ number >> 31
-
-
-def _mix(values: Uint64Array) -> Uint64Array:
-    """Mix the bits of each value, so that each input bit reaches each output bit.
-
-    This is SplitMix64's finaliser (Steele, Lea and Flood 2014).
-    """
-    values = values + _GOLDEN
-    values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return values ^ (values >> _U64(31))
-
-
 # ---- reading in that order
+
+# The decoded rows of a chunk, and those of each lane.
+DealtRows: TypeAlias = tuple[Rows, list[tuple[int, range]]]
+BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
 
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
 SHARED_ROWS = 65_536
@@ -225,13 +182,21 @@ class Reader:
         lanes: The lanes to read.
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
+        threads: Threads that read chunks ahead; None reads them when they are needed.
 
     `take` raises DataError for unusable values and unreadable files.
     """
 
     def __init__(
-        self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate
+        self,
+        source: Source,
+        deal: Deal,
+        lanes: range,
+        position: int,
+        collate: Collate,
+        threads: Executor | None = None,
     ) -> None:
+        self._threads = threads
         self._source = source
         self._collate = collate
         rows = np.array([segment.rows for segment in source.segments], dtype=np.int64)
@@ -240,13 +205,14 @@ class Reader:
         self._plans = {
             lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
         }
-        self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
-        self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
+        self.store = ChunkStore()
+        self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
+        self._cursors: dict[tuple[int, int], _Cursor] = {}
         self._ranges = self._by_cursor(rest_by_lane)
         self._due = {key: int((one[:, 1] - one[:, 0]).sum()) for key, one in self._ranges.items()}
 
-    def take(self, lane: int, count: int) -> Rows:
-        """Return the next `count` rows of a lane; fewer (at least one) at its end.
+    def take(self, lane: int, count: int) -> IntArray:
+        """Return the places of the next `count` rows of a lane; fewer (at least one) at its end.
 
         Raises:
             ValueError: The lane has no rows left.
@@ -263,7 +229,7 @@ class Reader:
                 plan.popleft()
         if not parts:
             raise ValueError(f"lane {lane} has no rows left")
-        return join(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _by_cursor(self, rest_by_lane: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Return the ranges of each segment that lanes need, in row order, by cursor.
@@ -286,36 +252,80 @@ class Reader:
         keys = cursors[starts].tolist()
         return {(key[0], key[1]): part for key, part in zip(keys, ranges, strict=True)}
 
-    def _next_part(self, lane: int, segment: int, count: int) -> Rows:
-        """Return up to `count` rows of a lane from one segment, but at least one row."""
+    def _next_part(self, lane: int, segment: int, count: int) -> IntArray:
+        """Return the places of up to `count` rows of a lane from one segment, but at least one."""
         inbox = self._inboxes.get((lane, segment))
         while not inbox:
-            self._advance((segment, _EVERY_LANE if self._shared[segment] else lane))
+            self._advance(self._key(lane, segment))
             inbox = self._inboxes.get((lane, segment))
-        rows = inbox.popleft()
-        if len(rows) > count:
-            inbox.appendleft(rows.slice(count, len(rows)))
-            return rows.slice(0, count)
+        place_N = inbox.popleft()
+        if len(place_N) > count:
+            inbox.appendleft(place_N[count:])
+            return place_N[:count]
         if not inbox:
             del self._inboxes[lane, segment]
-        return rows
+        return place_N
 
     def _advance(self, key: tuple[int, int]) -> None:
         """Decode one more chunk of a row group, and hand its rows to the lanes."""
+        segment = key[0]
+        rows, parts = self._cursor(key).next()
+        slot = self.store.add(rows)
+        for lane, part in parts:
+            self._inboxes.setdefault((lane, segment), deque()).append(places(slot, part))
+        self._due[key] -= len(rows)
+        if self._due[key]:
+            self._cursor(key).start()
+            return
+        del self._cursors[key]  # this closes the generator, and so the file
+        for lane, _ in parts:
+            plan = self._plans[lane]
+            if len(plan) > 1 and plan[0][0] == segment:
+                following = self._key(lane, plan[1][0])
+                if self._due[following]:
+                    self._cursor(following).start()
+
+    def _key(self, lane: int, segment: int) -> tuple[int, int]:
+        return segment, _EVERY_LANE if self._shared[segment] else lane
+
+    def _cursor(self, key: tuple[int, int]) -> "_Cursor":
+        """Return what reads the chunks of a row group; a new one if none has begun."""
         if key not in self._cursors:
-            self._cursors[key] = _stream(self._source, key[0], self._ranges.pop(key), self._collate)
-        for lane, rows in next(self._cursors[key]):
-            self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
-            self._due[key] -= len(rows)
-        if not self._due[key]:
-            del self._cursors[key]  # this closes the generator, and so the file
+            chunks = _stream(self._source, key[0], self._ranges.pop(key), self._collate)
+            self._cursors[key] = _Cursor(chunks, self._threads)
+        return self._cursors[key]
+
+
+class _Cursor:
+    """The chunks of a row group, of which a thread may read the next one ahead.
+
+    Args:
+        chunks: Yields the decoded rows of a chunk, and those of each lane.
+        threads: The threads; None without.
+    """
+
+    def __init__(self, chunks: Iterator[DealtRows], threads: Executor | None) -> None:
+        self._chunks = chunks
+        self._threads = threads
+        self._ahead: Future[DealtRows] | None = None
+
+    def start(self) -> None:
+        """Let a thread read the next chunk, which must exist."""
+        if self._threads and self._ahead is None:
+            self._ahead = self._threads.submit(next, self._chunks)
+
+    def next(self) -> DealtRows:
+        """Return the next chunk."""
+        ahead = self._ahead
+        self._ahead = None
+        return next(self._chunks) if ahead is None else ahead.result()
 
 
 def _stream(
     source: Source, segment: int, ranges_P3: IntArray, collate: Collate
-) -> Iterator[list[tuple[int, Rows]]]:
-    """Decode the wanted rows of a segment, and yield the rows of each lane, chunk by chunk. Where
-    `collate` numbers rows, they get their numbers in the data set.
+) -> Iterator[DealtRows]:
+    """Decode the wanted rows of a segment, and yield them and those of each lane, chunk by chunk.
+    Where `collate` numbers rows, they get their numbers in the data set.
 
     The generator opens the file, and closes it at its end.
     """
@@ -344,10 +354,13 @@ def _stream(
             rows = replace(rows, row_numbers_N=rows_N + (file.starts[row_group] + before))
         lanes, starts = np.unique(inside[:, 2], return_index=True)
         bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
-        yield [
-            (lane, rows.slice(bounds[index], bounds[index + 1]))
-            for index, lane in enumerate(lanes.tolist())
-        ]
+        yield (
+            rows,
+            [
+                (lane, range(bounds[index], bounds[index + 1]))
+                for index, lane in enumerate(lanes.tolist())
+            ],
+        )
 
 
 class BatchStream(IterableDataset[Any]):
@@ -376,6 +389,8 @@ class BatchStream(IterableDataset[Any]):
 
     Attributes:
         narrows: Whether batches have int32 ids as long as all fit, in half the bytes.
+        num_threads: The threads that decode chunks ahead, beside one that makes batches; 0 does
+            both when a batch is asked for. Batches are the same.
 
     Raises:
         ConfigError: The numbers do not fit together.
@@ -419,6 +434,7 @@ class BatchStream(IterableDataset[Any]):
         self.epoch = 0
         self.first_batch = 0
         self.narrows = False
+        self.num_threads = 0
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
         self._collate = Collate(schema, source.bags, dense_transform, numbered)
@@ -443,12 +459,36 @@ class BatchStream(IterableDataset[Any]):
         return _with_failures(batch.packed() for batch in batches)
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
+        """Yield the batches of some lanes, made ahead by threads if there are any."""
+        if not self.num_threads:
+            yield from self._made(lanes, None)
+            return
+        with (
+            ThreadPoolExecutor(self.num_threads, "recapp-chunks") as chunks,
+            ThreadPoolExecutor(1, "recapp-batches") as batches,
+        ):
+            try:
+                made = self._made(lanes, chunks)
+                waiting = deque(batches.submit(next, made, None) for _ in range(BATCHES_AHEAD))
+                while (batch := waiting.popleft().result()) is not None:
+                    waiting.append(batches.submit(next, made, None))
+                    yield batch
+            finally:
+                batches.shutdown(cancel_futures=True)
+                chunks.shutdown(cancel_futures=True)
+
+    def _made(self, lanes: range, chunks: Executor | None) -> Iterator[Batch]:
+        """Yield the batches of some lanes.
+
+        Args:
+            lanes: The lanes.
+            chunks: The threads that decode chunks ahead, or None.
+        """
         begin = self.first_batch * self._share // self._block * self._block
-        reader = Reader(self.source, self._deal, lanes, begin, self._collate)
-        shares = [self._shares(reader, lane) for lane in lanes]
-        for _ in range(self.first_batch, len(self)):
-            batch = self._collate.batch([part for share in shares for part in next(share, ())])
-            yield with_narrow_ids(batch) if self.narrows else batch
+        reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks)
+        for place_B in self._places(reader, lanes):
+            taken = reader.store.take(place_B) if len(place_B) else self._collate.no_rows()
+            yield self._collate.batch_of(taken, self.narrows)
 
     @property
     def _block(self) -> int:
@@ -457,37 +497,49 @@ class BatchStream(IterableDataset[Any]):
             max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
         )
 
-    def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
-        """Yield a lane's share of each batch, in pieces.
-
-        A share has `_share` rows, or fewer in the last batch.
+    def _places(self, reader: Reader, lanes: range) -> Iterator[IntArray]:
+        """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or fewer in
+        the last batch.
         """
-        total = int(self._deal.lanes[lane][:, 2].sum())
-        position = self.first_batch * self._share
-        blocks = self._blocks(reader, lane, total)
-        block = next(blocks) if position < total else None
-        block = block and block.slice(position % self._block, len(block))
-        while position < total:
-            parts = []
-            need = min(self._share, total - position)
-            position += need
-            while need:
-                block = block if block else next(blocks)
-                part = block.slice(0, need)
-                block = block.slice(len(part), len(block))
-                need -= len(part)
-                parts.append(part)
-            yield parts
+        total = max(map(self._rows_of, lanes), default=0)
+        number, taken = divmod(self.first_batch * self._share, self._block)
+        waiting_VK = np.zeros((len(lanes), 0), np.int64)  # -1 behind the end of a lane
+        for _ in range(self.first_batch, len(self)):
+            while waiting_VK.shape[1] < self._share and number * self._block < total:
+                rows = min(self._block, total - number * self._block)
+                block_VK = self._permuted(reader, lanes, number, rows)
+                reader.store.drop(_present(block_VK[:, :taken]))
+                waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
+                taken = 0
+                number += 1
+            yield _present(waiting_VK[:, : self._share])
+            waiting_VK = waiting_VK[:, self._share :]
 
-    def _blocks(self, reader: Reader, lane: int, total: int) -> Iterator[Rows]:
-        block = self.first_batch * self._share // self._block
-        for first in range(block * self._block, total, self._block):
-            rows = reader.take(lane, min(self._block, total - first))
-            if self.shuffle_rows:
-                rows = rows.take(
-                    permutation(self.seed, self.epoch, lane, first // self._block, len(rows))
-                )
-            yield rows
+    def _rows_of(self, lane: int) -> int:
+        return int(self._deal.lanes[lane][:, 2].sum())
+
+    def _permuted(self, reader: Reader, lanes: range, number: int, rows: int) -> IntArray:
+        """Return the places of a block of each lane, of up to some rows, [V, rows]."""
+        block_VK = np.full((len(lanes), rows), -1, dtype=np.int64)
+        first = number * self._block
+        counts = [min(rows, self._rows_of(lane) - first) for lane in lanes]
+        orders = {
+            count: permutations(self.seed, self.epoch, lanes, number, count)
+            for count in set(counts)
+            if self.shuffle_rows and count > 0
+        }
+        for index, count in enumerate(counts):
+            if count > 0:
+                place_K = reader.take(lanes[index], count)
+                order_VK = orders.get(count)
+                block_VK[index, :count] = place_K if order_VK is None else place_K[order_VK[index]]
+        return block_VK
+
+
+def _present(place_VK: IntArray) -> IntArray:
+    """Return the places in a matrix, lane after lane; a number below 0 is none."""
+    place_N = place_VK.reshape(-1)
+    return place_N[place_N >= 0]
 
 
 class _Failure(str):
@@ -524,6 +576,11 @@ class BatchLoader(DataLoader[Any]):
         # A generator: the stream's position is read (and pickled to the workers) at the first
         # next(), not at iter().
         stream = cast(BatchStream, self.dataset)
+        if not self.num_workers:
+            for batch in stream:
+                stream.narrows &= batch.sparse.values().dtype == torch.int32
+                yield batch if stream.narrows else with_wide_ids(batch)
+            return
         items = super().__iter__()
         workers = max(1, self.num_workers)
         try:

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from recapp.dataset.counter_hash import Float64Array, normal, uniform
 from recapp.dataset.data_settings import Generate
-from recapp.dataset.stream import Float64Array, normal, uniform
 from recapp.errors import ConfigError, DataError
 from recapp.settings.option_files import read_json
 

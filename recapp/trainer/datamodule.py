@@ -13,6 +13,7 @@ Lightning asks for new loaders at the next epoch.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -75,6 +76,7 @@ from recapp.trainer.module import TaskModule
 
 T = TypeVar("T")
 EXAMPLE_ROWS = 4  # rows that a checkpoint keeps
+MOST_THREADS = 6  # that decode ahead: as many as a fast GPU needs
 # Names of the rows of each split, for errors.
 ROWS_OF = {
     "train": "training rows",
@@ -82,6 +84,15 @@ ROWS_OF = {
     "test": "dataset.test_path",
     "input": "input",
 }
+
+
+def reading_threads(settings: DataSettings) -> int:
+    """Return the number of threads that decode ahead in each reading process of this rank."""
+    if settings.num_threads is not None:
+        return settings.num_threads
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    cores = len(os.sched_getaffinity(0))
+    return 0 if settings.num_workers else min(cores // ranks // 2, MOST_THREADS)
 
 
 @dataclass
@@ -413,6 +424,7 @@ class ClickData(LightningDataModule):
         """Return the loader of a stream: half the bytes of its ids go to a GPU, if they may."""
         assert self.trainer is not None
         stream.narrows = self.trainer.strategy.root_device.type == "cuda"
+        stream.num_threads = reading_threads(self.settings)
         return make_loader(stream, self.settings.num_workers)
 
     @property

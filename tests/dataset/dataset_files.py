@@ -57,7 +57,7 @@ def row_numbers(batch):
     return [int(number) for number in batch.dense_BI[:, 0]]
 
 
-def rank_batches(source, *, world=1, workers=0, position=(0, 0), **settings):
+def rank_batches(source, *, world=1, workers=0, threads=0, position=(0, 0), **settings):
     """Return a list for each rank: the row numbers of its batches."""
     ranks = []
     for rank in range(world):
@@ -65,6 +65,7 @@ def rank_batches(source, *, world=1, workers=0, position=(0, 0), **settings):
             source, SCHEMA, rank=rank, world=world, dense_transform="none", **settings
         )
         stream.set_position(*position)
+        stream.num_threads = threads
         ranks.append([row_numbers(batch) for batch in make_loader(stream, workers)])
     return ranks
 

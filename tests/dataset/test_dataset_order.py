@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.dataset.stream import after, check_order, deal, permutation, rank_lanes
+from recapp.dataset.stream import after, check_order, deal, permutations, rank_lanes
 from recapp.errors import ConfigError
 
 segments = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -88,6 +88,11 @@ def test_what_is_left_of_a_lane_is_its_rows_without_the_first(sizes, lanes, shuf
     pieces = deal(sizes, lanes, shuffle_rows).lanes[0]
     position = data.draw(st.integers(0, len(expanded(pieces))))
     assert expanded(after(pieces, position)) == expanded(pieces)[position:]
+
+
+def permutation(seed, epoch, lane, block, rows):
+    """Return the order of the rows of one lane's block, the same beside other lanes'."""
+    return permutations(seed, epoch, range(lane - 1, lane + 2), block, rows)[1]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 255, 256])

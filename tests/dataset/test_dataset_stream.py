@@ -2,6 +2,8 @@
 memory.
 """
 
+import gc
+import threading
 import warnings
 from multiprocessing import active_children
 
@@ -22,11 +24,12 @@ from dataset_files import (
 from tiers import one_of
 
 from recapp.dataset import formats, stream
+from recapp.dataset.chunk_store import ChunkStore
 from recapp.dataset.collate import Collate
 from recapp.dataset.formats import CHUNK_ROWS
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutation
+from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutations
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import as_int64
 
@@ -65,7 +68,7 @@ def expected_batches(source, epoch=0, *, batch_size, lanes, shuffle_rows, seed, 
             rows = [
                 own[index]
                 for number, own in enumerate(blocks)
-                for index in permutation(seed, epoch, lane, number, len(own))
+                for index in permutations(seed, epoch, range(lane, lane + 1), number, len(own))[0]
             ]
         orders.append(rows)
     share = batch_size // lanes
@@ -96,6 +99,46 @@ def test_workers_do_not_change_global_batches(source, world, workers):
     assert global_batches(source, world=world, workers=workers, **settings) == global_batches(
         source, **settings
     )
+
+
+@pytest.mark.parametrize("batches", [0, 3])
+@pytest.mark.parametrize(("world", "threads", "workers"), [(1, 1, 0), (1, 3, 0), (2, 2, 2)])
+def test_threads_do_not_change_global_batches(source, world, threads, workers, batches):
+    settings = {**SETTINGS, "training": False}
+    ways = {"world": world, "workers": workers, "threads": threads, "position": (2, batches)}
+    plain = expected_batches(source, 2, **settings)
+    assert global_batches(source, **ways, **settings) == plain[batches:]
+
+
+def test_a_fault_comes_after_the_batches_before_it_and_threads_end_with_their_reader(tmp_path):
+    path = tmp_path / "rows.parquet"
+    labels = [0] * 96 + [2]
+    rows = {"label": labels, "number": [0.0] * 97, "one": [*range(97)]}
+    pq.write_table(pa.table(rows), path, row_group_size=8)
+    schema = Schema("label", ("number",), ("one",))
+    settings = {"batch_size": 8, "lanes": 1, "training": False, "shuffle_rows": 0}
+    stream = BatchStream(open_source(str(path), schema), schema, **settings)
+    stream.num_threads = 2
+    got = []
+    with pytest.raises(DataError, match="column label, row 96 holds 2"):
+        got.extend(make_loader(stream))
+    for batch in make_loader(stream):
+        got.append(batch)
+        break
+    del batch
+    assert [values_of(batch, "one")[0] for batch in got] == [*range(0, 96, 8), 0]
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name.startswith("recapp-")]
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_no_chunk_is_kept_behind_its_last_row(source, monkeypatch, batches):
+    stores = []
+    monkeypatch.setattr(stream, "ChunkStore", lambda: stores.append(ChunkStore()) or stores[-1])
+    settings = {**SETTINGS, "shuffle_rows": 48, "training": False}
+    assert global_batches(source, position=(0, batches), **settings)
+    (store,) = stores
+    assert store._chunks and not any(store._chunks)
 
 
 def test_workers_join_bags_and_missing_ids_row_by_row(source):

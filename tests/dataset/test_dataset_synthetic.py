@@ -12,10 +12,11 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
+from recapp.dataset.counter_hash import normal, uniform
 from recapp.dataset.data_settings import Generate
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.source import open_source, split
-from recapp.dataset.stream import BatchStream, normal, uniform
+from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import CRITEO_SIZES, write_clicks
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import MISSING

@@ -87,7 +87,7 @@ def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, in
     rows = rows_of(recipe).fitted()
     schema = rows.schema
     parts = [part for of in (rows.train, rows.val) for part in decoded_chunks(of, schema, "none")]
-    numbers_NI = np.concatenate([part.dense_NI for part in parts])
+    numbers_NI = np.concatenate([part.numbers_IN.T for part in parts])
     given = len(schema.dense)
     made = [column for column in schema.derived if column.is_new_number]
     for place, column in enumerate(made):
@@ -98,8 +98,8 @@ def read_rows(recipe: Train) -> tuple[Float32Array, Int64Array, Float32Array, in
     # other numbers that are computed from these tell trees nothing new
     return (
         np.delete(numbers_NI, np.arange(given, given + len(made)), axis=1),
-        np.concatenate([part.ids_NS for part in parts]),
-        np.concatenate([part.targets_NT[:, label] for part in parts]),
+        np.concatenate([part.ids_SN.T for part in parts]),
+        np.concatenate([part.targets_TN[label] for part in parts]),
         rows.train.rows,
     )
 

@@ -181,6 +181,7 @@ OF_SETTINGS = {
     "dataset.dense_transform": "log3",
     "dataset.seed": 5,
     "dataset.num_workers": 1,
+    "dataset.num_threads": 1,
     "dataset.scale": "1/2",
     "dataset.id_rule": "clamp",
     "tables.data_type": "fp16",

@@ -347,6 +347,9 @@ def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
         return find_or_insert(slots, *of_keys)
 
     small.setattr(KeySlots, "find_or_insert", noted)
+    small.setattr(
+        "recapp.kernels.triton_new_rows.ROWS", 4
+    )  # entries of a row lie in several programs
     news = [True, True, False, True, True, True, True, False, False, True, False, True, True]
     trainings = [batch_of(seed % 9, new, keys=keys) for seed, new in enumerate(news)]
 
@@ -359,6 +362,15 @@ def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
     assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
     assert equal(trained, known)  # with the use of rows
     assert sum(told_in) == told_of
+
+
+def test_a_step_that_has_stopped_uses_no_row(small):
+    trained = Trained("loop", **FAR)
+    trained.train(batches(steps=2))
+    before = trained.tensors()
+    trained.shared.state.stopped = torch.ones(1, dtype=torch.int32)
+    trained.model(batch_of(0))
+    assert same(before, trained.tensors())
 
 
 class Late:

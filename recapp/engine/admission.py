@@ -210,7 +210,7 @@ class Admission:
             wanted_U = one_U if admitted_U is None else admitted_U.long()
             added_A = torch.zeros_like(self._most_A).index_add_(0, part_U, wanted_U)
             room_A = self._most_A - self.rows_IR.view(-1) - added_A
-            self.room = to_host(room_A.amin()).tolist()
+            (self.room,) = to_host(room_A.amin(0, keepdim=True)).tolist()
             if self.room < 0:
                 over_A = torch.where(added_A > 0, -room_A, 0)
                 admitted_U = wanted_U > 0

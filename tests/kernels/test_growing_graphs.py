@@ -219,7 +219,7 @@ def test_rows_and_slots_are_those_of_a_host_that_is_told(small, steps, rule, of_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("of_tables", [{}, SEEN], ids=["plain", "seen"])
+@pytest.mark.parametrize("of_tables", [{}, SEEN, FAR], ids=["plain", "seen", "far"])
 @pytest.mark.parametrize("between", ["evaluated", "loaded"])
 def test_what_happens_between_recorded_steps(small, tmp_path, between, of_tables):
     """Batches are evaluated, whose new keys leave no trace; or a checkpoint is loaded, of which the

@@ -64,8 +64,10 @@ class Admission:
     All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
     parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
     checkpoint stores the tensors of `tracked` with the rows. `needs_host` tells whether the host
-    has a part in decisions. If not, a GPU counts new keys in both of `added`, and those that wait
-    for their rows in `counting`.
+    has a part in decisions. In a step in which it has none, a GPU counts new keys in both of
+    `added`, those that wait for their rows in `counting`, and the use of rows in `of_use`. With a
+    limit, this is a step of at most `room` keys, as long as no key got a row since the host has
+    read the `room` of the fullest part.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Admission:
         self.added = self._new_A, self._admitted_A
         most_A = [s.most_rows(stretch) for s in settings for stretch in range(STRETCHES)]
         self._limits = any(most is not None for most in most_A)
+        self.room = min(NO_LIMIT if most is None else most for most in most_A)
         self._most_A = to_device([NO_LIMIT if most is None else most for most in most_A], device)
         self._seen_I = to_device([s.seen for s in settings], device)
         self._by_uses_I = to_device([s.eviction is Eviction.LFU for s in settings], device)
@@ -94,17 +97,17 @@ class Admission:
         exact_I = [s.seen > 1 and s.counter is Counter.EXACT for s in settings]
         self._exact_I = to_device(exact_I, device)
         self.exact = ExactCounter(stretches, backend, device) if any(exact_I) else None
-        self._sketches = {
+        self.sketches = {
             strip: SketchCounter(s.sketch_width, device)
             for strip, s in enumerate(settings)
             if s.seen > 1 and s.counter is Counter.SKETCH
         }
-        self.needs_host = self._tracks or self._limits or bool(self._sketches)
+        self.needs_host = self._tracks or bool(self.sketches)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of the memory for admission and eviction."""
-        counters = sum(sketch.nbytes for sketch in self._sketches.values())
+        counters = sum(sketch.nbytes for sketch in self.sketches.values())
         counters += self.exact.nbytes if self.exact else 0
         return self.last_used.nbytes + self.uses.nbytes + counters
 
@@ -115,6 +118,11 @@ class Admission:
             return ()
         rows = [memory.rows for memory in (*self.exact.slots.memories, self.exact.counts)]
         return self.exact.slots.index.numbers, *rows, self._seen_I
+
+    @property
+    def of_use(self) -> tuple[Tensor, ...]:
+        """Return the arrays by slot in which a GPU notes the use of rows, if eviction needs it."""
+        return tuple(rows for _, rows in self.tracked())
 
     @property
     def changes(self) -> list[Changes]:
@@ -140,7 +148,7 @@ class Admission:
         """
         settings = self.settings[strip]
         exact = settings.seen > 1 and settings.counter is Counter.EXACT
-        return self.exact if exact else self._sketches.get(strip)
+        return self.exact if exact else self.sketches.get(strip)
 
     def forget(self, strip: int, slot_N: Tensor) -> None:
         """Forget the counts of a strip and the use of its rows, which are in these slots."""
@@ -196,13 +204,15 @@ class Admission:
         one_U = torch.ones_like(part_U)
         self._new_A.index_add_(0, part_U, one_U)
         admitted_U = evicted_E = None
-        if self.exact or self._sketches:
+        if self.exact or self.sketches:
             admitted_U = self._seen_often(position_U, strip_U)
         if self._limits:
             wanted_U = one_U if admitted_U is None else admitted_U.long()
             added_A = torch.zeros_like(self._most_A).index_add_(0, part_U, wanted_U)
-            over_A = torch.where(added_A > 0, self.rows_IR.view(-1) + added_A - self._most_A, 0)
-            if to_host((over_A > 0).any()).tolist():
+            room_A = self._most_A - self.rows_IR.view(-1) - added_A
+            (self.room,) = to_host(room_A.amin(0, keepdim=True)).tolist()
+            if self.room < 0:
+                over_A = torch.where(added_A > 0, -room_A, 0)
                 admitted_U = wanted_U > 0
                 evicted_E = self._make_room(over_A, added_A, position_U, part_U, admitted_U, step)
         if self.exact and admitted_U is not None:
@@ -219,7 +229,7 @@ class Admission:
         if self.exact:
             own_M = true_indices(self._exact_I[strip_U.long()] > 0)
             count_U[own_M] = self.exact.count(position_U[own_M], strip_U[own_M]).long()
-        for strip, sketch in self._sketches.items():
+        for strip, sketch in self.sketches.items():
             own_M = true_indices(strip_U == strip)
             count_U[own_M] = sketch.count(position_U[own_M]).long()
         return count_U >= seen_U

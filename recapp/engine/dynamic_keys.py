@@ -143,12 +143,16 @@ class KeySlots:
     `used`. Unadmitted keys then have slots behind all others and are not in the index, because
     nobody asks for them again in most steps: `passes` tells that there may be such keys. Where
     somebody asks, they get into the index before.
+
+    `limit` is the number of used slots up to which new keys find room in every part of the tables
+    (`Admission.room`): parts have more rows only where more slots are used, or the host decides.
     """
 
     def __init__(
         self, stretches: Sequence[int], capacity: int, backend: Backend, device: torch.device
     ) -> None:
         self.index: Any = backend.key_index(stretches, capacity, device)
+        self.limit = MOST_SLOTS
         self._used = 0
         self._told = 0  # what the device knows of `_used`
         self._taken = 0  # the most slots that were taken since, as only the device knows
@@ -186,6 +190,19 @@ class KeySlots:
                 self.index.find_or_insert(*keys, partial(slot_M.narrow, 0, 0))
         return self._used
 
+    @property
+    def most(self) -> int:
+        """The largest number of used slots that there may be, for which the host does not wait."""
+        if self._late is not None and (self._late[1] is None or self._late[1].query()):
+            (numbers,), _, expected = self._late
+            self._taken = numbers.tolist()[NEXT] - self._used + self._expected - expected
+            self._late = None
+        return self._used + self._taken
+
+    def has_room(self, n: int) -> bool:
+        """Return whether n keys get rows if they are new, so that nobody has to choose."""
+        return self.most + n <= self.limit
+
     def expect(self, n: int, grow: Callable[[int], None]) -> None:
         """Make room for n keys, each of which may be new, ahead of a step that tells the host
         nothing. Where memory for so many cannot be had, wait for the exact number.
@@ -194,11 +211,7 @@ class KeySlots:
             n: The number of entries.
             grow: A function that makes room for rows in a number of slots.
         """
-        if self._late is not None and (self._late[1] is None or self._late[1].query()):
-            (numbers,), _, expected = self._late
-            self._taken = numbers.tolist()[NEXT] - self._used + self._expected - expected
-            self._late = None
-        most = self._used + self._taken
+        most = self.most
         if most + n > self.index.positions.held:
             try:
                 self.make_room(most + STEPS_AHEAD * n, grow)
@@ -209,8 +222,8 @@ class KeySlots:
             self._told = self._used
         self.index.make_room(self._taken + n)
         self._taken += n
-        most = self._used + self._taken
-        if self._late is None and most + (STEPS_AHEAD - 1) * n > self.index.positions.held:
+        ahead = most + STEPS_AHEAD * n
+        if self._late is None and ahead > min(self.index.positions.held, self.limit):
             self._late = *start_to_host([self.index.numbers]), self._expected
         self._expected += n
 
@@ -273,6 +286,7 @@ class KeySlots:
         """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
         if self.used and not len(self.index):
+            self.limit -= self._used
             self._used = 0
             self.free = self.free[:0]
 

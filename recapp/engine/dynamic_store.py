@@ -81,6 +81,7 @@ class DynamicStore(FloatRows):
         self.admission = Admission(
             [s.settings for s in self.strips], self.index, stretches, self.backend, group.device
         )
+        self.slots.limit = self.admission.room
 
         if group.device.type == row_memory.GPU:  # the first growth tells whether rows stay in place
             for slots, grow in self._growing:
@@ -128,12 +129,13 @@ class DynamicStore(FloatRows):
     @property
     def adds_unread(self) -> bool:
         """Return whether training steps give rows to new keys without telling the host (`add`):
-        every key that gets a row keeps it, rows keep their places in memory, no slot was given
-        back, and no keys of this step pass.
+        rows keep their places in memory, no slot was given back, no keys of this step pass, and
+        no sketch counts keys. Near a limit of rows the host decides nevertheless
+        (`KeySlots.has_room`).
         """
         return (
             self.trains
-            and not self.admission.needs_host
+            and not self.admission.sketches
             and self._starts is not None
             and self._steps is None
             and self.average is None
@@ -172,8 +174,11 @@ class DynamicStore(FloatRows):
             *(row_P, key_P, group, entry, stopped, self.admission.added, self.admission.counting)
         )
         rows = slot_P, *(memory.rows for memory in self.slots.memories)
-        added = *of_entries, self.index.numbers, row_P, key_P, group
-        self.backend.begin_rows(self._weights.rows, self._starts, rows, added, entry)
+        added = *of_entries, self.index.numbers, row_P, key_P, group, stopped
+        self.backend.begin_rows(
+            *(self._weights.rows, self._starts, rows, added, entry),
+            *(self.admission.of_use, self.step + 1),
+        )
 
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
         """Return the slots of keys. Keys without a row get slots with start values behind all used
@@ -195,6 +200,7 @@ class DynamicStore(FloatRows):
         admitted_U, evicted_E = self.admission.decide(position_U, strip_U, self.step)
         if evicted_E is not None:
             self.slots.remove(evicted_E)
+        self.slots.limit = self.slots.used + self.admission.room
         if admitted_U is not None:
             self.slots.unadmitted.append(slot_U[true_indices(~admitted_U)])
 

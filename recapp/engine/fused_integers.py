@@ -368,7 +368,13 @@ class FusedBatch:
             store = self.state.stores[g]
             row_P = entries.row_P[places.regions[g].here]
             key_P = entries.key_P[places.regions[g].here]
-            if trains and not stretches and isinstance(store, DynamicStore) and store.adds_unread:
+            if (
+                trains
+                and not stretches
+                and isinstance(store, DynamicStore)
+                and store.adds_unread
+                and store.slots.has_room(len(row_P))
+            ):
                 if not self.state.records:
                     store.expect(len(row_P))
                 group = of_groups[g * len(GroupPlace._fields) :]

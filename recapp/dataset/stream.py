@@ -582,10 +582,9 @@ class BatchLoader(DataLoader[Any]):
                 yield batch if stream.narrows else with_wide_ids(batch)
             return
         items = super().__iter__()
-        workers = max(1, self.num_workers)
         try:
             for first in items:
-                parts = [first, *(next(items) for _ in range(workers - 1))]
+                parts = [first, *(next(items) for _ in range(self.num_workers - 1))]
                 for part in parts:
                     if isinstance(part, _Failure):
                         raise DataError(str(part))

@@ -127,6 +127,19 @@ def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return None
 
 
+def cores_of_rank() -> int:
+    """Return the number of cores for this rank: an equal share of those of its host, unless the
+    launcher has divided them among the ranks already.
+
+    Raises:
+        LaunchError: As for `rank_info`.
+    """
+    cores = len(os.sched_getaffinity(0))
+    info = rank_info()
+    is_bound = cores < (os.cpu_count() or cores)
+    return cores if is_bound or info is None else max(1, cores // info.local_world)
+
+
 def rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     """Return this rank as its environment describes it; None if this process is not a rank.
 

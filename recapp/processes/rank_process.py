@@ -64,7 +64,12 @@ from recapp.processes.fork_server import (
     signals_blocked,
     without_main_module,
 )
-from recapp.processes.rank_environment import external_rank, interface_towards, rank_info
+from recapp.processes.rank_environment import (
+    cores_of_rank,
+    external_rank,
+    interface_towards,
+    rank_info,
+)
 from recapp.processes.stopping import (
     SIGNALS,
     Stopped,
@@ -233,12 +238,7 @@ def set_defaults() -> None:
     info = rank_info()
     if info is None:
         return
-    cores = len(os.sched_getaffinity(0))
-    # the launcher may have divided the cores among the ranks already
-    bound = cores < (os.cpu_count() or cores)
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(cores if bound else max(1, cores // info.local_world))
-    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores_of_rank()))
     if interface := interface_towards(info):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 

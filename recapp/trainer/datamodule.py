@@ -13,7 +13,6 @@ Lightning asks for new loaders at the next epoch.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -64,7 +63,7 @@ from recapp.dataset.source import Source
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
-from recapp.processes.rank_environment import locked
+from recapp.processes.rank_environment import cores_of_rank, locked
 from recapp.sparse.keyed_jagged_tensor import Batch
 from recapp.stored.plain_parts import values_in
 from recapp.stored.stored_model import read_meta
@@ -90,9 +89,7 @@ def reading_threads(settings: DataSettings) -> int:
     """Return the number of threads that decode ahead in each reading process of this rank."""
     if settings.num_threads is not None:
         return settings.num_threads
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    cores = len(os.sched_getaffinity(0))
-    return 0 if settings.num_workers else min(cores // ranks // 2, MOST_THREADS)
+    return 0 if settings.num_workers else min(cores_of_rank() // 2, MOST_THREADS)
 
 
 @dataclass

@@ -172,6 +172,19 @@ def test_vectors_need_no_derived_columns_and_batches_have_them_in_any_order(logs
     assert found.items() <= {1: 1, 2: 3, 3: 0, 4: 5, 5: 7}.items()
 
 
+def test_vectors_beside_one_number_and_derived_ids_are_gathered(logs):
+    chosen = schema(vectors={"v": 2}, times={"t": "s"}, time_features=("hour",))
+    made = fitted(chosen, open_source(logs, chosen))
+    stream = BatchStream(open_source(logs, made), made, batch_size=4, lanes=2, shuffle_rows=4)
+    (batch,) = make_loader(stream)
+    ids = batch.sparse["x"].values().tolist()
+    found = dict(zip(ids, batch.dense_BI[:, 1:].tolist(), strict=True))
+    whole = RawRows(made, "none").batch(pq.read_table(logs + "/rows.parquet"))
+    rows = zip(whole.sparse["x"].values().tolist(), whole.dense_BI[:, 1:].tolist(), strict=True)
+    wanted = dict(rows)
+    assert found and found == {x: wanted[x] for x in found}
+
+
 def test_an_example_row_is_plain_and_read_as_the_row_of_the_log(logs):
     made = fitted(schema(**ALL), open_source(logs, schema(**ALL)))
     rows = plain_rows(example_rows(open_source(logs, made), made, 5))

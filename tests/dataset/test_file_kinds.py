@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from recapp.dataset.data_file import stamp_of
+from recapp.dataset.delimited_text import DelimitedText
 from recapp.dataset.files import file_names
-from recapp.dataset.formats import DelimitedText
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import open_source

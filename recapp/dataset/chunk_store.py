@@ -25,9 +25,9 @@ from recapp.dataset.rows import BatchRows, FeatureBags, IdArray, Rows
 Array = npt.NDArray[Any]
 
 
-def places(slot: int, rows: range) -> Int64Array:
-    """Return the places of consecutive rows of a slot."""
-    place_N: Int64Array = np.arange(rows.start, rows.stop) + (slot << compiled().SLOT_BITS)
+def places(slot: int, at_N: Int64Array) -> Int64Array:
+    """Return the places of rows of a slot, by their numbers in it."""
+    place_N: Int64Array = at_N + (slot << compiled().SLOT_BITS)
     return place_N
 
 

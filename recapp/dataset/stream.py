@@ -164,8 +164,8 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
 
 # ---- reading in that order
 
-# The decoded rows of a chunk, and those of each lane.
-DealtRows: TypeAlias = tuple[Rows, list[tuple[int, range]]]
+# The decoded rows of a chunk, and the numbers of those of each lane.
+DealtRows: TypeAlias = tuple[Rows, list[tuple[int, IntArray]]]
 BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
 
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
@@ -347,22 +347,21 @@ def _stream(
         lengths = np.minimum(inside[:, 1], end) - firsts
         ends = np.cumsum(lengths)
         rows_N = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - lengths), lengths)
-        if len(inside) == 1:
-            chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
+        at_N = rows_N - int(firsts.min())
+        if len(at_N) == int(at_N.max()) + 1:  # none is left out, so they stay in their order
+            chunk = chunk.slice(int(firsts.min()) - begin, len(at_N))
+            rows_N = np.sort(rows_N)
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
+            at_N = np.arange(len(at_N))
         in_file_N = rows_N + file.starts[row_group]
         rows = with_short_ids(collate.rows(chunk, file.columns, file.path, in_file_N, True))
         if before is not None:
             rows = replace(rows, row_numbers_N=in_file_N + before)
         lanes, starts = np.unique(inside[:, 2], return_index=True)
-        bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
         yield (
             rows,
-            [
-                (lane, range(bounds[index], bounds[index + 1]))
-                for index, lane in enumerate(lanes.tolist())
-            ],
+            [*zip(lanes.tolist(), np.split(at_N, (ends - lengths)[starts[1:]]), strict=True)],
         )
 
 

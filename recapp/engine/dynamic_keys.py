@@ -156,7 +156,6 @@ class KeySlots:
         self.index: Any = backend.key_index(stretches, capacity, device)
         self.limit = NO_LIMIT
         self._used = 0
-        self._told: Sequence[int] = ()  # what the device was told; none: it is told anew
         self._taken = 0  # the most keys that are new since, as only the device knows
         self._expected = 0  # the entries of all steps
         # numbers of the index on their way to the host, the event at their arrival, and `_expected`
@@ -183,7 +182,6 @@ class KeySlots:
             self.index.count(new)
             self._used = max(self._used, numbers[NEXT])
             self.free = self.free[new:]
-            self._told = ()
             self._taken = 0
             self._late = None
             if self.passes:
@@ -229,14 +227,15 @@ class KeySlots:
                 self.make_room(most + ahead, grow)
             except (MemoryError, torch.OutOfMemoryError):
                 self.make_room(self.used + n, grow)
-        tells = self._keys, self._used, self.free.data_ptr() - self.free.itemsize * self._keys
-        if self._told != tells:
-            self.index.numbers[NEXT:] = to_device(tells, self.free.device)
-            self._told = tells
+        if not self._taken:  # only now the host may know other numbers than the device
+            stack = self.free.data_ptr() - self.free.itemsize * self._keys
+            told = [self._keys, self._used, stack]
+            self.index.numbers[NEXT:] = to_device(told, self.free.device)
         self.index.make_room(self._taken + n)
         self._taken += n
-        ends = most + ahead > self.index.positions.held or keys + ahead > self.limit
-        if self._late is None and ends:
+        if self._late is None and (
+            most + ahead > self.index.positions.held or keys + ahead > self.limit
+        ):
             self._late = *start_to_host([self.index.numbers]), self._expected
         self._expected += n
 
@@ -244,8 +243,7 @@ class KeySlots:
         """Return the slot of each key, after giving free slots to keys that have none, and the
         first entry of each such key. Arguments as for the index.
         """
-        if self.passes:  # these keys get into the index
-            self.make_room(self.used)
+        self.make_room(self.used)  # keys that pass get into the index
         slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
         again = min(len(first_U), len(self.free))
         self.free = self.free[again:]
@@ -254,10 +252,9 @@ class KeySlots:
 
     def _next(self, n: int) -> Tensor:
         """Return the n slots that are given out next. They stay free."""
-        used = self.used  # first: it tells what is free
         again = self.free[:n]
         new = n - len(again)
-        self.make_room(used + new)
+        self.make_room(self.used + new)
         return torch.cat([again, self.behind(new)]) if len(again) else self.behind(new)
 
     def behind(self, n: int) -> Tensor:

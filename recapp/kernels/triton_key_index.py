@@ -299,10 +299,10 @@ def insert_new(
     secret: tl.int64,
     LANES: tl.constexpr,
 ):
-    """Give each new key the free slot of its number, write its first entry and add it. Free slots
-    are those of `fresh`. Without them they follow from the numbers of keys, and keys are counted, by
-    stretch and strip in `new` and `admitted`, and with `seen` in the counter. Keys that pass take
-    the slots behind all used ones, and are not added.
+    """Give each new key a free slot, write its first entry and add it. Free slots are those of
+    `fresh`. Without them they follow from the numbers of keys, and keys are counted, by stretch and
+    strip in `new` and `admitted`, and with `seen` in the counter. Keys that pass take the slots
+    behind all used ones, and are not added.
     """
     program = tl.program_id(0)
     blocks = tl.num_programs(0)

@@ -75,7 +75,8 @@ class DelimitedText(Format):
         with open_file(path) as file:
             begin = file.read(FIRST_BYTES)
             file.seek(max(file.size() - FIRST_BYTES, 0))
-            return begin + file.read()
+            marks: bytes = begin + file.read()
+        return marks
 
 
 def _opened(path: str, columns: Sequence[str] | None) -> Any:

@@ -21,7 +21,7 @@ from recapp.dataset.collate import Collate
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import BadValue, decode_finite, decode_labels
 from recapp.dataset.files import left_out
-from recapp.dataset.formats import of_row_group
+from recapp.dataset.parquet import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
 from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature
 from recapp.dataset.source import Segment, Source, open_source, split

@@ -19,15 +19,8 @@ from collections.abc import Iterable, Sequence
 from glob import escape, glob, has_magic
 from pathlib import Path
 
-from recapp.dataset.formats import (
-    COMPRESSED,
-    FORMAT_NAMES,
-    SUFFIXES,
-    begin_of,
-    format_of,
-    is_data,
-    is_prose,
-)
+from recapp.dataset.file_bytes import begin_of, is_prose
+from recapp.dataset.formats import COMPRESSED, FORMAT_NAMES, SUFFIXES, format_of, is_data
 from recapp.errors import DataError, alike, meant
 from recapp.settings.option_files import read_text
 

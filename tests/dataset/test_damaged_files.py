@@ -11,7 +11,7 @@ import pytest
 from mutations import WRITERS, ReadingProcess, footer_of, mutated, whole_file
 from mutations import read as read_here
 
-from recapp.dataset.formats import MOST_ROWS
+from recapp.dataset.parquet import MOST_ROWS
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream

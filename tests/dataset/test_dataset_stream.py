@@ -23,10 +23,10 @@ from dataset_files import (
 )
 from tiers import one_of
 
-from recapp.dataset import formats, stream
+from recapp.dataset import parquet, stream
 from recapp.dataset.chunk_store import ChunkStore
 from recapp.dataset.collate import Collate
-from recapp.dataset.formats import CHUNK_ROWS
+from recapp.dataset.parquet import CHUNK_ROWS
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutations
@@ -231,9 +231,9 @@ def test_fewer_rows_than_lanes_are_all_read_on_any_number_of_ranks(tmp_path, row
 
 def test_a_footer_is_parsed_once_however_many_row_groups_there_are(tmp_path, monkeypatch):
     parsed = []
-    opened = formats.pq.ParquetFile
+    opened = parquet.pq.ParquetFile
     monkeypatch.setattr(
-        formats.pq,
+        parquet.pq,
         "ParquetFile",
         lambda *given, **said: parsed.append("metadata" not in said) or opened(*given, **said),
     )
@@ -311,7 +311,7 @@ def test_a_large_row_group_is_held_a_chunk_at_a_time(tmp_path, monkeypatch):
 
 def test_separate_ranges_of_a_large_row_group_are_not_held(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "SHARED_ROWS", 1000)
-    monkeypatch.setattr(formats, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(parquet, "CHUNK_ROWS", 100)
     sizes = [2000] * 5  # lanes of 2,500 rows: the fifth row group is passed from lane to lane
     source = numbered_source(tmp_path, [sizes])
     held, rows = _most_held(monkeypatch, source, lanes=4, shuffle_rows=256)
@@ -349,7 +349,7 @@ def _count_decoded(monkeypatch):
 
 
 def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(parquet, "CHUNK_ROWS", 2)
     source = numbered_source(tmp_path, [[7] * 40])
     dealt = deal([segment.rows for segment in source.segments], 4, 0)
     decoded = _count_decoded(monkeypatch)

@@ -1,0 +1,63 @@
+"""The first bytes of a file, decompressed, and what a library's error says in one line.
+
+A compression is known by the first bytes of a file, never by its name: gzip, bz2 and zstd.
+"""
+
+import re
+
+import pyarrow as pa
+
+from recapp.dataset.storage import open_file
+
+FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first lines
+# The compressions by the first bytes of a file.
+CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+# bytes of text in ASCII, UTF-8 or Latin-1
+PRINTED = b"\t\n\f\r" + bytes(range(0x20, 0x7F)) + bytes(range(0x80, 0x100))
+# UnicodeDecodeError comes from names in a damaged footer.
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+def begin_of(path: str) -> tuple[bytes, str | None]:
+    """Return the first bytes of a file, decompressed if that is possible, and its compression.
+    There are none if it cannot be read.
+    """
+    codec = None
+    begin = b""
+    try:
+        with open_file(path) as file:
+            begin = file.read(FIRST_BYTES)
+        codec = next((name for magic, name in CODECS.items() if begin.startswith(magic)), None)
+        if codec:
+            with open_stream(path, codec) as stream:
+                begin = stream.read(FIRST_BYTES)
+    except (OSError, pa.ArrowException):
+        pass  # whoever reads the file names what is wrong
+    return begin, codec
+
+
+def open_stream(path: str, codec: str | None) -> pa.NativeFile:
+    """Open a file for reading from its beginning, decompressed.
+
+    Args:
+        path: The file.
+        codec: Its compression; None without one.
+
+    Raises:
+        OSError: The file does not exist or cannot be read.
+    """
+    file = open_file(path)
+    return pa.CompressedInputStream(file, codec) if codec else file
+
+
+def is_prose(begin: bytes) -> bool:
+    """Return whether the first bytes of a file are lines of text, and no JSON."""
+    printed = b"\n" in begin and not begin.translate(None, PRINTED)
+    return printed and not re.match(rb"\s*(\{|\[\s*\{)", begin)
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of a library's error, as part of a message."""
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

@@ -28,7 +28,6 @@ other files                    refuse, or take with resume_data=ignore  take all
 no files in the checkpoint     continue, with a note                    continue, with a note
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,24 +36,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import CheckpointError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 KEPT_FACTS = 64  # files whose facts are cached: a rank reads its files in order
-
-
-class Stamp(NamedTuple):
-    """The size and modification time of a file, which reveal a later write.
-
-    Args:
-        size: The size in bytes.
-        changed: The time of its last change, in nanoseconds.
-    """
-
-    size: int
-    changed: int
 
 
 class Facts(NamedTuple):
@@ -155,16 +143,6 @@ class DataFile(NamedTuple):
     def types(self) -> "pa.Schema":
         """The names and types of all columns of the file."""
         return facts_of(self.format, self.path, self.stamp).columns
-
-
-def stamp_of(path: str) -> Stamp:
-    """Return the current stamp of a file.
-
-    Raises:
-        OSError: The file does not exist or cannot be read.
-    """
-    status = os.stat(path)
-    return Stamp(status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(KEPT_FACTS)

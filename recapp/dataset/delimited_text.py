@@ -17,15 +17,17 @@ import pyarrow as pa
 from pyarrow import csv
 from typing_extensions import override
 
-from recapp.dataset.data_file import DataFile, Facts, Format, Stamp, UnreadableFileError
+from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError
 from recapp.dataset.file_bytes import (
     FIRST_BYTES,
     PRINTED,
     UNREADABLE,
     begin_of,
     is_prose,
+    open_stream,
     reason,
 )
+from recapp.dataset.storage import Stamp, open_file
 from recapp.errors import DataError
 
 _DELIMITERS = "\t,;|"
@@ -70,9 +72,9 @@ class DelimitedText(Format):
 
     @override
     def marks(self, path: str) -> bytes:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             begin = file.read(FIRST_BYTES)
-            file.seek(max(file.seek(0, 2) - FIRST_BYTES, 0))
+            file.seek(max(file.size() - FIRST_BYTES, 0))
             return begin + file.read()
 
 
@@ -100,7 +102,7 @@ def _opened(path: str, columns: Sequence[str] | None) -> Any:
     header = without_gaps and (counted or not any(map(_is_number, names)))
     texts = dict.fromkeys(columns or (), pa.string())
     return csv.open_csv(
-        pa.input_stream(path, compression=codec),
+        open_stream(path, codec),
         csv.ReadOptions(
             use_threads=False,
             autogenerate_column_names=bool(line) and not header,

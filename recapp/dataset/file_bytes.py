@@ -7,6 +7,8 @@ import re
 
 import pyarrow as pa
 
+from recapp.dataset.storage import open_file
+
 FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first lines
 # The compressions by the first bytes of a file.
 CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -23,15 +25,29 @@ def begin_of(path: str) -> tuple[bytes, str | None]:
     codec = None
     begin = b""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             begin = file.read(FIRST_BYTES)
         codec = next((name for magic, name in CODECS.items() if begin.startswith(magic)), None)
         if codec:
-            with pa.input_stream(path, compression=codec) as stream:
+            with open_stream(path, codec) as stream:
                 begin = stream.read(FIRST_BYTES)
     except (OSError, pa.ArrowException):
         pass  # whoever reads the file names what is wrong
     return begin, codec
+
+
+def open_stream(path: str, codec: str | None) -> pa.NativeFile:
+    """Open a file for reading from its beginning, decompressed.
+
+    Args:
+        path: The file.
+        codec: Its compression; None without one.
+
+    Raises:
+        OSError: The file does not exist or cannot be read.
+    """
+    file = open_file(path)
+    return pa.CompressedInputStream(file, codec) if codec else file
 
 
 def is_prose(begin: bytes) -> bool:

@@ -9,7 +9,6 @@ old footer has wrong offsets. Numbers of rows are checked here, because the orde
 computed before a value is read; Arrow compares the other claims of a footer with the file.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from recapp.dataset.arrow_types import has_views, is_text, without_views
-from recapp.dataset.data_file import DataFile, Facts, Format, Stamp, UnreadableFileError
+from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError
 from recapp.dataset.file_bytes import UNREADABLE, reason
+from recapp.dataset.storage import Stamp, open_file
 from recapp.errors import DataError
 
 CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
@@ -55,8 +55,8 @@ def read_footer(path: str, stamp: Stamp) -> Footer:
 
     An unreadable footer raises one of `UNREADABLE`.
     """
-    with pq.ParquetFile(path) as file:
-        metadata = file.metadata
+    with open_file(path) as file, pq.ParquetFile(file) as parquet:
+        metadata = parquet.metadata
     columns = metadata.schema.to_arrow_schema()
     texts = frozenset(field.name for field in columns if is_text(field.type))
     views = frozenset(field.name for field in columns if has_views(field.type))
@@ -133,8 +133,8 @@ class Parquet(Format):
     def marks(self, path: str) -> bytes:
         # the footer has the sizes of all pages and usually the least and the largest value of
         # each column, but not the values
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
+        with open_file(path) as file:
+            size = file.size()
             file.seek(max(size - _TAIL_BYTES, 0))
             length = int.from_bytes(file.read(4), "little")
             file.seek(max(size - _TAIL_BYTES - length, 0))
@@ -172,13 +172,15 @@ def _batches(
     """
     footer = read_footer(file.path, file.stamp)
     views = [name for name in file.read if name in footer.views]
-    with pq.ParquetFile(
-        file.path,
-        metadata=footer.metadata,
-        read_dictionary=texts,
-        memory_map=True,
-        page_checksum_verification=True,
-    ) as parquet:
+    with (
+        open_file(file.path, mapped=True) as source,
+        pq.ParquetFile(
+            source,
+            metadata=footer.metadata,
+            read_dictionary=texts,
+            page_checksum_verification=True,
+        ) as parquet,
+    ):
         for chunk in parquet.iter_batches(
             CHUNK_ROWS, row_groups=[row_group], columns=file.read, use_threads=False
         ):

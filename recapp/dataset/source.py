@@ -32,16 +32,15 @@ from recapp.dataset.arrow_types import is_id, is_list, value_type, without_views
 from recapp.dataset.data_file import (
     DataFile,
     Format,
-    Stamp,
     UnreadableFileError,
     chunks,
     facts_of,
-    stamp_of,
 )
 from recapp.dataset.decode import BadValue, Int64Array, decode_ids, refuse
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.formats import format_of
 from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import ConfigError, DataError
 
 

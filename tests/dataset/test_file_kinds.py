@@ -7,12 +7,12 @@ import json
 import pyarrow as pa
 import pytest
 
-from recapp.dataset.data_file import stamp_of
 from recapp.dataset.delimited_text import DelimitedText
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema
 from recapp.dataset.sequential_rows import arrow_chunks
 from recapp.dataset.source import open_source
+from recapp.dataset.storage import stamp_of
 from recapp.errors import DataError
 
 ROWS = {"label": ["0", "1", "0"], "row": ["1", "2", "007"], "one": ["a", "7", ""]}

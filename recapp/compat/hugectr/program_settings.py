@@ -46,9 +46,10 @@ from recapp.compat.hugectr.words import (
     checked,
     plain,
 )
-from recapp.dataset.data_file import UnreadableFileError, facts_of, stamp_of
+from recapp.dataset.data_file import UnreadableFileError, facts_of
 from recapp.dataset.files import file_names
 from recapp.dataset.formats import format_of
+from recapp.dataset.storage import stamp_of
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.optim.named_rules import make_rule
 from recapp.optim.rules import RowRule

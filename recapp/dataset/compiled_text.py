@@ -1,11 +1,12 @@
 """Rows and fields of text, found in its bytes by one compiled pass.
 
-    1,"a, ""b""",7\\r\\n      three fields: 1    a, "b"    7
+    1,"a, b",7      three fields, the second with a comma
 
-A row ends at \\n, \\r\\n, \\r or the end of the text; empty lines are no rows. A field that begins with
-a quote ends at the next single quote, may hold delimiters and line ends, and two quotes in it are
-one; what follows up to the delimiter belongs to it. Elsewhere a quote is a character like others.
-Python's `csv` module reads text alike, and `tests/dataset/test_text_rows.py` compares both.
+A row ends at a line feed, a carriage return, both, or the end of the text; empty lines are no rows.
+A field that begins with a quote ends at the next single quote, may hold delimiters and line ends,
+and two quotes in it are one; what follows up to the delimiter belongs to it. Elsewhere a quote is a
+character like others. Python's `csv` module reads text alike, and `tests/dataset/test_text_rows.py`
+compares both.
 
 Letters: C bytes of text, N rows, F fields of a row, K rows with another number of fields.
 """
@@ -21,6 +22,12 @@ LINE_FEED = ord("\n")
 RETURN = ord("\r")
 NO_QUOTE = -1  # the quote of text in which no character quotes others
 UNCLOSED = -1  # the number of fields of a row whose quote never ends
+
+
+@jit
+def ends_line(byte: Any) -> Any:
+    """Return whether a byte ends a line."""
+    return (byte == LINE_FEED) | (byte == RETURN)
 
 
 @jit
@@ -53,11 +60,11 @@ def end_of_field(data_C: Any, at: Any, delimiter: Any) -> Any:
     first = delimiter[0] if signs else np.uint8(LINE_FEED)
     while at < size:
         byte = data_C[at]
-        if byte == first or byte == LINE_FEED or byte == RETURN:
+        if byte == first or ends_line(byte):
             same = 1
             while same < signs and at + same < size and data_C[at + same] == delimiter[same]:
                 same += 1
-            if byte == LINE_FEED or byte == RETURN or same == signs:
+            if same == signs or ends_line(byte):
                 return at
         at += 1
     return size
@@ -104,7 +111,7 @@ def split_rows(
             if fields < end_NF.shape[1]:
                 end_NF[rows, fields] = min(at, size)
             fields += 1
-            if at >= size or data_C[at] == LINE_FEED or data_C[at] == RETURN:
+            if at >= size or ends_line(data_C[at]):
                 break
             at += len(delimiter)
         returns = at < size and data_C[at] == RETURN
@@ -143,9 +150,14 @@ def write_column(
     for n in range(len(begin_N)):
         at = begin_N[n]
         end = end_N[n]
-        quoted = quote >= 0 and at < end and data_C[at] == quote
-        if quoted:
-            at += 1
+        if quote < 0 or at == end or data_C[at] != quote:
+            for c in range(at, end):
+                out_C[to + c - at] = data_C[c]
+            to += end - at
+            bound_N1[n + 1] = to
+            continue
+        quoted = True
+        at += 1
         while at < end:
             if quoted and data_C[at] == quote:
                 at += 1  # of two quotes the second is written; one quote ends the quoted part

@@ -4,9 +4,9 @@
 
 A file of text has no footer. So the first run reads it once from end to end, and finds
 
-    groups   ranges of bytes with 65,536 rows each, which are read like row groups of Parquet: a lane
-             or a resume begins at its own range
-    bad rows those that do not fit, with their lines; `dataset.bad_rows` says how many may be left out
+    groups     ranges of bytes with 65,536 rows each, which are read like row groups of Parquet: a
+               lane or a resume begins at its own range
+    bad rows   those that do not fit; `dataset.bad_rows` says how many may be left out
 
 The user's cache keeps both for larger files (`recapp/settings/user_cache.py`). A compressed file,
 and one in another encoding than UTF-8, cannot be entered in the middle: it is one group, which is
@@ -28,9 +28,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
-from recapp.dataset.compiled_text import LINE_FEED, NO_QUOTE, RETURN, UNCLOSED, split_rows
-from recapp.dataset.data_file import DataFile, Facts, Format, Stamp, UnreadableFileError
-from recapp.dataset.file_bytes import PRINTED, UNREADABLE, codec_of, ends_of, open_bytes, reason
+from recapp.dataset.compiled_text import LINE_FEED, NO_QUOTE, RETURN, split_rows
+from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError, refuse_bad_rows
+from recapp.dataset.decode import BadValue
+from recapp.dataset.file_bytes import PRINTED, UNREADABLE, begin_of, ends_of, open_stream, reason
+from recapp.dataset.storage import Stamp
 from recapp.errors import DataError
 from recapp.settings.user_cache import cached_file, read_cached_file, write_cached_file
 
@@ -43,32 +45,21 @@ _LAYOUT = 1  # the version of the entries of the cache
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
-class Dialect(NamedTuple):
-    """What makes rows and fields of text.
-
-    Args:
-        delimiter: The bytes between two fields; none if a row is one field.
-        quote: The byte that quotes fields, or `NO_QUOTE`.
-        fields: The number of fields of a row.
-    """
-
-    delimiter: bytes = b""
-    quote: int = NO_QUOTE
-    fields: int = 1
-
-
 class Head(NamedTuple):
     """What the first lines of a file tell.
 
     Args:
-        names: The columns; none if only all rows tell them.
-        dialect: What makes rows of the text.
         first: Where the first row begins, in bytes of UTF-8.
+        names: The columns, one for each field of a row; none if a row is one field, whose columns
+            only all rows tell.
+        delimiter: The bytes between two fields.
+        quote: The byte that quotes fields, or `NO_QUOTE`.
     """
 
-    names: Sequence[str]
-    dialect: Dialect
     first: int
+    names: Sequence[str] = ()
+    delimiter: bytes = b""
+    quote: int = NO_QUOTE
 
 
 class Rows(NamedTuple):
@@ -159,7 +150,7 @@ class TextFile(NamedTuple):
 
     def open(self) -> Any:
         """Open the file as a stream of UTF-8."""
-        stream = open_bytes(self.path, self.codec)
+        stream = open_stream(self.path, self.codec)
         if self.encoding == "utf-8":
             return stream
         return pa.transcoding_input_stream(stream, self.encoding, "utf-8")
@@ -175,8 +166,8 @@ class TextFile(NamedTuple):
         Raises:
             pa.ArrowInvalid, OSError, UnicodeDecodeError: It cannot be read, or is no text.
         """
-        codec = codec_of(path)
-        with open_bytes(path, codec) as stream:
+        _, codec = begin_of(path)
+        with open_stream(path, codec) as stream:
             begin = stream.read(BLOCK_BYTES)
         if encoding is None:
             encoding = next((name for mark, name in _MARKS.items() if begin.startswith(mark)), "")
@@ -238,12 +229,15 @@ class Text(Format):
             columns: The columns to read.
             layout: What was found in the whole file.
             head: What the first lines tell.
+
+        Raises:
+            BadValue: Bytes are no text.
         """
 
     @override
     def facts(self, path: str, stamp: Stamp) -> Facts:
         layout, _, _ = _layout(self, path, stamp)
-        bad = [f"line {row.line} {row.problem}" for row in layout.bad]
+        bad = [f"{path}: line {row.line:,} {row.problem}" for row in layout.bad]
         return Facts(layout.columns, [group.rows for group in layout.groups], bad)
 
     @override
@@ -259,10 +253,13 @@ class Text(Format):
                     stream.seek(group.first)
                 else:
                     stream.read(group.first)
-                for rows in _rows(stream, head.dialect, group.first, group.last):
+                for rows in _rows(stream, head, group.first, group.last):
                     batch = self.batch(rows, columns, layout, head)
                     yield batch
                     row += batch.num_rows
+        except BadValue as error:
+            where = f"{file.path}: row {row + error.index:,}"
+            raise DataError(f"{where} {error.problem}") from None
         except UNREADABLE as error:
             raise DataError(
                 f"{file.path}: cannot be read from row {row:,} on ({reason(error)}); write the "
@@ -276,22 +273,26 @@ class Text(Format):
 
 def line_ends(data_C: npt.NDArray[np.uint8]) -> int:
     """Return the number of line ends in bytes."""
-    return max(np.count_nonzero(data_C == LINE_FEED), np.count_nonzero(data_C == RETURN))
+    return int(max(np.count_nonzero(data_C == LINE_FEED), np.count_nonzero(data_C == RETURN)))
 
 
-def _rows(stream: Any, dialect: Dialect, first: int, last: int | None = None) -> Iterator[Rows]:
+def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Iterator[Rows]:
     """Yield the rows of a stream in blocks; none is in two groups.
 
     Args:
         stream: The stream, at the first row.
-        dialect: What makes rows of the text.
+        head: What the first lines tell.
         first: Where the first row begins in the file.
         last: The byte behind the last row; None reads to the end.
 
     Raises:
         pa.ArrowInvalid: A row is too long.
     """
-    delimiter = np.frombuffer(dialect.delimiter, np.uint8)
+    delimiter = np.frombuffer(head.delimiter, np.uint8)
+    begin_N = np.empty(BATCH_ROWS, np.int64)
+    # column by column, which are read one by one; the odd width keeps them apart in a CPU's cache
+    end_NF = np.empty((max(len(head.names), 1), BATCH_ROWS + 24), np.int64).T
+    odd_K2 = np.empty((BATCH_ROWS, 2), np.int64)
     rest = b""
     counted = 0
     while True:
@@ -301,11 +302,8 @@ def _rows(stream: Any, dialect: Dialect, first: int, last: int | None = None) ->
         at = 0
         while True:
             most = min(BATCH_ROWS, GROUP_ROWS - counted % GROUP_ROWS)
-            begin_N = np.empty(most, np.int64)
-            end_NF = np.empty((most, dialect.fields), np.int64)
-            odd_K2 = np.empty((BATCH_ROWS, 2), np.int64)
             rows, odd, next = split_rows(
-                data_C, at, not block, delimiter, dialect.quote, begin_N, end_NF, odd_K2
+                data_C, at, not block, delimiter, head.quote, begin_N[:most], end_NF, odd_K2
             )
             if rows or odd:
                 counted += rows
@@ -337,7 +335,8 @@ def _layout(format: Text, path: str, stamp: Stamp) -> tuple[Layout, Head, TextFi
         head = format.head(text)
         place = None
         if stamp.size >= CACHED_BYTES:
-            identity = [_LAYOUT, os.path.realpath(path), *stamp, repr(format)]
+            name = path if "://" in path else os.path.realpath(path)
+            identity = [_LAYOUT, name, *stamp, repr(format)]
             place = cached_file("rows", identity)
         layout = _from_plain(read_cached_file(place))
         if layout is None:
@@ -349,22 +348,43 @@ def _layout(format: Text, path: str, stamp: Stamp) -> tuple[Layout, Head, TextFi
 
 
 def _found(format: Text, text: TextFile, head: Head) -> Layout:
-    """Read a file from end to end, and return what is in it."""
-    columns: pa.Schema | None = None
-    groups: list[Group] = []
+    """Read a file from end to end, and return what is in it.
+
+    Raises:
+        DataError: There are more bad rows than may be.
+    """
+    columns = None if not head.names else pa.schema([(name, pa.string()) for name in head.names])
+    groups = [Group(head.first, head.first, 0)]
     bad: list[BadRow] = []
-    first = last = head.first
-    count = 0
+    counted = 0
     with text.open() as stream:
         line = 1 + line_ends(np.frombuffer(stream.read(head.first), np.uint8))
-        for rows in _rows(stream, head.dialect, head.first):
+        for rows in _rows(stream, head, head.first):
             columns, problems = format.checked(rows, columns, head)
             for at, problem in sorted(problems.items()):
                 there = line + line_ends(rows.data_C[rows.first : at])
                 bad.append(BadRow(rows.offset + at, there, problem))
-                refuse_bad_rows([f"{text.path}: line {there} {problem}"], len(bad), format.bad_rows)
+                refuse_bad_rows(f"{text.path}: line {there:,} {problem}", len(bad), format.bad_rows)
             line += line_ends(rows.data_C[rows.first : rows.next])
-            last = rows.offset + rows.next
-            count += len(rows.begin_N) - sum(at in problems for at in rows.begin_N.tolist()) \
-                if problems else len(rows.begin_N)
+            counted += len(rows.begin_N)
+            good = len(rows.begin_N) + len(rows.odd_K2) - len(problems)
+            first, _, before = groups.pop()
+            groups.append(Group(first, rows.offset + rows.next, before + good))
+            if text.has_ranges and good and counted % GROUP_ROWS == 0:
+                groups.append(Group(groups[-1].last, groups[-1].last, 0))
     return Layout(columns or pa.schema([]), tuple(groups), tuple(bad))
+
+
+def _to_plain(layout: Layout) -> dict[str, Any]:
+    columns = b64encode(layout.columns.serialize()).decode()
+    return {"columns": columns, "groups": layout.groups, "bad": layout.bad}
+
+
+def _from_plain(entry: Any) -> Layout | None:
+    with suppress(TypeError, KeyError, ValueError, pa.ArrowException):  # absent, or damaged
+        return Layout(
+            pa.ipc.read_schema(pa.py_buffer(b64decode(entry["columns"]))),
+            tuple(Group(*map(int, group)) for group in entry["groups"]),
+            tuple(BadRow(int(at), int(line), str(what)) for at, line, what in entry["bad"]),
+        )
+    return None

@@ -1,9 +1,9 @@
 """Choose the format of a file by its path, or by its first bytes. No other file chooses a reader.
 
-    parquet.py          Parquet
-    delimited_text.py   CSV, TSV and the like, plain or compressed by gzip, bz2 or zstd
-    json_lines.py       JSON lines, plain or compressed
-    arrow_files.py      Arrow's IPC files and streams, and Feather
+parquet.py          Parquet
+delimited_text.py   CSV, TSV and the like, plain or compressed by gzip, bz2 or zstd
+json_lines.py       JSON lines, plain or compressed
+arrow_files.py      Arrow's IPC files and streams, and Feather
 """
 
 import re

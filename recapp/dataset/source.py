@@ -180,7 +180,7 @@ def open_raw(paths: str | Sequence[str], *, setting: str = "dataset.path") -> So
     files: list[DataFile] = []
     segments: list[Segment] = []
     for number, name in enumerate(file_names(paths, setting=setting)):
-        format, stamp, types, rows = _opened(name, setting, "write it again or leave it out")
+        format, stamp, (types, rows, _) = _opened(name, setting, "write it again or leave it out")
         columns = {column: column for column in types.names}
         if len(columns) < len(types.names):
             twice = next(one for one in columns if types.names.count(one) > 1)

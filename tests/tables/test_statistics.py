@@ -11,8 +11,8 @@ import torch
 
 from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.settings import user_cache
+from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup
 from recapp.tables.statistics import (
     TableStatistics,

@@ -73,9 +73,10 @@ class DelimitedText(Format):
     @override
     def marks(self, path: str) -> bytes:
         with open_file(path) as file:
-            begin = file.read(FIRST_BYTES)
+            begin: bytes = file.read(FIRST_BYTES)
             file.seek(max(file.size() - FIRST_BYTES, 0))
-            return begin + file.read()
+            end: bytes = file.read()
+        return begin + end
 
 
 def _opened(path: str, columns: Sequence[str] | None) -> Any:

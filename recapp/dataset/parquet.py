@@ -138,7 +138,8 @@ class Parquet(Format):
             file.seek(max(size - _TAIL_BYTES, 0))
             length = int.from_bytes(file.read(4), "little")
             file.seek(max(size - _TAIL_BYTES - length, 0))
-            return file.read(length + _TAIL_BYTES)
+            footer: bytes = file.read(length + _TAIL_BYTES)
+        return footer
 
 
 def of_row_group(file: DataFile, name: str, row_group: int) -> Any:

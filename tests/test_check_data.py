@@ -73,10 +73,10 @@ def test_files_that_train_and_validate_are_noted(logs, capsys):
         ),
         (["dataset.label=clicked"], r"part_0\.parquet: no column for clicked"),
         (
-            ["dataset.path=s3://bucket/logs"],
-            "^dataset.path=s3://bucket/logs: .* no client for s3://",
+            ["dataset.path=nope://bucket/logs"],
+            "^nope://bucket/logs: cannot be read: Protocol not known: nope",
         ),
-        (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
+        (["dataset.val_path=s3://k:hidden@b"], "^dataset.val_path=s3://b: the URI names a user"),
         (["dataset.path=/gone"], "^dataset.path=/gone: no such file or directory"),
         (["dataset.val_path=gone/*.parquet"], "dataset.val_path=.*gone/.*parquet: no file matches"),
     ],

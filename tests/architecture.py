@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 COMMANDS = (
-    "__main__, train, eval, predict, export, serve, plan, bench, report, "
+    "__main__, data, train, eval, predict, export, serve, plan, bench, report, "
     "model_export, model_loading, plan_verbs, calibration, inference_bench"
 )
 
@@ -18,7 +18,7 @@ LAYERS = f"""
 compat
 {COMMANDS}
 cli
-benchmarks
+benchmarks | logs
 run
 serving
 trainer | inference
@@ -48,6 +48,7 @@ THIRD_PARTIES = {
     "fsspec": ("dataset",),
     "pyarrow": (
         "dataset",
+        "logs",
         "inference.build_cpp",
         "inference_bench",
         "run.run_rows",

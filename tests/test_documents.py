@@ -60,7 +60,7 @@ COMMANDS = sorted(
 )
 TOUR = "docs/tour.md"  # is typed in its order
 # have a verb, a path or a name, and tests of their own
-ON_PAPER = ("plan", "bench", "report", "serve")
+ON_PAPER = ("plan", "bench", "report", "serve", "data")
 
 
 # ---- form

@@ -113,7 +113,7 @@ def test_the_package_and_the_list_of_commands_import_nothing_of_others(loaded):
 def test_help_and_a_misspelt_setting_are_answered_by_what_composes(loaded, name):
     packages, said = loaded(f"recapp.{name}", "--help")
     assert packages == COMPOSING and "format" in said
-    verb = {"plan": ["explain"], "bench": ["step"]}.get(name, [])
+    verb = {"plan": ["explain"], "bench": ["step"], "data": ["inspect"]}.get(name, [])
     packages, said = loaded(f"recapp.{name}", *verb, "frmat=json", code=1)
     assert packages == COMPOSING and "format" in said
 

@@ -73,10 +73,10 @@ class DelimitedText(Format):
     @override
     def marks(self, path: str) -> bytes:
         with open_file(path) as file:
-            begin: bytes = file.read(FIRST_BYTES)
+            begin = file.read(FIRST_BYTES)
             file.seek(max(file.size() - FIRST_BYTES, 0))
-            end: bytes = file.read()
-        return begin + end
+            marks: bytes = begin + file.read()
+        return marks
 
 
 def _opened(path: str, columns: Sequence[str] | None) -> Any:

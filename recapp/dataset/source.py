@@ -164,6 +164,38 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     return Source(tuple(files), tuple(segments), bags)
 
 
+def open_raw(paths: str | Sequence[str], *, setting: str = "dataset.path") -> Source:
+    """Open files with all of their columns, under the files' own names; no schema is needed.
+
+    Args:
+        paths: A path or a list of them, as for `open_source`.
+        setting: The setting's name, for error messages.
+
+    Raises:
+        DataError: A path does not exist or has no data, a file is not whole, or the files have
+            different columns.
+    """
+    files: list[DataFile] = []
+    segments: list[Segment] = []
+    for number, name in enumerate(file_names(paths, setting=setting)):
+        format, stamp, types, rows = _opened(name, setting, "write it again or leave it out")
+        columns = {column: column for column in types.names}
+        if len(columns) < len(types.names):
+            twice = next(one for one in columns if types.names.count(one) > 1)
+            raise DataError(f"{name}: several columns are called {twice}; rename all but one")
+        if files and columns != files[0].columns:
+            odd = min(columns.keys() ^ files[0].columns.keys())
+            here, there = (name, files[0].path)[:: 1 if odd in columns else -1]
+            raise DataError(
+                f"{setting}: {here} has a column {odd}, {there} has none; name files of one kind"
+            )
+        files.append(DataFile(name, format, stamp, columns, tuple(accumulate(rows, initial=0))))
+        segments += [Segment(number, group, 0, count) for group, count in enumerate(rows) if count]
+    if not segments:
+        raise DataError(f"{setting}={given_paths(paths)[0]}: has no rows")
+    return Source(tuple(files), tuple(segments), frozenset())
+
+
 def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:
     """Split a source, in file order, into training rows and validation rows.
 

@@ -27,7 +27,7 @@ from recapp.processes.launch import LaunchSettings
 from recapp.run.constructors import build_task, register_own_types, row_rules
 from recapp.serving.limits import Limits
 from recapp.settings.records import Constructor, absent, composed, in_hand, not_a_setting, record
-from recapp.settings.values import Natural, Positive, Transport, Within, shown
+from recapp.settings.values import Natural, Paths, Positive, Transport, Within, shown
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.table_settings import (
     MOST_MEMBERS,
@@ -405,6 +405,33 @@ class Report(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Data(Command):
+    """The settings of every verb of `python -m recapp.data`."""
+
+    path: Paths | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect(Data):
+    """The settings of `data inspect`.
+
+    Raises:
+        ConfigError: The name is no name of a file of settings.
+    """
+
+    rows: Positive | None = None
+    out: str = "inspected"
+    name: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not self.name.replace("-", "_").isidentifier():
+            raise ConfigError(
+                f"name={self.name}: must be letters, digits, _ and -, which dataset=NAME then reads"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Serve(Limits, Command):
     """The settings of `python -m recapp.serve`."""
 
@@ -421,7 +448,7 @@ class Serve(Limits, Command):
     max_wait_ms: Annotated[float, Within(0, 10_000)] = 0
 
 
-# The settings of each command, by its name; those of a verb of `bench` by both names.
+# The settings of each command, by its name; those of a verb of `bench` or `data` by both names.
 COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "eval": Eval,
@@ -434,6 +461,8 @@ COMMANDS: dict[str, type[Command]] = {
     "bench_strategies": BenchStrategies,
     "bench_data": BenchData,
     "bench_inference": BenchInference,
+    "data": Data,
+    "data_inspect": Inspect,
     "report": Report,
     "serve": Serve,
 }
@@ -445,6 +474,7 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 VERBS = {
     "plan": ("explain", "types", "export", "calibrate", "devices", "scale"),
     "bench": ("step", "train", "strategies", "data", "inference"),
+    "data": ("inspect",),
 }
 
 

@@ -1,0 +1,213 @@
+"""`recapp.data inspect`: facts of columns against Python's own counts, uses, and settings that
+train.
+"""
+
+import csv
+import json
+import math
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from jobs import command, metrics_of
+
+from recapp.data import main, with_path
+from recapp.dataset.data_settings import DataSettings
+from recapp.dataset.schema import schema_of
+from recapp.dataset.source import open_raw, open_source
+from recapp.errors import DataError
+from recapp.logs.inspection import facts_of_columns
+from recapp.logs.sampled_counts import SampledCounts
+from recapp.logs.suggestion import suggest_settings
+from recapp.settings.records import record
+from recapp.tables.table_settings import TablesOfDataset
+
+ROWS = 2000
+
+
+def clicks(rows=ROWS):
+    random = Random(3)
+    return {
+        "row_id": [f"r{n}" for n in range(rows)],
+        "click": [int(random.random() < 0.3) for _ in range(rows)],
+        "user": [f"u{int(random.paretovariate(1))}" for _ in range(rows)],
+        "item": [random.randrange(50) if n < rows // 2 else 90 for n in range(rows)],
+        "price": [
+            round(random.random() * 9, 2) if random.random() < 0.9 else None for _ in range(rows)
+        ],
+        "tags": ["|".join(random.sample("abcdef", 1 + n % 3)) for n in range(rows)],
+        "ts": [1_600_000_000 + 60 * n for n in range(rows)],
+        "country": ["DE"] * rows,
+    }
+
+
+@pytest.fixture
+def logs(tmp_path):
+    table = clicks()
+    with open(tmp_path / "shop.csv", "w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(table)
+        lines.writerows(zip(*table.values(), strict=True))
+    return tmp_path / "shop.csv"
+
+
+def facts(path, rows=None):
+    source = open_raw(str(path))
+    columns = facts_of_columns(source.slice(0, rows or source.rows))
+    return {one.name: one for one in columns}
+
+
+def test_facts_are_those_that_python_counts(logs):
+    found = facts(logs)
+    for name, values in clicks().items():
+        present = [str(value) for value in values if value is not None]
+        counts = Counter(present)
+        one = found[name]
+        assert (one.rows, one.missing, one.distinct) == (ROWS, ROWS - len(present), len(counts))
+        assert one.counted == "exact"
+        assert one.singles == pytest.approx(sum(n == 1 for n in counts.values()) / len(counts))
+        most = [n for _, n in counts.most_common(10)]
+        assert one.tops[:2] == pytest.approx([most[0] / len(present), sum(most) / len(present)])
+        assert all(counts[text] == number for text, number in one.top)
+    assert found["price"].numbers[0] == min(p for p in clicks()["price"] if p is not None)
+    assert found["ts"].numbers[2] == pytest.approx(1_600_000_000 + 60 * ROWS / 2, abs=60)
+    assert found["user"].numbers is None
+
+
+def test_the_label_over_time_and_drift_follow_the_order_of_the_rows(logs):
+    found = facts(logs)
+    clicked = np.array(clicks()["click"]).reshape(20, -1).mean(axis=1)
+    assert found["click"].means == pytest.approx(clicked.tolist())
+    assert found["item"].drift == found["item"].new == 1
+    assert found["click"].drift < 0.1 and found["click"].new == 0
+    assert found["ts"].drift == 1  # numbers, by buckets
+
+
+def test_each_column_gets_the_use_that_fits(logs):
+    source = open_raw(str(logs))
+    suggestion = suggest_settings(facts_of_columns(source), source.files[0].types)
+    assert {name: use for name, (use, _) in suggestion.uses.items()} == {
+        "row_id": "left out",
+        "click": "label",
+        "user": "id",
+        "item": "id",
+        "price": "number",
+        "tags": "list",
+        "ts": "time",
+        "country": "left out",
+    }
+    assert suggestion.settings["separator"] == {"tags": "|"}
+    assert suggestion.settings["times"] == {"ts": "s"}
+    assert suggestion.command == ()
+
+
+def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
+    rows = 120
+    table = pa.table(
+        {
+            "y": pa.array([n % 2 for n in range(rows)], pa.int8()),
+            "ids": pa.array([[n % 7, n % 5] for n in range(rows)]),
+            "vector": pa.array([[0.5 + n, 1.25] for n in range(rows)]),
+            "when": pa.array([n * 10**9 for n in range(rows)], pa.timestamp("ns")),
+            "word": pa.array([str(n % 3) for n in range(rows)]).dictionary_encode(),
+            "nested": pa.array([{"a": 1}] * rows),
+            "nothing": pa.nulls(rows, pa.int64()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)
+    suggestion = suggest_settings(list(facts(tmp_path).values()), table.schema)
+    assert {name: use for name, (use, _) in suggestion.uses.items()} == {
+        "y": "label",
+        "ids": "list",
+        "vector": "vector",
+        "when": "time",
+        "word": "id",
+        "nested": "left out",
+        "nothing": "left out",
+    }
+    assert suggestion.settings["vectors"] == {"vector": 2}
+
+
+def test_many_values_are_estimated_and_frequent_ones_counted_exactly():
+    random = np.random.default_rng(1)
+    counted = SampledCounts(most=1000)
+    for _ in range(50):
+        values, counts = np.unique(random.integers(0, 40_000, 3000), return_counts=True)
+        counted.add(values + 7, counts)
+        counted.add(np.array([3, 5]), np.array([400, 300]))
+    result = counted.result()
+    assert result.share < 1
+    assert result.distinct == pytest.approx(39_000, rel=0.1)
+    assert result.most_frequent(2)[1].tolist() == [20_000, 15_000]
+    assert len(result.values_N) <= 1000 + 1024
+
+
+def test_the_command_writes_settings_that_read_the_logs(logs, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["inspect", str(logs), f"out={out}", "format=json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    settings = yaml.safe_load((out / "dataset" / "shop.yaml").read_text())
+    assert settings.pop("defaults") == ["custom"]
+    dataset = record(DataSettings, settings, "dataset")
+    schema = schema_of(dataset, TablesOfDataset())
+    assert open_source(dataset.path, schema).rows == ROWS == said["rows_read"]
+    assert dataset.cardinality is None and dataset.batch_size % dataset.lanes == 0
+    assert said["train"].endswith(f"--config-dir {out} dataset=shop")
+    assert "<svg" not in (out / "shop.html").read_text()  # pictures are images with a text
+    assert (out / "shop.html").read_text().count("<img") == 5
+    assert [row["column"] for row in said["rows"]] == [*clicks()]
+    assert all(not math.isnan(row["missing_share"]) for row in said["rows"])
+
+
+@pytest.mark.full
+def test_two_commands_make_a_trained_model_of_a_text(logs, tmp_path):
+    found = command("data", "inspect", logs.name, "format=json", cwd=tmp_path)
+    assert found.code == 0, found.err
+    train = json.loads(found.out)["train"].split()
+    trained = command("train", *train[3:], "hydra.run.dir=run", "trainer.devices=2", cwd=tmp_path)
+    assert trained.code == 0, trained.err
+    assert 0 < metrics_of(tmp_path / "run")["val_log_loss"] < 1
+
+
+def test_settings_that_were_changed_by_hand_stay(logs, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["inspect", str(logs), f"out={out}", "name=mine"]
+    assert main([*command, "rows=500"]) == 0
+    file = out / "dataset" / "mine.yaml"
+    file.write_text(file.read_text().replace("1/10", "1/5"))
+    assert main([*command, "rows=500"]) == 1
+    assert "overwrite=true" in capsys.readouterr().err and "1/5" in file.read_text()
+    assert main([*command, "rows=500", "overwrite=true"]) == 0
+    assert "1/10" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "path must be given"),
+        (["no_such.csv"], "path=no_such.csv: no such file"),
+        (["name=a/b"], "name=a/b: must be letters"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", *arguments]) == 1
+    assert words in capsys.readouterr().err and not (tmp_path / "inspected").exists()
+
+
+def test_files_of_two_kinds_are_refused(tmp_path):
+    for name, column in (("a", "x"), ("b", "z")):
+        pq.write_table(pa.table({column: [1]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet has a column x, .*b\.parquet has none"):
+        open_raw(str(tmp_path))
+
+
+def test_a_path_may_stand_alone_behind_the_verb():
+    assert with_path(["inspect", "a b.csv", "rows=3"]) == ["inspect", "path='a b.csv'", "rows=3"]
+    assert with_path(["inspect", "logs/dt=1"]) == ["inspect", "path='logs/dt=1'"]
+    for same in (["inspect", "path=a"], ["inspect", "--help"], ["inspect"], []):
+        assert with_path(same) == same

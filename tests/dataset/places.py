@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from threading import Lock, Thread
 from urllib.parse import unquote
+
+import pytest
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "access",
@@ -188,3 +191,53 @@ def s3_server():
     finally:
         server.shutdown()
         server.server_close()
+
+
+needs_s3 = [
+    pytest.mark.full,
+    pytest.mark.skipif(find_spec("moto") is None, reason='needs moto: pip install ".[dev]"'),
+]
+PLACES = ["http", pytest.param("s3", marks=needs_s3)]
+
+
+@pytest.fixture(scope="module")
+def s3():
+    pytest.importorskip("moto", reason='needs moto: pip install ".[dev]"')
+    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": server.url}.items():
+            patch.setenv(name, value)
+        yield server
+
+
+class Shelf:
+    """A folder on disk, and the same files elsewhere; `put` writes there what is on disk now."""
+
+    def __init__(self, folder, uri, server, put):
+        self.folder = folder
+        self.uri = uri
+        self.server = server
+        self.put = put
+
+
+@pytest.fixture(params=PLACES)
+def shelf(request, tmp_path, monkeypatch):
+    folder = tmp_path / "served" / "logs"
+    folder.mkdir(parents=True)
+    if request.param == "http":
+        with http_server(folder.parent) as server:
+            yield Shelf(folder, f"{server.url}/logs", server, lambda: None)
+        return
+    server = request.getfixturevalue("s3")
+    bucket = f"bucket-{os.urandom(4).hex()}"
+    server.files.create_dir(bucket)
+
+    def put():
+        for file in filter(os.path.isfile, folder.rglob("*")):
+            with server.files.open_output_stream(
+                f"{bucket}/logs/{file.relative_to(folder)}", compression=None
+            ) as out:
+                out.write(file.read_bytes())
+
+    server.faults.next.clear()
+    server.faults.on_request = None
+    yield Shelf(folder, f"s3://{bucket}/logs", server, put)

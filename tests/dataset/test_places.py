@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from dataset_files import SCHEMA, numbered_table, write_numbered
-from places import CUT, KEYS, http_server, s3_server, slow, status
+from places import CUT, http_server, s3, shelf, slow, status
 
 from recapp.dataset import storage
 from recapp.dataset.data_file import Fingerprint, difference, file_facts
@@ -23,14 +23,10 @@ from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import DataError
 from recapp.settings.uris import refuse_secrets
 
-needs_s3 = [
-    pytest.mark.full,
-    pytest.mark.skipif(
-        not __import__("importlib.util").util.find_spec("moto"), reason="needs moto: .[dev]"
-    ),
-]
-PLACES = ["http", pytest.param("s3", marks=needs_s3)]
 FILES = [[20, 30], [25], [0, 40]]
+
+
+__all__ = ["s3", "shelf"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
@@ -39,48 +35,6 @@ def at_once(monkeypatch):
     storage._place.cache_clear()
     yield
     storage._place.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
-        for name, value in {**KEYS, "AWS_ENDPOINT_URL": server.url}.items():
-            patch.setenv(name, value)
-        yield server
-
-
-class Shelf:
-    """A folder on disk, and the same files elsewhere; `put` writes there what is on disk now."""
-
-    def __init__(self, folder, uri, server, put):
-        self.folder = folder
-        self.uri = uri
-        self.server = server
-        self.put = put
-
-
-@pytest.fixture(params=PLACES)
-def shelf(request, tmp_path, monkeypatch):
-    folder = tmp_path / "served" / "logs"
-    folder.mkdir(parents=True)
-    if request.param == "http":
-        with http_server(folder.parent) as server:
-            yield Shelf(folder, f"{server.url}/logs", server, lambda: None)
-        return
-    server = request.getfixturevalue("s3")
-    bucket = f"bucket-{os.urandom(4).hex()}"
-    server.files.create_dir(bucket)
-
-    def put():
-        for file in filter(os.path.isfile, folder.rglob("*")):
-            with server.files.open_output_stream(
-                f"{bucket}/logs/{file.relative_to(folder)}", compression=None
-            ) as out:
-                out.write(file.read_bytes())
-
-    server.faults.next.clear()
-    server.faults.on_request = None
-    yield Shelf(folder, f"s3://{bucket}/logs", server, put)
 
 
 def batches(path, *, position=(0, 0), threads=0, schema=SCHEMA, **settings):
@@ -319,9 +273,6 @@ def test_a_server_without_ranges_is_refused(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(
-    not __import__("importlib.util").util.find_spec("moto"), reason="needs moto: .[dev]"
-)
 def test_a_bucket_that_does_not_exist_is_named(s3):
     for path in ("logs", "logs/*.parquet", "logs/day=1/a.parquet", ""):
         with pytest.raises(DataError) as info:

@@ -11,7 +11,7 @@ from recapp.dataset.storage import open_file
 from recapp.settings.uris import is_uri
 
 FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first lines
-STREAMED_BYTES = 2**23  # of a request, where a file of another place is read from its beginning
+STREAMED_BYTES = 2**23  # of a request, where compressed text of another place is read
 # The compressions by the first bytes of a file.
 CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # bytes of text in ASCII, UTF-8 or Latin-1
@@ -49,9 +49,11 @@ def open_stream(path: str, codec: str | None) -> pa.NativeFile:
         OSError: The file does not exist or cannot be read.
     """
     file = open_file(path)
+    if not codec:
+        return file
     if is_uri(path):
         file = pa.BufferedInputStream(file, STREAMED_BYTES)
-    return pa.CompressedInputStream(file, codec) if codec else file
+    return pa.CompressedInputStream(file, codec)
 
 
 def is_prose(begin: bytes) -> bool:
@@ -65,3 +67,16 @@ def reason(error: Exception) -> str:
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
+
+
+def ends_of(path: str) -> bytes:
+    """Return the first and the last bytes of a file, which change if rows are added or removed.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open_file(path) as file:
+        begin: bytes = file.read(FIRST_BYTES)
+        file.seek(max(file.size() - FIRST_BYTES, 0))
+        end: bytes = file.read()
+        return begin + end

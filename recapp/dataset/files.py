@@ -225,7 +225,7 @@ class _Listing:
                 reason = "hidden"
             else:
                 kinds[kind].append(entry)
-                reason = "directories" if kind == "directory" else f"not {FORMAT_NAMES}"
+                reason = "directories" if kind == "directory" else "in no known format"
             if _hidden(entry) or kind in ("directory", "other"):
                 self.left_out.setdefault(reason, []).append(os.path.relpath(entry, top))
         files = kinds["file"]
@@ -238,7 +238,7 @@ class _Listing:
         unknown = file.is_file() and not file.suffix and stamp_of(str(file)).size > 0
         if unknown and not is_prose(begin_of(str(file))[0]):
             raise self._error(
-                f"{file.name} is neither {FORMAT_NAMES} nor text, and lies beside "
+                f"{file.name} is in no known format and no text, and lies beside "
                 f"{beside.name}: write it again, or move it elsewhere"
             )
 
@@ -329,12 +329,10 @@ def _literal(path: str) -> tuple[str, str]:
 
 
 def _holds_data(directory: Path) -> bool:
-    for here, directories, names in os.walk(directory):
-        directories[:] = [name for name in directories if not _hidden(Path(name))]
-        files = [Path(here, name) for name in names if not _hidden(Path(name))]
-        if any(file.is_file() and is_data(str(file)) for file in files):
-            return True
-    return False
+    entries = [entry for entry in directory.iterdir() if not _hidden(entry)]
+    return any(entry.is_file() and is_data(str(entry)) for entry in entries) or any(
+        entry.is_dir() and not entry.is_symlink() and _holds_data(entry) for entry in entries
+    )
 
 
 def _hidden(path: Path) -> bool:

@@ -392,6 +392,10 @@ class RemotePath(PosixPath):
         return self.kind == "file"
 
     @override
+    def is_symlink(self) -> bool:
+        return False
+
+    @override
     def absolute(self) -> "RemotePath":
         return self
 

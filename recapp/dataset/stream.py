@@ -55,7 +55,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.chunk_store import ChunkStore, places
+from recapp.dataset.chunk_store import ChunkStore, places, with_short_ids
 from recapp.dataset.collate import Collate, join_batches, with_wide_ids
 from recapp.dataset.counter_hash import hashes_of
 from recapp.dataset.data_file import chunks
@@ -164,8 +164,8 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
 
 # ---- reading in that order
 
-# The decoded rows of a chunk, and those of each lane.
-DealtRows: TypeAlias = tuple[Rows, list[tuple[int, range]]]
+# The decoded rows of a chunk, and the numbers of those of each lane.
+DealtRows: TypeAlias = tuple[Rows, list[tuple[int, IntArray]]]
 BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
 
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
@@ -183,6 +183,7 @@ class Reader:
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
         threads: Threads that read chunks ahead; None reads them when they are needed.
+        narrows: As for the `store`.
 
     `take` raises DataError for unusable values and unreadable files.
     """
@@ -195,6 +196,7 @@ class Reader:
         position: int,
         collate: Collate,
         threads: Executor | None = None,
+        narrows: bool = False,
     ) -> None:
         self._threads = threads
         self._source = source
@@ -205,7 +207,7 @@ class Reader:
         self._plans = {
             lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
         }
-        self.store = ChunkStore()
+        self.store = ChunkStore(collate, narrows)
         self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
         self._cursors: dict[tuple[int, int], _Cursor] = {}
         self._ranges = self._by_cursor(rest_by_lane)
@@ -345,21 +347,21 @@ def _stream(
         lengths = np.minimum(inside[:, 1], end) - firsts
         ends = np.cumsum(lengths)
         rows_N = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - lengths), lengths)
-        if len(inside) == 1:
-            chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
+        at_N = rows_N - int(firsts.min())
+        if len(at_N) == int(at_N.max()) + 1:  # none is left out, so they stay in their order
+            chunk = chunk.slice(int(firsts.min()) - begin, len(at_N))
+            rows_N = np.sort(rows_N)
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
-        rows = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
+            at_N = np.arange(len(at_N))
+        in_file_N = rows_N + file.starts[row_group]
+        rows = with_short_ids(collate.rows(chunk, file.columns, file.path, in_file_N, True))
         if before is not None:
-            rows = replace(rows, row_numbers_N=rows_N + (file.starts[row_group] + before))
+            rows = replace(rows, row_numbers_N=in_file_N + before)
         lanes, starts = np.unique(inside[:, 2], return_index=True)
-        bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
         yield (
             rows,
-            [
-                (lane, range(bounds[index], bounds[index + 1]))
-                for index, lane in enumerate(lanes.tolist())
-            ],
+            [*zip(lanes.tolist(), np.split(at_N, (ends - lengths)[starts[1:]]), strict=True)],
         )
 
 
@@ -485,10 +487,11 @@ class BatchStream(IterableDataset[Any]):
             chunks: The threads that decode chunks ahead, or None.
         """
         begin = self.first_batch * self._share // self._block * self._block
-        reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks)
+        reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks, self.narrows)
         for place_B in self._places(reader, lanes):
-            taken = reader.store.take(place_B) if len(place_B) else self._collate.no_rows()
-            yield self._collate.batch_of(taken, self.narrows)
+            batch = self._collate.made(reader.store.take(place_B))
+            self.narrows = reader.store.narrows
+            yield batch
 
     @property
     def _block(self) -> int:
@@ -538,8 +541,8 @@ class BatchStream(IterableDataset[Any]):
 
 def _present(place_VK: IntArray) -> IntArray:
     """Return the places in a matrix, lane after lane; a number below 0 is none."""
-    place_N = place_VK.reshape(-1)
-    return place_N[place_N >= 0]
+    place_N = place_VK.ravel()  # contiguous
+    return place_N if place_N.min(initial=0) >= 0 else place_N[place_N >= 0]
 
 
 class _Failure(str):
@@ -577,9 +580,7 @@ class BatchLoader(DataLoader[Any]):
         # next(), not at iter().
         stream = cast(BatchStream, self.dataset)
         if not self.num_workers:
-            for batch in stream:
-                stream.narrows &= batch.sparse.values().dtype == torch.int32
-                yield batch if stream.narrows else with_wide_ids(batch)
+            yield from stream
             return
         items = super().__iter__()
         try:

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recapp.engine.dynamic_keys import ExactCounter, KeyCounter, SketchCounter
+from recapp.engine.dynamic_keys import NO_LIMIT, ExactCounter, KeyCounter, SketchCounter
 from recapp.kernels.backend import Backend
 from recapp.kernels.reference import SortedIndex
 from recapp.kernels.row_memory import RowMemory
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.positions import STRETCHES, Counter, DynamicRows, Eviction, stretches_of
 
-NO_LIMIT = 2**62  # rows of a part
 NOT_HELD = 0  # last use of a slot that holds no row; steps of other slots count from 1
 EVICTED_AT_ONCE = 16  # a full stretch evicts 1 / EVICTED_AT_ONCE of its rows
 SWEEPS = 8  # searches for expired rows in one time to live: more searches find their end sooner

@@ -26,7 +26,7 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.batch_arrays import INDEX_NUMBERS
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
-from recapp.sparse.transfer import start_to_host, to_host, true_indices
+from recapp.sparse.transfer import start_to_host, to_device, to_host, true_indices
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.positions import (
     SKETCH_LINES,
@@ -113,9 +113,10 @@ def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
-*_, NEXT, PASSING = range(len(INDEX_NUMBERS))
+PASSING, NEXT = map(INDEX_NUMBERS.index, ("passing", "next"))
 STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
+NO_LIMIT = 2**62  # keys
 
 
 def most_slots(device: torch.device, bytes_of_slot: int) -> int:
@@ -136,26 +137,26 @@ class KeySlots:
     given out first. `unadmitted` are those of keys that get no row in this step, which are given
     back at its end.
 
-    In a step of which the host learns no number (`expect`), new keys take slots behind all used
-    ones, and the device counts these (`DeviceKeyIndex.numbers`). The host knows how many there are
-    at most: the count that it has read last, and the entries of the steps since. It reads the
-    count, without waiting, before the room comes to an end. Whoever needs the exact number asks for
-    `used`. Unadmitted keys then have slots behind all others and are not in the index, because
-    nobody asks for them again in most steps: `passes` tells that there may be such keys. Where
-    somebody asks, they get into the index before.
+    In a step of which the host learns no number (`expect`), new keys take the same slots, and the
+    device counts the keys (`DeviceKeyIndex.numbers`). The host knows how many there are at most:
+    the count that it has read last, and the entries of the steps since. It reads the count, without
+    waiting, before the room comes to an end. Whoever needs the exact number asks for `used`, after
+    which `free`, too, is exact. Unadmitted keys then have slots behind all used ones and are not in
+    the index, because nobody asks for them again in most steps: `passes` tells that there may be
+    such keys. Where somebody asks, they get into the index before.
 
-    `limit` is the number of used slots up to which new keys find room in every part of the tables
-    (`Admission.room`): parts have more rows only where more slots are used, or the host decides.
+    `limit` is the number of keys up to which new ones find room in every part of the tables
+    (`Admission.room`): parts have more rows only where there are more keys, or the host decides.
+    Keys that go may be of other parts than the fullest one, so they take their number from it.
     """
 
     def __init__(
         self, stretches: Sequence[int], capacity: int, backend: Backend, device: torch.device
     ) -> None:
         self.index: Any = backend.key_index(stretches, capacity, device)
-        self.limit = MOST_SLOTS
+        self.limit = NO_LIMIT
         self._used = 0
-        self._told = 0  # what the device knows of `_used`
-        self._taken = 0  # the most slots that were taken since, as only the device knows
+        self._taken = 0  # the most keys that are new since, as only the device knows
         self._expected = 0  # the entries of all steps
         # numbers of the index on their way to the host, the event at their arrival, and `_expected`
         self._late: tuple[list[Tensor], Any, int] | None = None
@@ -177,8 +178,10 @@ class KeySlots:
         """
         if self._taken:
             numbers = to_host(self.index.numbers).tolist()
-            self.index.count(numbers[NEXT] - self._used)
-            self._used = self._told = numbers[NEXT]
+            new = numbers[NEXT] - self._keys
+            self.index.count(new)
+            self._used = max(self._used, numbers[NEXT])
+            self.free = self.free[new:]
             self._taken = 0
             self._late = None
             if self.passes:
@@ -191,13 +194,18 @@ class KeySlots:
         return self._used
 
     @property
+    def _keys(self) -> int:
+        """The number of keys, without those that are new since the host was told."""
+        return self._used - len(self.free)
+
+    @property
     def most(self) -> int:
-        """The largest number of used slots that there may be, for which the host does not wait."""
+        """The largest number of keys that there may be, for which the host does not wait."""
         if self._late is not None and (self._late[1] is None or self._late[1].query()):
             (numbers,), _, expected = self._late
-            self._taken = numbers.tolist()[NEXT] - self._used + self._expected - expected
+            self._taken = numbers.tolist()[NEXT] - self._keys + self._expected - expected
             self._late = None
-        return self._used + self._taken
+        return self._keys + self._taken
 
     def has_room(self, n: int) -> bool:
         """Return whether n keys get rows if they are new, so that nobody has to choose."""
@@ -211,19 +219,23 @@ class KeySlots:
             n: The number of entries.
             grow: A function that makes room for rows in a number of slots.
         """
-        most = self.most
+        keys = self.most
+        most = max(self._used, keys)
+        ahead = STEPS_AHEAD * n
         if most + n > self.index.positions.held:
             try:
-                self.make_room(most + STEPS_AHEAD * n, grow)
+                self.make_room(most + ahead, grow)
             except (MemoryError, torch.OutOfMemoryError):
                 self.make_room(self.used + n, grow)
-        if self._told != self._used:
-            self.index.numbers[NEXT] = self._used
-            self._told = self._used
+        if not self._taken:  # only now the host may know other numbers than the device
+            stack = self.free.data_ptr() - self.free.itemsize * self._keys
+            told = [self._keys, self._used, stack]
+            self.index.numbers[NEXT:] = to_device(told, self.free.device)
         self.index.make_room(self._taken + n)
         self._taken += n
-        ahead = most + STEPS_AHEAD * n
-        if self._late is None and ahead > min(self.index.positions.held, self.limit):
+        if self._late is None and (
+            most + ahead > self.index.positions.held or keys + ahead > self.limit
+        ):
             self._late = *start_to_host([self.index.numbers]), self._expected
         self._expected += n
 
@@ -231,8 +243,7 @@ class KeySlots:
         """Return the slot of each key, after giving free slots to keys that have none, and the
         first entry of each such key. Arguments as for the index.
         """
-        if self.passes:  # these keys get into the index
-            self.make_room(self.used)
+        self.make_room(self.used)  # keys that pass get into the index
         slot_N, first_U = self.index.find_or_insert(position_N, strip_N, self._next)
         again = min(len(first_U), len(self.free))
         self.free = self.free[again:]
@@ -258,9 +269,10 @@ class KeySlots:
 
     def remove(self, slot_M: Tensor) -> None:
         """Remove the keys of distinct slots, which are given out again."""
-        if len(slot_M):
+        if len(slot_M) and self.used:  # which tells what is free
             self.index.remove(slot_M)
             self.free = torch.cat([slot_M, self.free])
+            self.limit -= len(slot_M)
 
     # ---- checkpoints
 
@@ -286,7 +298,7 @@ class KeySlots:
         """Forget the slots of a load that did not end. Without keys, make all slots free."""
         self._loading = []
         if self.used and not len(self.index):
-            self.limit -= self._used
+            self.limit -= self._keys
             self._used = 0
             self.free = self.free[:0]
 

@@ -129,9 +129,8 @@ class DynamicStore(FloatRows):
     @property
     def adds_unread(self) -> bool:
         """Return whether training steps give rows to new keys without telling the host (`add`):
-        rows keep their places in memory, no slot was given back, no keys of this step pass, and
-        no sketch counts keys. Near a limit of rows the host decides nevertheless
-        (`KeySlots.has_room`).
+        rows keep their places in memory, no keys of this step pass, and no sketch counts keys. Near
+        a limit of rows the host decides nevertheless (`KeySlots.has_room`).
         """
         return (
             self.trains
@@ -141,7 +140,7 @@ class DynamicStore(FloatRows):
             and self.average is None
             and all(memory.stays for memory in (self._weights, *self._state))
             and all(memory.stays for slots, _ in self._growing for memory in slots.memories)
-            and not (len(self.slots.free) or self.slots.passes)
+            and not self.slots.passes
         )
 
     def expect(self, entries: int) -> None:
@@ -199,8 +198,8 @@ class DynamicStore(FloatRows):
         """
         admitted_U, evicted_E = self.admission.decide(position_U, strip_U, self.step)
         if evicted_E is not None:
-            self.slots.remove(evicted_E)
-        self.slots.limit = self.slots.used + self.admission.room
+            self._free(evicted_E)
+        self.slots.limit = self.slots.most + self.admission.room
         if admitted_U is not None:
             self.slots.unadmitted.append(slot_U[true_indices(~admitted_U)])
 
@@ -228,9 +227,17 @@ class DynamicStore(FloatRows):
         if step == self.step + 1 and self.trains:
             gone += [*self.admission.expired(step), *self.admission.surplus()]
         if gone:
-            self.slots.remove(torch.cat(gone))
+            self._free(torch.cat(gone))
         self.step = step
         self.settled += 1
+
+    def _free(self, slot_M: Tensor) -> None:
+        """Free slots whose keys have no row any more, with a state as that of new rows, of which
+        `add` writes none.
+        """
+        self.slots.remove(slot_M)
+        if self._starts is not None:
+            self._begin_state(slot_M)
 
     def _grow(self, slots: int) -> None:
         before = self._state[-1].held if self._state else slots  # the last memory to grow
@@ -410,7 +417,7 @@ class DynamicStore(FloatRows):
         loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_stretches}
         for number in loads:
             slot_N = self.index.slots_of(number)
-            self.slots.remove(slot_N)
+            self._free(slot_N)
             self.admission.forget(number, slot_N)
         before = self.slots.used
         self.slots.begin_load()

@@ -17,17 +17,18 @@ Training looks up and adds keys in one pass:
     follow       the other entries of a new key take the slot of the first one
 
 `find_or_insert` gives the host the number of new keys, for which it waits. `add` does not: the
-device counts the slots that were taken, and the host has made room for as many keys as there are
-entries (`recapp/engine/dynamic_keys.py`). The launch that begins rows (`triton_new_rows.py`) then
-does what `follow` does. What changes while recorded steps stay, the place of the table and the slot
-that follows all used ones, stands on the device, in `numbers` (`INDEX_NUMBERS` of
+device numbers the keys, and the host has made room for as many as there are entries
+(`recapp/engine/dynamic_keys.py`). The number of a key is its slot, or, while there are slots that
+were given back, its place in the stack of these. The launch that begins rows (`triton_new_rows.py`)
+then does what `follow` does. What changes while recorded steps stay, the places of the table and of
+the stack, and the number of the next key, stands on the device, in `numbers` (`INDEX_NUMBERS` of
 `batch_arrays.py`).
 
 Where a key must be seen in several steps before it gets a row, `add` counts it in another index,
 that of a *counter*, whose slots have counts. `find` searches there for absent keys. With its count,
 a new key either gets a row, and counts 0 from there on, which is as if it were not counted; or it
-only passes: its slot lies behind those of all rows, it is not in the index, and the next step takes
-the slot again.
+only passes: its slot lies behind all used ones, it is not in the index, and the next step takes the
+slot again.
 
 Threads run in any order and still make the same slots:
 
@@ -74,7 +75,9 @@ _GONE = tl.constexpr(GONE)
 _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
-TABLE, BUCKETS, FIRST, NEXT, PASSING = (tl.constexpr(i) for i in range(len(INDEX_NUMBERS)))
+TABLE, BUCKETS, FIRST, PASSING, NEXT, USED, STACK = (
+    tl.constexpr(i) for i in range(len(INDEX_NUMBERS))
+)
 _STRETCHES = tl.constexpr(STRETCHES)
 
 
@@ -109,6 +112,14 @@ def _table_of(numbers):
     """Return the table and its number of buckets."""
     table = tl.load(numbers + TABLE).to(tl.pointer_type(tl.int64))
     return table, tl.load(numbers + BUCKETS)
+
+
+@triton.jit
+def _slots_of(numbers, number_L, here_L):
+    """Return the slots of keys by their numbers: those that were given back come first."""
+    stack = tl.load(numbers + STACK).to(tl.pointer_type(tl.int64))
+    again_L = here_L & (number_L < tl.load(numbers + USED))
+    return tl.load(stack + number_L, mask=again_L, other=number_L)
 
 
 @triton.jit
@@ -288,10 +299,10 @@ def insert_new(
     secret: tl.int64,
     LANES: tl.constexpr,
 ):
-    """Give each new key the free slot of its number, write its first entry and add it. Free slots
-    are those of `fresh`. Without them they are those behind all used ones, and keys are counted, by
-    stretch and strip in `new` and `admitted`, and with `seen` in the counter. Keys that pass take
-    the slots behind those of other new keys, and are not added.
+    """Give each new key a free slot, write its first entry and add it. Free slots are those of
+    `fresh`. Without them they follow from the numbers of keys, and keys are counted, by stretch and
+    strip in `new` and `admitted`, and with `seen` in the counter. Keys that pass take the slots
+    behind all used ones, and are not added.
     """
     program = tl.program_id(0)
     blocks = tl.num_programs(0)
@@ -310,7 +321,7 @@ def insert_new(
         number_L = tl.where(gets_L, _numbers_of(gets_L, counts, program, LANES), behind_L)
         unknown = counts + 2 * blocks
         next_L = tl.load(counter + FIRST) + _numbers_of(unknown_L, unknown, program, LANES)
-        waiting_L = tl.where(unknown_L, next_L, waiting_L)
+        waiting_L = tl.where(unknown_L, _slots_of(counter, next_L, unknown_L), waiting_L)
         tl.store(times + waiting_L, tl.where(gets_L, 0, times_L), mask=waiting_L >= 0)
         tl.store(counted_positions + waiting_L, position_L, mask=unknown_L)
         tl.store(counted_strips + waiting_L, strip_L, mask=unknown_L)
@@ -319,8 +330,11 @@ def insert_new(
         tl.store(counter + NEXT, tl.load(counter + FIRST) + counted(unknown, blocks, LANES))
         tl.store(numbers + PASSING, counted(counts + blocks, blocks, LANES))
     if fresh is None:
-        slot_L = tl.load(numbers + FIRST) + number_L
-        tl.store(numbers + NEXT, tl.load(numbers + FIRST) + counted(counts, blocks, LANES))
+        number_L += tl.load(numbers + FIRST)
+        keys = tl.load(numbers + FIRST) + counted(counts, blocks, LANES)
+        tl.store(numbers + NEXT, keys)
+        left = tl.maximum(tl.load(numbers + USED) - keys, 0)  # of the slots that were given back
+        slot_L = tl.where(gets_L, _slots_of(numbers, number_L, gets_L), number_L + left)
         part_L = strip_L.to(tl.int64) * _STRETCHES + (position_L >> BELOW_STRETCH) + _STRETCHES // 2
         tl.atomic_add(new + part_L, part_L * 0 + 1, mask=first_L, sem="relaxed")
         tl.atomic_add(admitted + part_L, part_L * 0 + 1, mask=gets_L, sem="relaxed")

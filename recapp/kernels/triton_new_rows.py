@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels.triton_integers import ENTRIES_END, KEY, NO_KEY
-from recapp.kernels.triton_key_index import NEXT, first_entries
+from recapp.kernels.triton_key_index import NEXT, USED, first_entries
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_start_values import key_of, start_values_of
 
@@ -96,7 +96,7 @@ def begin(
     place_M = at_M
     if claims is not None:
         place_M = slot_M
-        has_row_M = slot_M < tl.load(numbers + NEXT)
+        has_row_M = slot_M < tl.maximum(tl.load(numbers + NEXT), tl.load(numbers + USED))
         number_M = tl.where(has_row_M, slot_M + tl.load(group + KEY), tl.load(group + NO_KEY))
         tl.store(row + at_M, slot_M, mask=here_M)
         tl.store(key + at_M, number_M, mask=here_M)

@@ -10,9 +10,11 @@ def write(path, collection, comm):
     write_checkpoint(path, list(shared.blocks()), comm=comm, meta={}, manifest=info, parameters={})
 
 
-def fill(path, collection):
+def fill(path, collection, table=None):
+    """Load a checkpoint, of a table alone or of all tables."""
     manifest = read_manifest(path)
     shared = collection.shared
-    load_blocks(path, shared.blocks_to_load(manifest.dynamic, manifest.updates[0]))
+    counts = {t: n for t, n in manifest.dynamic.items() if table in (None, t)}
+    load_blocks(path, shared.blocks_to_load(counts, manifest.updates[0], table))
     shared.loaded()
     shared.updates = manifest.updates[0]

@@ -84,13 +84,15 @@ class Case:
 
 
 def assert_same_integers(linked, reference):
-    for mine, known in zip(linked.asked, reference.asked, strict=True):
-        assert_same_links(mine.combine_links, known.combine_links)
+    stores = linked.state.stores
+    for store, mine, known in zip(stores, linked.asked, reference.asked, strict=True):
+        if not (mine.local and waits_for_rows(store)):  # keys without rows have other slots
+            assert_same_links(mine.combine_links, known.combine_links)
         if len(linked.headers_W) > 1:
             assert_same_links(mine.gradient_links, known.gradient_links)
     for g, (mine, known) in enumerate(zip(linked.served, reference.served, strict=True)):
-        if waits_for_rows(linked.state.stores[g]):
-            continue  # keys without rows have other slots, and no gradients
+        if waits_for_rows(stores[g]):
+            continue  # they have no gradients either
         if len(linked.headers_W) > 1:
             assert_same_links(mine.answer_links, known.answer_links)
         found = linked.row_gradients_G[g].exact()

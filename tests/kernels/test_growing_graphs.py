@@ -325,11 +325,12 @@ TTL = {"eviction": "ttl", "ttl_steps": 3}
         pytest.param("loop", 0, {"max_rows": 64 * 300}, marks=pytest.mark.full),
         pytest.param("loop", 10, {"max_rows": 64 * 24}, marks=pytest.mark.full),
         pytest.param("loop", 10, {"max_rows": 64 * 24, **LFU}, marks=pytest.mark.full),
-        pytest.param("loop", 5, {"max_rows": 64 * 24, "seen": 2}, marks=pytest.mark.full),
-        pytest.param("loop", 9, TTL, marks=pytest.mark.full),
+        pytest.param("loop", 3, {"max_rows": 64 * 24, "seen": 2}, marks=pytest.mark.full),
+        pytest.param("loop", 0, TTL, marks=pytest.mark.full),
+        pytest.param("loop", 0, {**TTL, "seen": 2}, marks=pytest.mark.full),
         pytest.param("recorded", 10, {"max_rows": 64 * 24, **LFU}, marks=pytest.mark.full),
     ],
-    ids=["near", "far", "full", "lfu", "seen", "ttl", "recorded"],
+    ids=["near", "far", "full", "lfu", "seen", "ttl", "ttl-seen", "recorded"],
 )
 def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
     small, steps, told_of, settings
@@ -337,16 +338,8 @@ def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
     """All keys have one stretch. Near its limit, the host is told of the keys of a step."""
     position_N = positions_of(torch.arange(20_000))
     keys = torch.arange(20_000)[stretches_of(position_N) == 7]
-    told_in = []
-    find_or_insert = KeySlots.find_or_insert
     trained, known = (Trained(s, ADAGRAD, dynamic=settings) for s in (steps, "loop"))
-    (store,) = trained.stores
-
-    def noted(slots, *of_keys):
-        told_in.append(slots is store.slots)
-        return find_or_insert(slots, *of_keys)
-
-    small.setattr(KeySlots, "find_or_insert", noted)
+    told_in = noted(small, trained)
     small.setattr(
         "recapp.kernels.triton_new_rows.ROWS", 4
     )  # entries of a row lie in several programs
@@ -362,6 +355,55 @@ def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
     assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
     assert equal(trained, known)  # with the use of rows
     assert sum(told_in) == told_of
+
+
+def noted(monkeypatch, trained):
+    """Return a list of whether searches that tell the host are those of the rows of a training."""
+    told_in = []
+    find_or_insert = KeySlots.find_or_insert
+    (store,) = trained.stores
+
+    def telling(slots, *of_keys):
+        told_in.append(slots is store.slots)
+        return find_or_insert(slots, *of_keys)
+
+    monkeypatch.setattr(KeySlots, "find_or_insert", telling)
+    return told_in
+
+
+@pytest.mark.parametrize(
+    ("steps", "of_tables"),
+    [
+        ("recorded", {}),
+        pytest.param("recorded", SEEN, marks=pytest.mark.full),
+        pytest.param("loop", FAR, marks=pytest.mark.full),
+    ],
+    ids=["plain", "seen", "far"],
+)
+def test_slots_that_were_given_back_are_taken_without_telling_the_host(
+    small, tmp_path, steps, of_tables
+):
+    """One of the tables that share a store is loaded: slots of the rows it had are taken again."""
+    trained, known = (Trained(s, ADAGRAD, **of_tables) for s in (steps, "loop"))
+    told_in = noted(small, trained)
+    (store,) = trained.stores
+
+    def run(one):
+        values = one.train(batches())
+        write(tmp_path / "checkpoint", one.model.bags, Comm())
+        values += one.train(batches(50, 2))
+        fill(tmp_path / "checkpoint", one.model.bags, "a")
+        return values
+
+    values = run(trained)
+    given_back, used = len(store.slots.free), store.slots.used
+    told_in.clear()
+    values += trained.train(batches(60, 6))
+    assert not sum(told_in)
+    assert given_back > 0 and store.slots.used > used and not len(store.slots.free)
+    expected = told(small, lambda: run(known) + known.train(batches(60, 6)))
+    assert all(map(same_bits, values, expected))
+    assert equal(trained, known)
 
 
 def test_a_step_that_has_stopped_uses_no_row(small):
@@ -394,7 +436,7 @@ def test_room_is_for_as_many_keys_as_may_be_new(small):
     seen = [batch_of(seed % 3) for seed in range(12)]
     for one in seen:
         trained.train([one])
-        assert slots._used + slots._taken <= slots.index.positions.held
+        assert slots.most <= slots.index.positions.held
         assert 2 * (slots.index._used + slots._taken) <= len(slots.index._table)
     assert slots.index.positions.held < sum(sum(one.sparse.length_per_key()[:2]) for one in seen)
     told(small, lambda: known.train(seen))

@@ -45,7 +45,6 @@ from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.keyed_jagged_tensor import (
     Batch,
     KeyedJaggedTensor,
-    as_int64,
 )
 
 # The most rows of a chunk for which columns of one type are decoded together: a call costs as much
@@ -396,21 +395,10 @@ def _numbers_or_nan(column: pa.Array, text: object) -> Float32Array:
     return numbers if missing is None else np.where(missing, np.float32(np.nan), numbers)
 
 
-def with_wide_ids(batch: Batch) -> Batch:
-    """Return a batch with int64 ids; the batch itself if it has them."""
-    values = batch.sparse.values()
-    if values.dtype == torch.int64:
-        return batch
-    return batch.each(lambda tensor: as_int64(tensor) if tensor is values else tensor)
-
-
 def join_batches(parts: list[Batch]) -> Batch:
-    """Return one batch with the rows of several batches of the same features, in their order.
-
-    A rank joins the parts of its loader workers.
-    """
-    if len(parts) == 1:  # packed, if a worker sent it
-        return parts[0].each(torch.Tensor.contiguous)
+    """Return one batch with the rows of several batches of the same features, in their order."""
+    if len(parts) == 1:
+        return parts[0]
     keys = parts[0].sparse.keys()
     values_F = zip(
         *(torch.split(part.sparse.values(), part.sparse.length_per_key()) for part in parts),

@@ -24,7 +24,7 @@ from recapp.dataset.decode import (
 )
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
 from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
 
@@ -326,7 +326,7 @@ def test_labels_and_weights_are_read_by_name(tmp_path):
     }
 
 
-def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_workers(tmp_path):
+def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_threads(tmp_path):
     numbers = list(range(40))
     path = two_labels(
         tmp_path,
@@ -337,8 +337,9 @@ def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_workers(tm
     )
     schema = replace(TWO, weight="price")
     stream = BatchStream(open_source(str(path), schema), schema, batch_size=8, lanes=4)
+    stream.num_threads = 2
     seen = []
-    for batch in make_loader(stream, num_workers=2):
+    for batch in stream:
         ids = values_of(batch, "id")
         assert batch.labels["click"].tolist() == [n % 2 for n in ids]
         assert batch.labels["dwell"].tolist() == [n / 4 for n in ids]

@@ -287,7 +287,7 @@ def _problem(error: Exception) -> tuple[str, bool]:
         return "there is no such file", False
     if status is not None:
         return f"the server answers {status}", status >= 500 or status in (408, 429)
-    if isinstance(error, ImportError | ValueError | TypeError | NotImplementedError):
+    if isinstance(error, ImportError | ValueError | TypeError):
         return text, False
     of_network = type(cause or error).__module__.partition(".")[0] in _NETWORK
     return text, of_network or isinstance(error, OSError)

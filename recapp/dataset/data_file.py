@@ -51,14 +51,34 @@ class Facts(NamedTuple):
     Args:
         columns: The names and types of its columns.
         rows: The number of rows of each row group.
+        bad: What is wrong with each row that is left out, with its file and line.
     """
 
     columns: "pa.Schema"
     rows: Sequence[int]
+    bad: Sequence[str] = ()
 
 
 class UnreadableFileError(Exception):
     """A file is not whole, or not in its format; the text is the reason, as part of a line."""
+
+
+def refuse_bad_rows(last: str, count: int, most: int) -> None:
+    """Refuse rows that do not fit their file, if there are more than may be left out.
+
+    Args:
+        last: The last of them, with its file and line.
+        count: The number of them.
+        most: The number that `dataset.bad_rows` allows.
+
+    Raises:
+        DataError: There are more.
+    """
+    if count > most:
+        fix = f"it is bad row {count:,}, and dataset.bad_rows=skip:{most} leaves out {most:,}"
+        if not most:
+            fix = "mend it, or leave out up to N such rows by dataset.bad_rows=skip:N"
+        raise DataError(f"{last}; {fix}")
 
 
 class Format(ABC):

@@ -61,3 +61,16 @@ def reason(error: Exception) -> str:
     return next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )
+
+
+def ends_of(path: str) -> bytes:
+    """Return the first and the last bytes of a file, which change if rows are added or removed.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open_file(path) as file:
+        begin: bytes = file.read(FIRST_BYTES)
+        file.seek(max(file.size() - FIRST_BYTES, 0))
+        end: bytes = file.read()
+        return begin + end

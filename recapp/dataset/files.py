@@ -214,7 +214,7 @@ class _Listing:
                 reason = "hidden"
             else:
                 kinds[kind].append(entry)
-                reason = "directories" if kind == "directory" else f"not {FORMAT_NAMES}"
+                reason = "directories" if kind == "directory" else "in no known format"
             if _hidden(entry) or kind in ("directory", "other"):
                 self.left_out.setdefault(reason, []).append(os.path.relpath(entry, top))
         files = kinds["file"]
@@ -227,7 +227,7 @@ class _Listing:
         unknown = file.is_file() and not file.suffix and file.stat().st_size > 0
         if unknown and not is_prose(begin_of(str(file))[0]):
             raise self._error(
-                f"{file.name} is neither {FORMAT_NAMES} nor text, and lies beside "
+                f"{file.name} is in no known format and no text, and lies beside "
                 f"{beside.name}: write it again, or move it elsewhere"
             )
 

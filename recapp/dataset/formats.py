@@ -1,20 +1,24 @@
 """Choose the format of a file by its path, or by its first bytes. No other file chooses a reader.
 
-Each format has a file: `parquet.py`, and `delimited_text.py` for text with a delimiter between
-columns (CSV, TSV and the like, plain or compressed by gzip, bz2 or zstd).
+parquet.py          Parquet
+delimited_text.py   CSV, TSV and the like, plain or compressed by gzip, bz2 or zstd
+json_lines.py       JSON lines, plain or compressed
+arrow_files.py      Arrow's IPC files and streams, and Feather
 """
 
 import re
 from pathlib import Path
 
+from recapp.dataset.arrow_files import Arrow
 from recapp.dataset.data_file import Format
 from recapp.dataset.delimited_text import DelimitedText
 from recapp.dataset.file_bytes import begin_of
+from recapp.dataset.json_lines import JsonLines
 from recapp.dataset.parquet import Parquet
 
 # The known formats. A file that none of them knows is read in the first format.
-FORMATS: tuple[Format, ...] = (Parquet(), DelimitedText())
-FORMAT_NAMES = " or ".join(format.name for format in FORMATS)
+FORMATS: tuple[Format, ...] = (Parquet(), DelimitedText(), JsonLines(), Arrow())
+FORMAT_NAMES = ", ".join(format.name for format in FORMATS[:-1]) + f" or {FORMATS[-1].name}"
 SUFFIXES = ", ".join(suffix for format in FORMATS for suffix in format.suffixes)
 
 COMPRESSED = (".gz", ".bz2", ".zst")

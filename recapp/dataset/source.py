@@ -31,6 +31,7 @@ import pyarrow.types as pt
 from recapp.dataset.arrow_types import is_id, is_list, value_type, without_views
 from recapp.dataset.data_file import (
     DataFile,
+    Facts,
     Format,
     UnreadableFileError,
     chunks,
@@ -146,8 +147,10 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     files: list[DataFile] = []
     segments: list[Segment] = []
     bags = frozenset[str]()
-    for number, name in enumerate(names):
+    for name in names:
         file, own_bags, groups = _open_file(name, schema, setting)
+        if not file.columns:
+            continue
         if files and own_bags != bags:
             one = min(own_bags ^ bags)
             here, there = ("a list", "one id") if one in own_bags else ("one id", "a list")
@@ -156,8 +159,10 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
                 f"in {names[0]} {there}; convert one of them"
             )
         bags = own_bags
+        segments += [
+            Segment(len(files), group, 0, rows) for group, rows in enumerate(groups) if rows
+        ]
         files.append(file)
-        segments += [Segment(number, group, 0, rows) for group, rows in enumerate(groups) if rows]
     return Source(tuple(files), tuple(segments), bags)
 
 
@@ -175,7 +180,7 @@ def open_raw(paths: str | Sequence[str], *, setting: str = "dataset.path") -> So
     files: list[DataFile] = []
     segments: list[Segment] = []
     for number, name in enumerate(file_names(paths, setting=setting)):
-        format, stamp, types, rows = _opened(name, setting, "write it again or leave it out")
+        format, stamp, (types, rows, _) = _opened(name, setting, "write it again or leave it out")
         columns = {column: column for column in types.names}
         if len(columns) < len(types.names):
             twice = next(one for one in columns if types.names.count(one) > 1)
@@ -215,12 +220,12 @@ def split(source: Source, val_share: Fraction, written: object = None) -> tuple[
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
 
 
-def _opened(name: str, setting: str, fix: str) -> tuple[Format, Stamp, pa.Schema, Sequence[int]]:
-    """Return the format of a file, its stamp, its columns, and the rows of each row group."""
+def _opened(name: str, setting: str, fix: str) -> tuple[Format, Stamp, Facts]:
+    """Return the format of a file, its stamp and its facts."""
     format = format_of(name)
     try:
         stamp = stamp_of(name)
-        return format, stamp, *facts_of(format, name, stamp)
+        return format, stamp, facts_of(format, name, stamp)
     except (OSError, UnreadableFileError) as error:
         raise DataError(
             f"{setting}: {name} is not a whole {format.name} file ({error}); {fix}"
@@ -230,8 +235,12 @@ def _opened(name: str, setting: str, fix: str) -> tuple[Format, Stamp, pa.Schema
 def _open_file(
     name: str, schema: Schema, setting: str
 ) -> tuple[DataFile, frozenset[str], Sequence[int]]:
-    """Open a file; return it, its features with lists, and the rows of each row group."""
-    format, stamp, types, rows = _opened(name, setting, "write it again or leave it out")
+    """Open a file; return it, its features with lists, and the rows of each row group. A file
+    without rows in which nothing names columns has none.
+    """
+    format, stamp, (types, rows, _) = _opened(name, setting, "write it again or leave it out")
+    if not types.names and not any(rows):
+        return DataFile(name, format, stamp, {}, (0,)), frozenset(), ()
     columns = schema.resolve(types, name)
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
@@ -317,7 +326,7 @@ class VectorRows:
 
 
 def _vector_file(name: str, names: Sequence[str], dim: int, setting: str) -> DataFile:
-    reader, stamp, types, rows = _opened(
+    reader, stamp, (types, rows, _) = _opened(
         name,
         setting,
         f"name {format_of(name).name} with ids and vectors, or a checkpoint",

@@ -13,23 +13,17 @@ Real ids repeat (11 to 27 % of the ids of a Criteo batch are distinct). So the c
 depends on a point of the curve, not on the number of ids. A table without measurement counts as
 Zipf 1.05 with scattered popular rows (`recapp/benchmarks/workloads.py` draws such ids).
 
-A cache of id statistics in the user's cache directory: measuring takes seconds, and the data set
-is usually the same.
+The user's cache keeps the statistics (`recapp/settings/user_cache.py`), because measuring takes
+seconds, and the data set is usually the same.
 
     ~/.cache/recapp/statistics/<key>.json     {"samples": 8192, "tables": {name: statistics}}
 
-The key is a hash of two parts: the names, sizes and modification times of the data files; and all
-that turns ids into rows, which is the names, rows and id rules of tables and the features of their
-lookups. Other files, tables or lookups have another key, so a stale entry is never read. The cache
-writes no file into the data set. If the cache cannot be written, that is no error; the next run
-measures again.
+The key has two parts: the names, sizes and modification times of the data files; and all that turns
+ids into rows, which is the names, rows and id rules of tables and the features of their lookups.
 """
 
-import hashlib
-import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.errors import ConfigError, suggest
-from recapp.settings.option_files import read_json
+from recapp.settings.user_cache import cached_file, read_cached_file, write_cached_file
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig, TableLookup, lookups_of
 from recapp.tables.ids import IdRules
@@ -383,9 +377,6 @@ def _hot(row_N: NDArray[np.int64]) -> Points:
     )
 
 
-KEPT = 800  # measurements: each job of a sweep may have its own
-
-
 def read_cached(
     files: Sequence[str | Path],
     tables: Sequence[EmbeddingConfig],
@@ -405,12 +396,10 @@ def read_cached(
     Returns:
         Statistics by table; None if there is no measurement, or one with too few samples.
     """
-    path = _path(files, tables, lookups, rules)
-    if path is not None:  # a file may be absent, from another version, or edited
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError):
-            entry = read_json(path)
-            if entry["samples"] >= samples:
-                return {t.name: TableStatistics.from_dict(entry["tables"][t.name]) for t in tables}
+    entry = read_cached_file(_path(files, tables, lookups, rules))
+    with suppress(ValueError, TypeError, KeyError, AttributeError, ConfigError):  # no longer valid
+        if entry["samples"] >= samples:
+            return {t.name: TableStatistics.from_dict(entry["tables"][t.name]) for t in tables}
     return None
 
 
@@ -435,46 +424,11 @@ def write_cached(
     Returns:
         The path of the file; None if the cache cannot be written.
     """
-    path = _path(files, tables, lookups, rules)
-    if path is None:
-        return None
     entry = {
         "samples": samples,
         "tables": {t.name: statistics[t.name].to_dict() for t in tables},
     }
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(entry) + "\n")
-        unfinished.replace(path)
-        _forget_old(path.parent)
-    except OSError:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        return None
-    return path
-
-
-# by platform: the variable that names the directory of a user's caches, and the default below the
-# home
-_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
-
-
-def _user_cache() -> Path | None:
-    """Return the directory of this user's caches, which numba and others use too."""
-    named, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
-    if folder := os.environ.get(named):
-        return Path(folder)
-    try:
-        return Path.home() / usual
-    except RuntimeError:  # a user without a home
-        return None
-
-
-def _forget_old(folder: Path) -> None:
-    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-KEPT]:
-        path.unlink(missing_ok=True)
+    return write_cached_file(_path(files, tables, lookups, rules), entry)
 
 
 def _path(
@@ -484,8 +438,7 @@ def _path(
     rules: Mapping[str, Any] | None,
 ) -> Path | None:
     """Return the path of a measurement; None if a data file is absent, or the user has no cache."""
-    cache = _user_cache()
-    if cache is None or not files:
+    if not files:
         return None
     identity: list[Any] = []
     try:
@@ -512,5 +465,4 @@ def _path(
     )
     if rules:
         identity.append(dict(rules))
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    return cache / "recapp" / "statistics" / f"{key}.json"
+    return cached_file("statistics", identity)

@@ -72,7 +72,9 @@ def test_files_beside_partitions_are_refused_because_one_of_both_would_be_left_o
 
 def test_a_hive_directory_without_files_has_no_data(tmp_path):
     (tmp_path / "dt=1").mkdir()
-    with pytest.raises(DataError, match=r"no Parquet or CSV files .*; the directory has dt=1"):
+    with pytest.raises(
+        DataError, match=r"no Parquet, CSV, JSON lines or Arrow files .*; the directory has dt=1"
+    ):
         file_names(str(tmp_path))
 
 
@@ -179,7 +181,8 @@ def test_what_is_no_file_and_what_cannot_be_opened_are_refused_at_once(tmp_path)
     with pytest.raises(DataError, match=r"pipe\.parquet: is neither a file nor a directory"):
         file_names(str(tmp_path / "pipe.parquet"))
     with pytest.raises(
-        DataError, match=r"no Parquet or CSV files .*; the directory has pipe\.parquet"
+        DataError,
+        match=r"no Parquet, CSV, JSON lines or Arrow files .*; the directory has pipe\.parquet",
     ):
         file_names(str(tmp_path))
     with pytest.raises(

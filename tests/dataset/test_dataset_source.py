@@ -111,7 +111,8 @@ def test_a_directory_without_data_says_what_it_has(tmp_path):
     assert one_line(str(tmp_path)).endswith("the directory has train.orc")
     write_numbered(tmp_path / "train", [[3]])
     assert one_line(str(tmp_path)).endswith(
-        "no Parquet or CSV files here, but in train; name one of those directories"
+        "no Parquet, CSV, JSON lines or Arrow files here, but in train; name one of those "
+        "directories"
     )
 
 

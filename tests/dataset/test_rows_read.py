@@ -77,7 +77,7 @@ def test_what_is_left_out_is_counted_by_its_reason_with_the_first_names(logs):
     assert found == {
         "hidden": (5, ["_metadata", "dt=1/.part-0.parquet.crc", "dt=1/_SUCCESS"]),
         "directories": (1, ["empty"]),
-        "not Parquet or CSV": (2, ["dt=1/notes.txt", "dt=2/notes.txt"]),
+        "in no known format": (2, ["dt=1/notes.txt", "dt=2/notes.txt"]),
     }
     assert read(logs / "dt=*")["left_out"] and not read(logs / "dt=*/*.parquet")["left_out"]
 
@@ -110,6 +110,6 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
     for part in (
         "shares: counted on the first 40 of 70 rows to train",
         "left out: hidden 5 (_metadata, dt=1/.part-0.parquet.crc, dt=1/_SUCCESS, ..); directories",
-        "1 (empty); not Parquet or CSV 2 (dt=1/notes.txt, dt=2/notes.txt)",
+        "1 (empty); in no known format 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said

@@ -138,19 +138,18 @@ def test_the_first_bytes_of_files_without_a_suffix_tell_that_they_are_data(tmp_p
 def test_a_file_that_is_neither_data_nor_text_is_refused_beside_data(tmp_path):
     put(tmp_path, "part-0.parquet")
     (tmp_path / "part-1").write_bytes(b"\0\1\2\3")
-    assert "part-1 is neither Parquet or CSV nor text, and lies beside part-0.parquet" in str(
+    assert "part-1 is in no known format and no text, and lies beside part-0.parquet" in str(
         refused(tmp_path)
     )
 
 
 def test_rows_of_another_format_are_refused_beside_data(tmp_path):
     put(tmp_path, "part-0.parquet")
-    (tmp_path / "part-1").write_bytes(b'{"a": 1}\n{"a": 2}\n')
-    assert "part-1 is neither Parquet or CSV nor text, and lies beside" in str(refused(tmp_path))
-    (tmp_path / "part-1").write_bytes(b"a,b\n1,2\n")
-    assert "holds part-0.parquet and part-1, files of several formats: name those" in str(
-        refused(tmp_path)
-    )
+    for content in (b'{"a": 1}\n{"a": 2}\n', b"a,b\n1,2\n"):
+        (tmp_path / "part-1").write_bytes(content)
+        assert "holds part-0.parquet and part-1, files of several formats: name those" in str(
+            refused(tmp_path)
+        )
 
 
 # ---- tables of other systems

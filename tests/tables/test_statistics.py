@@ -11,8 +11,8 @@ import torch
 
 from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
+from recapp.settings import user_cache
 from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
-from recapp.tables import statistics
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup
 from recapp.tables.statistics import (
     TableStatistics,
@@ -198,7 +198,7 @@ def test_the_cache_is_that_of_the_system(tmp_path, monkeypatch, data, platform, 
 
 
 def test_each_measurement_has_a_file_and_old_ones_are_forgotten(monkeypatch, data):
-    monkeypatch.setattr(statistics, "KEPT", 3)
+    monkeypatch.setattr(user_cache, "KEPT", 3)
     first = write_cached(data, [table()], {"t": default_statistics(table())}, 64)
     os.utime(first, (1, 1))
     for rows in range(2, 5):

@@ -1,0 +1,76 @@
+"""Facts that were measured before, in the user's cache directory: a run finds what an earlier run
+computed from the same files.
+
+    ~/.cache/recapp/<kind>/<key>.json     one entry; the key is a hash of all that it depends on
+
+What depends on other files or settings has another key, so a stale entry is never read. A cache
+writes nothing beside the data. One that cannot be read or written is no error: facts are measured
+again.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from recapp.settings.option_files import read_json
+
+KEPT = 800  # entries of a kind: each job of a sweep may have its own
+# by platform: the variable that names the directory of a user's caches, and the default below the
+# home
+_CACHES = {"win32": ("LOCALAPPDATA", "AppData/Local"), "darwin": ("", "Library/Caches")}
+
+
+def cached_file(kind: str, identity: Sequence[Any]) -> Path | None:
+    """Return the path of an entry; None for a user without a home.
+
+    Args:
+        kind: What the entry holds, as the name of a directory.
+        identity: All that it depends on, as plain values.
+    """
+    named, usual = _CACHES.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    try:
+        cache = Path(os.environ.get(named) or Path.home() / usual)
+    except RuntimeError:
+        return None
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    return cache / "recapp" / kind / f"{key}.json"
+
+
+def read_cached_file(path: Path | None) -> Any:
+    """Return the plain values of an entry; None if there is none that can be read."""
+    if path is not None:
+        with suppress(OSError, ValueError):
+            return read_json(path)
+    return None
+
+
+def write_cached_file(path: Path | None, entry: Any) -> Path | None:
+    """Write the plain values of an entry, and remove the oldest entries beyond `KEPT`.
+
+    Returns:
+        The path; None if the entry cannot be written.
+    """
+    if path is None:
+        return None
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(entry) + "\n")
+        unfinished.replace(path)
+        _forget_old(path.parent)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        return None
+    return path
+
+
+def _forget_old(folder: Path) -> None:
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in files[:-KEPT]:
+        path.unlink(missing_ok=True)

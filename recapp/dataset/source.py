@@ -18,6 +18,7 @@ Shapes: N rows of a chunk, D columns of a vector.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -43,6 +44,9 @@ from recapp.dataset.formats import format_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import ConfigError, DataError
+from recapp.settings.uris import is_uri
+
+OPENED_AT_ONCE = 16  # files of other places
 
 
 class Segment(NamedTuple):
@@ -147,15 +151,14 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     files: list[DataFile] = []
     segments: list[Segment] = []
     bags = frozenset[str]()
-    for name in names:
-        file, own_bags, groups = _open_file(name, schema, setting)
+    for file, own_bags, groups in _open_each(names, schema, setting):
         if not file.columns:
             continue
         if files and own_bags != bags:
             one = min(own_bags ^ bags)
             here, there = ("a list", "one id") if one in own_bags else ("one id", "a list")
             raise DataError(
-                f"{name}: column {file.columns[one]} ({one}) holds {here} a row, "
+                f"{file.path}: column {file.columns[one]} ({one}) holds {here} a row, "
                 f"in {names[0]} {there}; convert one of them"
             )
         bags = own_bags
@@ -230,6 +233,17 @@ def _opened(name: str, setting: str, fix: str) -> tuple[Format, Stamp, Facts]:
         raise DataError(
             f"{setting}: {name} is not a whole {format.name} file ({error}); {fix}"
         ) from error
+
+
+def _open_each(
+    names: Sequence[str], schema: Schema, setting: str
+) -> Iterator[tuple[DataFile, frozenset[str], Sequence[int]]]:
+    """Open files in their order; several at once where each takes some trips to a server."""
+    if not any(map(is_uri, names)):
+        yield from (_open_file(name, schema, setting) for name in names)
+        return
+    with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
+        yield from pool.map(lambda name: _open_file(name, schema, setting), names)
 
 
 def _open_file(

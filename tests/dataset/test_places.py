@@ -19,7 +19,7 @@ from recapp.dataset.files import file_names, left_out
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.dataset.storage import open_file, stamp_of
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
 from recapp.settings.uris import refuse_secrets
 
@@ -43,7 +43,7 @@ def batches(path, *, position=(0, 0), threads=0, schema=SCHEMA, **settings):
     )
     stream.num_threads = threads
     stream.set_position(*position)
-    return list(make_loader(stream, 0))
+    return list(stream)
 
 
 def assert_same(ours, expected):
@@ -131,7 +131,7 @@ def test_faults_that_pass_change_no_row_and_are_shown(shelf, fault, capsys):
     source = open_source(shelf.uri, SCHEMA)
     shelf.server.faults.next += [None, None, fault, None, None, fault]
     stream = BatchStream(source, SCHEMA, batch_size=8, lanes=4, shuffle_rows=16)
-    assert_same(list(make_loader(stream, 0)), expected)
+    assert_same(list(stream), expected)
     assert not shelf.server.faults.next
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) in (1, 2) and all("the next try is in 0.01 s" in line for line in shown)
@@ -167,7 +167,7 @@ def test_a_file_that_goes_in_mid_run_is_named(shelf):
     source = open_source(shelf.uri, SCHEMA)
     shelf.server.faults.next += [status(404)] * 100
     with pytest.raises(DataError) as info:
-        list(make_loader(BatchStream(source, SCHEMA, batch_size=2, lanes=1, shuffle_rows=2), 0))
+        list(BatchStream(source, SCHEMA, batch_size=2, lanes=1, shuffle_rows=2))
     shelf.server.faults.next.clear()
     assert str(info.value).startswith(f"{shelf.uri}/part-") and "no such file" in str(info.value)
 
@@ -195,7 +195,7 @@ def test_a_file_that_changes_in_mid_run_is_refused(shelf, before, rows):
         pq.write_table(numbered_table(1000, rows), shelf.folder / "part-0.parquet")
         shelf.put()
     try:
-        got = list(make_loader(stream, 0))
+        got = list(stream)
     except DataError as error:
         assert str(error) == (
             f"{shelf.uri}/part-0.parquet: has changed since it was opened; start again when its "
@@ -230,7 +230,7 @@ def test_a_source_crosses_to_another_process(shelf):
     child = os.fork()
     if not child:
         try:
-            assert_same(list(make_loader(stream, 0)), expected)
+            assert_same(list(stream), expected)
             os._exit(0)
         finally:
             os._exit(1)
@@ -247,7 +247,7 @@ def test_a_row_group_is_read_by_few_ranges_of_the_wanted_columns(shelf):
     source = open_source(f"{shelf.uri}/part-0.parquet", schema)
     shelf.server.faults.asked.clear()
     stream = BatchStream(source, schema, batch_size=5000, lanes=1, shuffle_rows=16)
-    assert len(list(make_loader(stream, 0))) == 1
+    assert len(list(stream)) == 1
     ranges = [wanted for method, _, wanted in shelf.server.faults.asked if wanted]
     sizes = [int(last) - int(first) + 1 for first, last in (r[6:].split("-") for r in ranges)]
     assert len(ranges) <= 3

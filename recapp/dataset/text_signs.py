@@ -1,5 +1,6 @@
-"""Bytes of text that end lines, and numbers that say what a text lacks; `compiled_text.py` reads text
-by them, and needs numba, which those who only open files do without.
+"""Bytes of text that end lines, and numbers that say what a text lacks.
+
+The compiled loops over text need numba; who only opens files imports these without it.
 """
 
 LINE_FEED = ord("\n")

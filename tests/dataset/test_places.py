@@ -6,11 +6,12 @@ import gzip
 import os
 import pickle
 import threading
+import time
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from dataset_files import SCHEMA, numbered_table, write_numbered
+from dataset_files import SCHEMA, numbered_table, row_numbers, write_numbered
 from places import CUT, http_server, s3, shelf, slow, status
 
 from recapp.dataset import storage
@@ -251,7 +252,33 @@ def test_a_row_group_is_read_by_few_ranges_of_the_wanted_columns(shelf):
     ranges = [wanted for method, _, wanted in shelf.server.faults.asked if wanted]
     sizes = [int(last) - int(first) + 1 for first, last in (r[6:].split("-") for r in ranges)]
     assert len(ranges) <= 3
+    if shelf.uri.startswith("http"):
+        assert len(shelf.server.faults.asked) - len(ranges) == 1  # whether it has changed
     assert sum(sizes) < (shelf.folder / "part-0.parquet").stat().st_size / 3
+
+
+def test_the_next_row_group_is_asked_for_while_one_is_read(tmp_path):
+    pq.write_table(numbered_table(0, 40_000), tmp_path / "a.parquet", row_group_size=20_000)
+    schema = Schema("label", ("row",), ("one",))
+    with http_server(tmp_path) as server:
+        source = open_source(f"{server.url}/a.parquet", schema)
+        server.faults.asked.clear()
+        stream = BatchStream(source, schema, batch_size=8, lanes=1, shuffle_rows=8)
+        stream.num_threads = 1
+        batches = iter(stream)
+        assert row_numbers(next(batches))
+        second = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(1).column(0)
+        first_byte = second.dictionary_page_offset or second.data_page_offset
+
+        def has_second():
+            asked = [wanted[6:] for _, _, wanted in server.faults.asked if wanted]
+            return any(int(one.partition("-")[0]) >= first_byte for one in asked)
+
+        until = time.monotonic() + 20
+        while not has_second() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert has_second()
+        batches.close()
 
 
 def test_a_server_that_is_silent_is_asked_again(tmp_path, monkeypatch, capsys):

@@ -23,8 +23,8 @@ from recapp.dataset.decode import BadValue, decode_finite, decode_labels
 from recapp.dataset.files import left_out
 from recapp.dataset.parquet import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
-from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature
-from recapp.dataset.source import Segment, Source, open_source, split
+from recapp.dataset.sequential_rows import fitted, ids_by_feature
+from recapp.dataset.source import Segment, Source, arrow_chunks, open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.settings.values import Paths

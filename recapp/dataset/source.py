@@ -18,6 +18,7 @@ Shapes: N rows of a chunk, D columns of a vector.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -43,6 +44,9 @@ from recapp.dataset.formats import format_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import ConfigError, DataError
+from recapp.settings.uris import is_uri
+
+OPENED_AT_ONCE = 16  # files of other places
 
 
 class Segment(NamedTuple):
@@ -147,15 +151,14 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     files: list[DataFile] = []
     segments: list[Segment] = []
     bags = frozenset[str]()
-    for name in names:
-        file, own_bags, groups = _open_file(name, schema, setting)
+    for file, own_bags, groups in _open_each(names, schema, setting):
         if not file.columns:
             continue
         if files and own_bags != bags:
             one = min(own_bags ^ bags)
             here, there = ("a list", "one id") if one in own_bags else ("one id", "a list")
             raise DataError(
-                f"{name}: column {file.columns[one]} ({one}) holds {here} a row, "
+                f"{file.path}: column {file.columns[one]} ({one}) holds {here} a row, "
                 f"in {names[0]} {there}; convert one of them"
             )
         bags = own_bags
@@ -232,6 +235,17 @@ def _opened(name: str, setting: str, fix: str) -> tuple[Format, Stamp, Facts]:
         ) from error
 
 
+def _open_each(
+    names: Sequence[str], schema: Schema, setting: str
+) -> Iterator[tuple[DataFile, frozenset[str], Sequence[int]]]:
+    """Open files in their order; several at once where each takes some trips to a server."""
+    if not any(map(is_uri, names)):
+        yield from (_open_file(name, schema, setting) for name in names)
+        return
+    with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
+        yield from pool.map(lambda name: _open_file(name, schema, setting), names)
+
+
 def _open_file(
     name: str, schema: Schema, setting: str
 ) -> tuple[DataFile, frozenset[str], Sequence[int]]:
@@ -245,6 +259,24 @@ def _open_file(
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
     return DataFile(name, format, stamp, columns, starts), schema.bags(frozenset(lists)), rows
+
+
+def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """Yield the rows of a source as Arrow record batches, decompressed but not converted.
+
+    Yields:
+        The file, the number of a chunk's first row in it, and the chunk.
+    """
+    for number, row_group, first, rows in source.segments:
+        file = source.files[number]
+        for begin, chunk in chunks(file, row_group, first + rows):
+            skipped = max(first - begin, 0)
+            if skipped < chunk.num_rows:
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
 
 
 # ---- vectors of ids: the start values of a table

@@ -131,9 +131,8 @@ def memory_of(tensors: Sequence[Tensor], places: Sequence[slice]) -> Tensor | No
         at = x.storage_offset() * x.itemsize - begin
         if not (is_beside and at == place.start and x.is_contiguous()):
             return None
-    memory = torch.empty(0, dtype=torch.uint8, device=first.device)
     size = max(place.stop for place in places)
-    return memory.set_(first.untyped_storage(), begin, (size,), (1,))
+    return first.detach().reshape(-1).view(torch.uint8).as_strided((size,), (1,), begin)
 
 
 def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from recapp.dataset.data_settings import (
     DataSettings,
     Derivation,
     DerivedColumn,
+    FileRules,
     columns_of,
     derived_from,
 )
@@ -102,6 +103,7 @@ class Schema:
         separator: What stands between the ids of a text, by feature.
         lists: The sparse features that had a bag of ids in each row of training, so that a null is
             an empty bag in them and one missing id in others; None where only the columns say it.
+        files: How files are read.
 
     Raises:
         ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
@@ -126,6 +128,7 @@ class Schema:
     padding: int | str | Mapping[str, int | str] | None = None
     separator: Mapping[str, str] = field(default_factory=dict)
     lists: Set[str] | None = None
+    files: FileRules = field(default_factory=FileRules)
 
     def __post_init__(self) -> None:
         for name in self.weights:
@@ -511,6 +514,7 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         vectors=dataset.vectors or {},
         padding=dataset.padding,
         separator=dataset.separator or {},
+        files=dataset.files,
     )
 
 

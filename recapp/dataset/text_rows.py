@@ -237,7 +237,7 @@ class Text(Format):
     @override
     def facts(self, path: str, stamp: Stamp) -> Facts:
         layout, _, _ = _layout(self, path, stamp)
-        bad = [f"{path}: line {row.line:,} {row.problem}" for row in layout.bad]
+        bad = [f"line {row.line:,} {row.problem}" for row in layout.bad]
         return Facts(layout.columns, [group.rows for group in layout.groups], bad)
 
     @override

@@ -45,7 +45,7 @@ RULES = {  # text, settings, rows
     "header": (text_of(ROWS, ",").replace("0,7", "label,7"), ["text.header=true"], None),
     "no header": (
         text_of(ROWS, ","),
-        ["text.header=false", "text.columns=[item,price,label]"],
+        ["text={header: false, columns: [item,price,label]}"],
         None,
     ),
     "no quote": (text_of([("1", "5", '"a')], ","), ["text.quote=none"], [("1", "5", '"a')]),
@@ -148,7 +148,7 @@ def test_a_model_of_it_trains_and_is_evaluated_by_commands(tmp_path):
         f"format: {json.dumps(OWN)}\n"
     )
     on = ("--config-dir", tmp_path / "mine", "dataset=shop", "dataset.batch_size=128")
-    run = (*on, "tables.dim=4", "model.bottom_layers=[4]", "model.top_layers=[4]")
+    run = (*on, "tables.dim=4", "model.bottom_layers=[4]", "model.top_layers=[4,1]")
     done = command("train", *run, f"hydra.run.dir={tmp_path}/job", cwd=tmp_path, PYTHONPATH=HERE)
     assert done.code == 0, done.err
     last = f"ckpt_path={tmp_path}/job/checkpoints/last.ckpt"

@@ -231,8 +231,10 @@ def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
         for file, _, chunk in arrow_chunks(some.only(labels)) if labels else ():
             for name in labels:
                 column = chunk.column(file.columns[name])
-                soft = name in schema.soft_labels
-                values = decode_finite(column, "label", 0, 1) if soft else decode_labels(column)
+                if name in schema.soft_labels:
+                    values = decode_finite(column, "label", 0, 1)
+                else:
+                    values = decode_labels(column, schema.label_from)
                 sums[name] += float(values.sum(dtype=np.float64))
     except (DataError, BadValue):
         sums = {}

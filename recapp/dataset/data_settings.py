@@ -45,6 +45,7 @@ Pieces = Annotated[int, Within(1, 1024)]
 VectorWidth = Annotated[int, Within(1, 65_536)]
 Period = Annotated[float, Within(1e-30, 1e30)]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+ISO = "iso"  # the form of times in text, 2026-11-29T17:16:11Z
 FormatName = Literal["parquet", "csv", "tsv", "json_lines", "arrow"]
 TimeFeature = Literal["hour", "weekday", "day", "week"]
 PaddingId = int | str
@@ -80,9 +81,12 @@ class TextSettings:
         columns: The names of the columns, for files without a header.
         quote: The character around values that hold delimiters or line ends; `none` without one.
         encoding: The encoding; None finds out UTF-8, UTF-16 or Latin-1.
+        times: The columns whose text is a time (UTC), each with its form: `iso` for ISO 8601, or
+            directives such as "%Y%m%d %H:%M".
 
     Raises:
-        ConfigError: A setting is no delimiter, quote or encoding, or a column is named twice.
+        ConfigError: A setting is no delimiter, quote, encoding or form of times, or a column is
+            named twice.
     """
 
     delimiter: str | None = None
@@ -90,8 +94,12 @@ class TextSettings:
     columns: tuple[str, ...] = ()
     quote: str = '"'
     encoding: str | None = None
+    times: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
+        for name, form in (self.times or {}).items():
+            if form != ISO and "%" not in form:
+                raise ConfigError(f"times.{name}={form}: must be {ISO}, or have directives, %Y%m%d")
         if self.delimiter is not None and (not self.delimiter or {*"\r\n"} & {*self.delimiter}):
             raise ConfigError("delimiter: must be at least one sign, and no line end")
         if self.quote != "none" and (len(self.quote) > 1 or not self.quote.isascii()):
@@ -139,6 +147,8 @@ class DataSettings:
         val_share: The share of `path` for validation, as a fraction such as "1/7".
         naming: Whether columns have Criteo's names, or the names of the settings that follow.
         label: The column of the label, or a list of several; None for rows without labels.
+        label_from: The least number that counts as a label of 1, such as 4 of 5 stars; None where
+            labels are 0 and 1.
         weight: The column of the weights of rows, or the column for each label.
         dense: The columns of numbers.
         sparse: The columns of ids.
@@ -193,6 +203,7 @@ class DataSettings:
     val_share: Annotated[float, Within(0)] | str = "1/7"
     naming: Literal["exact", "criteo"] = "exact"
     label: str | tuple[str, ...] | None = "label"
+    label_from: float | None = None
     weight: str | dict[str, str] | None = None
     dense: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()

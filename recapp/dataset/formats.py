@@ -67,6 +67,7 @@ def formats_of(rules: FileRules) -> Formats:
         ConfigError: The class of a format does not exist, or is none.
     """
     text = rules.text
+    times = tuple((text.times or {}).items())
     delimited = DelimitedText(
         delimiter=text.delimiter,
         header=text.header,
@@ -74,11 +75,12 @@ def formats_of(rules: FileRules) -> Formats:
         quote="" if text.quote == "none" else text.quote,
         encoding=text.encoding,
         bad_rows=rules.bad_rows,
+        times=times,
     )
     named: dict[str, Format] = {
         "parquet": Parquet(),
         "csv": delimited,
-        "json_lines": JsonLines(encoding=text.encoding, bad_rows=rules.bad_rows),
+        "json_lines": JsonLines(encoding=text.encoding, bad_rows=rules.bad_rows, times=times),
         "arrow": Arrow(),
     }
     known = tuple(named.values())

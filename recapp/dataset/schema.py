@@ -104,6 +104,7 @@ class Schema:
         lists: The sparse features that had a bag of ids in each row of training, so that a null is
             an empty bag in them and one missing id in others; None where only the columns say it.
         files: How files are read.
+        label_from: The least number that counts as a label of 1; None where labels are 0 and 1.
 
     Raises:
         ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
@@ -129,6 +130,7 @@ class Schema:
     separator: Mapping[str, str] = field(default_factory=dict)
     lists: Set[str] | None = None
     files: FileRules = field(default_factory=FileRules)
+    label_from: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.weights:
@@ -313,7 +315,8 @@ class Schema:
             if name in names:
                 return use
         if name in self.labels:
-            return "real label" if name in self.real_labels + self.soft_labels else "label"
+            rated = self.label_from is not None or name in self.real_labels + self.soft_labels
+            return "real label" if rated else "label"
         return "weight" if name in self.weight_columns else "dense feature"
 
     def text_ids(self, feature: str) -> TextIds:
@@ -515,6 +518,7 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         padding=dataset.padding,
         separator=dataset.separator or {},
         files=dataset.files,
+        label_from=dataset.label_from,
     )
 
 

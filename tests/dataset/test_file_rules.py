@@ -4,11 +4,16 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from jobs import command, recipe
+from pyarrow import csv
 
 from recapp.dataset.click_rows import open_rows, rows_of
 from recapp.dataset.sequential_rows import arrow_chunks
+from recapp.dataset.stream import make_loader
+from recapp.dataset.text_rows import times_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.stored.trust import judged, marked
 
@@ -156,3 +161,70 @@ def test_a_model_of_it_trains_and_is_evaluated_by_commands(tmp_path):
     assert "trust=[fixed_width]" in refused.err
     done = command("eval", last, "trust=[fixed_width]", cwd=tmp_path, PYTHONPATH=HERE)
     assert done.code == 0, done.err
+
+
+# ---- times and labels
+
+
+@pytest.mark.parametrize(
+    ("form", "texts", "seconds"),
+    [
+        ("iso", ["1970-01-02T00:00:01Z", "", "1970-01-01 01:00:00+01:00"], [86_401, None, 0]),
+        ("iso", ["1970-01-02", "1970-01-01 00:00:05.9"], [86_400, 5]),
+        ("iso", ["1970-01-02T00:00:00Z", "1970-01-02T00:00:00"], [86_400, 86_400]),
+        ("iso", ["1969-12-31T23:59:59.5"], [-1]),
+        ("%y%m%d%H", ["70010203", "", "69123123"], [97_200, None, -3600]),
+    ],
+)
+def test_text_spells_times(form, texts, seconds):
+    times = times_of_text(pa.array(texts), form)
+    assert times.type == pa.timestamp("s")
+    assert times.cast(pa.int64()).to_pylist() == seconds
+
+
+@pytest.mark.parametrize("form", ["iso", "%Y-%m-%d"])
+def test_a_text_that_spells_no_time_names_its_row(tmp_path, form):
+    (tmp_path / "x.csv").write_text("label,item,time\n1,a,2026-01-02\n0,b,soon\n")
+    times = ["dataset.times={time: s}", f"dataset.text.times={{time: '{form}'}}"]
+    with pytest.raises(DataError, match=r"x\.csv: row 1 holds 'soon', which is no time like"):
+        read(tmp_path / "x.csv", *times, "dataset.dense=[]")
+
+
+def test_times_of_text_are_those_of_parquet(tmp_path):
+    table = pa.table({"label": [1, 0], "item": ["a", "b"], "price": [1.0, 2.0]})
+    moments = ["2026-01-02T03:04:05", "2026-11-29T17:16:11"]
+    csv.write_csv(table.append_column("time", pa.array(moments)), tmp_path / "x.csv")
+    typed = pa.array(moments).cast(pa.timestamp("ms"))
+    pq.write_table(table.append_column("time", typed), tmp_path / "x.parquet")
+    on = ["dataset.times={time: ms}", "dataset.text.times={time: iso}"]
+    made = [batches(tmp_path / name, *on) for name in ("x.csv", "x.parquet")]
+    for one, other in zip(*made, strict=True):
+        assert one.dense_BI.equal(other.dense_BI)
+        assert one.sparse.values().equal(other.sparse.values())
+    assert len(one.sparse.keys()) == 3  # item, hour, weekday
+
+
+def test_labels_from_a_number_on_are_clicks(tmp_path):
+    (tmp_path / "x.csv").write_text(
+        text_of([("4", "1", "a"), ("3.5", "1", "b"), ("5", "1", "c")], ",")
+    )
+    with pytest.raises(DataError, match=r"label, row 0 holds '4'.* set dataset\.label_from=4"):
+        batches(tmp_path / "x.csv")
+    read_as = batches(tmp_path / "x.csv", "dataset.label_from=4")
+    assert [batch.labels_B.item() for batch in read_as] == [1, 0, 1]
+    _, said = read(tmp_path / "x.csv", "dataset.label_from=4")
+    assert said["splits"]["train"]["positives"] == {"label": 2 / 3}
+
+
+def batches(path, *overrides):
+    """Return the batches of a file, each of one row."""
+    on = [
+        *COLUMNS,
+        f"dataset.path={path}",
+        "dataset.val_share=0",
+        "dataset.batch_size=1",
+        "dataset.lanes=1",
+    ]
+    made = recipe("train", [*on, *overrides])
+    rows = open_rows(made.dataset, made.schema)
+    return list(make_loader(rows.stream(rows.train), 0))

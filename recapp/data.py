@@ -3,6 +3,7 @@
 | verb      | does                                                                              |
 |-----------|-----------------------------------------------------------------------------------|
 | `inspect` | counts what the logs hold, and writes settings of a data set that train on them    |
+| `convert` | writes the logs as typed Parquet, split, with vocabularies and a manifest         |
 
 The first argument after the verb may be the path alone: `recapp.data inspect clicks.csv`.
 """
@@ -23,7 +24,7 @@ from recapp.processes.stopping import loading
 from recapp.run.recipe import VERBS, Data
 
 # the module of each verb, imported on use. It has a function with the verb's name
-MODULES = {"inspect": "recapp.logs.inspection"}
+MODULES = {"inspect": "recapp.logs.inspection", "convert": "recapp.logs.conversion"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

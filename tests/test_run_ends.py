@@ -134,11 +134,11 @@ def assert_stopped(directory, by, output):
 
 @pytest.mark.full
 def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(base):
-    run, output = training(base, "ctrl_c", "dataset.num_workers=1", fresh=True)
+    run, output = training(base, "ctrl_c", "dataset.num_threads=1", fresh=True)
     ranks = ranks_of(run.pid)
     began = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
-    # as a service manager or a scheduler does: the launcher, all ranks, and their data workers
+    # as a service manager or a scheduler does: the launcher and all ranks
     for pid in ranks.values():
         os.killpg(pid, signal.SIGINT)
     assert run.wait(timeout=60) == 130
@@ -402,23 +402,3 @@ def test_a_disk_that_fills_while_training_is_one_line(base):
         f"error: the disk under {base / 'disk/run'} is full, or its quota is used up: make room "
         "there, or choose another hydra.run.dir"
     ]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("size", ["64k", "600k"])
-def test_data_workers_without_shared_memory_are_one_line(base, size):
-    said = in_small_folder(
-        "/dev/shm",
-        size,
-        *ENDLESS,
-        *small(base / "logs", batch_size=2048, val_batch_size=2048),
-        "trainer.devices=1",
-        f"hydra.run.dir={base / size}",
-        "dataset.num_workers=2",
-        cwd=base,
-    )
-    (line,) = said
-    assert (
-        "the data workers of rank 0 found no room in shared memory (/dev/shm has " in line
-        and "dataset.num_workers=0" in line
-    )

@@ -46,7 +46,7 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks
 from recapp.dataset.source import Source, open_source
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.engine.sharded_collection import ShardedCollection, shard_model, sharded_tables
 from recapp.errors import ConfigError
 from recapp.models.published_dlrm import DLRM
@@ -449,17 +449,15 @@ def measure_data(session: Session) -> None:
             _measure_reading(session, MODELS[model], source, dataset, plan, comm)
 
 
-def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
+def endless(stream: BatchStream) -> Iterator[Batch]:
     """Yield the batches of a stream, epoch after epoch.
 
     Args:
         stream: The batches of this rank.
-        workers: The number of processes that read; 0 for this process.
     """
-    loader = make_loader(stream, workers)
     for epoch in count():
         stream.set_position(epoch, 0)
-        yield from loader
+        yield from stream
 
 
 def stream_of(
@@ -492,7 +490,7 @@ def _measure_stages(session: Session, source: Source, dataset: DataSettings) -> 
     stages: dict[str, Callable[[int], object]] = {
         "parquet": lambda _: deque(arrow_chunks(source), 0),
         "decoded": lambda _: deque(decoded_chunks(source, schema, dataset.dense_transform), 0),
-        "batches": lambda _: deque(make_loader(stream_of(source, dataset, batch_size, 0, 1)), 0),
+        "batches": lambda _: deque(stream_of(source, dataset, batch_size, 0, 1), 0),
     }
     alone = session.comm.rank == 0  # the others have no part in a measurement of one process
     contenders = {
@@ -526,9 +524,7 @@ def _measure_reading(
         )
     id_rule = IdRule(dataset.id_rule)
     tables = [replace(t, id_rule=id_rule) for t in model.workload().tables()]
-    batches = endless(
-        stream_of(source, dataset, batch_size, session.comm.rank, world), dataset.num_workers
-    )
+    batches = endless(stream_of(source, dataset, batch_size, session.comm.rank, world))
     first_batches = list(islice(batches, KEPT_BATCHES))
     plan = session.plan(plan_name, tables, [batch.sparse for batch in first_batches])
     training = TrainingStep(session, model, tables, plan, comm)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Recipe)
 # settings that only the command line may set, never a stored model
 OF_THE_INVOCATION = ("format", "trust", "resume_data", "hydra")
+# Settings of earlier versions, by group: they changed no result, and are left out.
+FORMER = {"dataset": ("num_workers",)}
 # The commands that make no loggers. So the loggers of a stored model need no trust there.
 READING = ("eval", "predict", "export")
 # The commands that measure none of the metrics of a stored model's group `metrics`.
@@ -62,6 +64,10 @@ def stored_settings(settings: Mapping[str, Any], command: str) -> dict[str, Any]
     """
     left_out = (*OF_THE_INVOCATION, *(["metrics"] if command in SCORING else []))
     settings_of_command = {name: value for name, value in settings.items() if name not in left_out}
+    for group, names in FORMER.items():
+        if isinstance(known := settings_of_command.get(group), Mapping):
+            kept = {name: value for name, value in known.items() if name not in names}
+            settings_of_command[group] = kept
     return marked(settings_of_command | ({"logger": {}} if command in READING else {}))
 
 

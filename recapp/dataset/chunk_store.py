@@ -6,80 +6,118 @@
 
 Lanes hand on places, not values: a row costs a few bytes while it is dealt, permuted and cut.
 Values move once, from the chunks into the arrays of a batch. A chunk is dropped when the last of
-its rows is in a batch.
+its rows is in a batch. The ids of a chunk have 32 bits if all of them fit, so that a batch reads
+half of the bytes.
 
-Letters: A arrays of a chunk, Z slots, C columns, B rows of a batch.
+Letters: A arrays of a chunk, Z slots, C columns, F features, T targets, B rows of a batch.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from recapp.dataset.collate import Collate
 from recapp.dataset.decode import Int64Array, compiled
-from recapp.dataset.rows import FeatureBags, Rows
+from recapp.dataset.rows import BatchRows, FeatureBags, IdArray, Rows
 
 Array = npt.NDArray[Any]
 
 
-def places(slot: int, rows: range) -> Int64Array:
-    """Return the places of consecutive rows of a slot."""
-    place_N: Int64Array = np.arange(rows.start, rows.stop) + (slot << compiled().SLOT_BITS)
+def places(slot: int, at_N: Int64Array) -> Int64Array:
+    """Return the places of rows of a slot, by their numbers in it."""
+    place_N: Int64Array = at_N + (slot << compiled().SLOT_BITS)
     return place_N
 
 
-class ChunkStore:
-    """The decoded chunks of a reader, all with the same columns."""
+def with_short_ids(rows: Rows) -> Rows:
+    """Return a chunk whose ids have 32 bits if all fit."""
+    bags = tuple(FeatureBags(_shortened(bag.values_L), bag.offsets_N1) for bag in rows.bags)
+    return replace(rows, ids_SN=_shortened(rows.ids_SN), bags=bags)
 
-    def __init__(self) -> None:
+
+def _shortened(ids: IdArray) -> IdArray:
+    if ids.dtype == np.int32:
+        return ids
+    short = np.empty(ids.shape, np.int32)
+    return short if compiled().shorten(ids.reshape(-1), short.reshape(-1)) else ids
+
+
+class ChunkStore:
+    """The decoded chunks of a reader.
+
+    Args:
+        collate: Tells the columns of chunks and of batches.
+        narrows: Whether the ids of batches have 32 bits as long as those of all chunks do. Their
+            type changes at most once, because a step that is recorded for one type does not take
+            the other.
+    """
+
+    def __init__(self, collate: Collate, narrows: bool) -> None:
+        self.narrows = narrows
+        self._collate = collate
+        is_bag_F = [name in collate.bags for name in collate.schema.features]
+        self._bags = np.flatnonzero(is_bag_F)
+        self._singles = np.flatnonzero(np.logical_not(is_bag_F))
         self._chunks: list[Rows | None] = []
         self._left_Z = np.zeros(0, np.int64)  # rows that are in no batch yet
-        # of each array of a chunk: its address, and the bytes of a column
-        self._table_AZ2: Int64Array | None = None
+        # of each array of a chunk: its address, the bytes of a column, and those of a value
+        arrays = 3 + collate.numbered + 2 * len(self._bags)
+        self._table_AZ3 = np.zeros((arrays, 0, 3), np.int64)
 
     def add(self, rows: Rows) -> int:
         """Keep a chunk, each of whose rows will be taken or dropped; return its slot."""
-        arrays = _arrays_of(rows)
         slot = self._chunks.index(None) if None in self._chunks else len(self._chunks)
         if slot == len(self._chunks):
             self._chunks.append(None)
             self._left_Z = np.append(self._left_Z, 0)
-            more = np.zeros((len(arrays), 1, 2), np.int64)
-            before = [] if self._table_AZ2 is None else [self._table_AZ2]
-            self._table_AZ2 = np.concatenate([*before, more], axis=1)
-        assert self._table_AZ2 is not None
+            self._table_AZ3 = np.pad(self._table_AZ3, ((0, 0), (0, 1), (0, 0)))
+        self.narrows &= all(
+            x.dtype == np.int32 for x in (rows.ids_SN, *(bag.values_L for bag in rows.bags))
+        )
         self._chunks[slot] = rows
         self._left_Z[slot] = len(rows)
-        self._table_AZ2[:, slot] = [(array.ctypes.data, array.strides[0]) for array in arrays]
+        self._table_AZ3[:, slot] = [
+            (array.ctypes.data, array.strides[0], array.itemsize) for array in _arrays_of(rows)
+        ]
         return slot
 
-    def take(self, place_B: Int64Array) -> Rows:
-        """Return the rows of some places, at least one, each of which is taken once. Their numbers
-        stand row after row in memory, as batches have them.
-        """
-        some = self._chunks[int(place_B[0]) >> compiled().SLOT_BITS]
-        assert some is not None
-        assert self._table_AZ2 is not None
-        of_numbers, of_targets, of_ids, *more = self._table_AZ2
-        numbers_IB = _columns(of_numbers, place_B, some.numbers_IN, by_row=True)
-        targets_TB = _columns(of_targets, place_B, some.targets_TN)
-        ids_SB = _columns(of_ids, place_B, some.ids_SN)
+    def take(self, place_B: Int64Array) -> BatchRows:
+        """Return the rows of some places, each of which is taken once."""
+        gather = compiled().gather
+        of_numbers, of_targets, of_ids, *more = self._table_AZ3
+        rows = len(place_B)
         row_numbers_B = None
-        if some.row_numbers_N is not None:
-            row_numbers_B = _columns(more.pop(0), place_B, some.row_numbers_N[None])[0]
-        bags = tuple(
-            _bags(values_Z2, bounds_Z2, place_B)
-            for values_Z2, bounds_Z2 in zip(more[::2], more[1::2], strict=True)
-        )
+        if self._collate.numbered:
+            row_numbers_B = np.empty(rows, np.int64)
+            gather(more.pop(0), place_B, np.arange(1), 1, row_numbers_B)
+        columns = len(self._collate.schema.numbers)
+        dense_BI = np.empty((rows, columns), np.float32)
+        gather(of_numbers, place_B, np.arange(columns), columns, dense_BI.reshape(-1))
+        targets_TB = np.empty((len(self._collate.schema.targets), rows), np.float32)
+        gather(of_targets, place_B, np.arange(len(targets_TB)) * rows, 1, targets_TB.reshape(-1))
+        per_F = [rows] * (len(self._bags) + len(self._singles))
+        begin_F: Int64Array = np.arange(len(per_F)) * rows
+        length_FB = None
+        if more:
+            length_FB = np.ones((len(per_F), rows), np.int64)
+            for feature, bounds_Z3 in zip(self._bags, more[1::2], strict=True):
+                length_B = length_FB[feature]
+                per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_B)
+            begin_F = np.cumsum([0, *per_F[:-1]])
+        ids_L: IdArray = np.empty(sum(per_F), np.int32 if self.narrows else np.int64)
+        gather(of_ids, place_B, begin_F[self._singles], 1, ids_L)
+        for feature, values_Z3, bounds_Z3 in zip(self._bags, more[::2], more[1::2], strict=True):
+            compiled().gather_bags(values_Z3, bounds_Z3, place_B, ids_L[begin_F[feature] :])
         self.drop(place_B)
-        return Rows(numbers_IB, targets_TB, ids_SB, bags, row_numbers_B)
+        return BatchRows(dense_BI, ids_L, length_FB, per_F, targets_TB, row_numbers_B)
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""
-        taken_Z = np.bincount(place_N >> compiled().SLOT_BITS, minlength=len(self._left_Z))
-        self._left_Z -= taken_Z
-        for slot in np.flatnonzero((taken_Z > 0) & (self._left_Z == 0)).tolist():
-            self._chunks[slot] = None
+        if compiled().count_off(place_N, self._left_Z):
+            for slot in np.flatnonzero(self._left_Z == 0).tolist():
+                self._chunks[slot] = None
 
 
 def _arrays_of(rows: Rows) -> list[Array]:
@@ -88,21 +126,3 @@ def _arrays_of(rows: Rows) -> list[Array]:
     arrays += [array for bag in rows.bags for array in (bag.values_L, bag.offsets_N1)]
     assert all(array.flags.c_contiguous for array in arrays)
     return arrays
-
-
-def _columns(table_Z2: Array, place_B: Array, like_CN: Array, by_row: bool = False) -> Array:
-    """Return the values of columns, [C, B]; in memory, row after row if that is asked for."""
-    columns = len(like_CN)
-    count = len(place_B)
-    out_BC = np.empty((count, columns), like_CN.dtype)
-    steps = (1, columns) if by_row else (count, 1)
-    compiled().gather(table_Z2, place_B, columns, *steps, out_BC.reshape(-1))
-    return out_BC.T if by_row else out_BC.reshape(columns, count)
-
-
-def _bags(values_Z2: Array, bounds_Z2: Array, place_B: Array) -> FeatureBags:
-    length_B = np.empty(len(place_B), np.int64)
-    compiled().lengths_of_bags(bounds_Z2, place_B, length_B)
-    bag = FeatureBags.of(np.empty(length_B.sum(), np.int64), length_B)
-    compiled().gather_bags(values_Z2, bounds_Z2, place_B, bag.values_L)
-    return bag

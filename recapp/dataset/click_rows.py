@@ -26,7 +26,7 @@ from recapp.dataset.parquet import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
 from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature
 from recapp.dataset.source import Segment, Source, open_source, split
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.settings.values import Paths
 from recapp.tables.config import EmbeddingConfig, TableLookup
@@ -139,7 +139,7 @@ class ClickRows:
         if known := read_cached(files, tables, least, lookups, rules):
             return known
         count = max(1, STATISTICS_SAMPLES // self.settings.batch_size)
-        batches = list(islice(make_loader(self.training_stream(), 0), count))
+        batches = list(islice(self.training_stream(), count))
         try:
             statistics = measured_statistics(tables, [b.sparse for b in batches], lookups)
         except IdError:

@@ -28,7 +28,6 @@ from recapp.dataset.decode import (
     BadValue,
     Float32Array,
     Int64Array,
-    compiled,
     decode_bags,
     decode_finite,
     decode_ids,
@@ -40,13 +39,12 @@ from recapp.dataset.decode import (
     write_ids,
     write_numbers,
 )
-from recapp.dataset.rows import DecodedColumns, FeatureBags, Rows, join
-from recapp.dataset.schema import Schema
+from recapp.dataset.rows import BatchRows, DecodedColumns, FeatureBags, IdArray, Rows, join
+from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.keyed_jagged_tensor import (
     Batch,
     KeyedJaggedTensor,
-    as_int64,
 )
 
 # The most rows of a chunk for which columns of one type are decoded together: a call costs as much
@@ -73,11 +71,15 @@ JOINED_TYPES = frozenset(
 #
 # A missing number is 0 before the transform, so log3 maps it to log 3, like the scripts that use
 # this rule.
+def _in_64_bits(function: np.ufunc, values: Float32Array) -> Float32Array:
+    """Replace values by those of a function that is computed in float64, block by block."""
+    result: Float32Array = function(values, out=values, dtype=np.float64, casting="same_kind")
+    return result
+
+
 DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
-    "log1p": lambda values: np.log1p(np.maximum(values, 0), dtype=np.float64).astype(np.float32),
-    "log3": lambda values: np.log(np.maximum(values, -2) + np.float32(3), dtype=np.float64).astype(
-        np.float32
-    ),
+    "log1p": lambda values: _in_64_bits(np.log1p, np.maximum(values, 0)),
+    "log3": lambda values: _in_64_bits(np.log, np.maximum(values, -2) + np.float32(3)),
     "none": lambda values: values,
 }
 
@@ -134,6 +136,15 @@ class _Chunk:
             )
             matrix[numbers] = values.reshape(len(numbers), -1)
         return matrix
+
+    def short_ids(self, names: Sequence[str], text_of: Callable[[str], TextIds]) -> Any:
+        """Return single ids in 32 bits, [len(names), N], if all fit and are integers in the file;
+        None otherwise. Arguments as for `read`.
+        """
+        matrix = np.empty((len(names), self.batch.num_rows), np.int32)
+        parts = [self.batch.column(self.columns[name]) for name in names]
+        written = map(write_ids, parts, map(text_of, names), matrix)
+        return matrix if all(written) else None
 
     def decoded(
         self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
@@ -200,7 +211,12 @@ class Collate:
         return tuple(name for name in self.schema.features if name not in self.bags)
 
     def rows(
-        self, record_batch: pa.RecordBatch, columns: dict[str, str], path: str, rows_N: Int64Array
+        self,
+        record_batch: pa.RecordBatch,
+        columns: dict[str, str],
+        path: str,
+        rows_N: Int64Array,
+        in_32_bits: bool = False,
     ) -> Rows:
         """Decode a record batch.
 
@@ -209,6 +225,7 @@ class Collate:
             columns: Canonical name -> the file's own name.
             path: The file of the rows, for error messages.
             rows_N: The number of each row in the file, [N], for error messages.
+            in_32_bits: Whether arrays of ids, all of whose ids fit, have 32 bits.
 
         Raises:
             DataError: A value cannot be read; the text names file, column and row.
@@ -223,7 +240,9 @@ class Collate:
             lambda name: math.nan if derives else 0.0,
             write_numbers,
         )
-        ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids, write_ids)
+        ids_SN = chunk.short_ids(self.singles, schema.text_ids) if in_32_bits else None
+        if ids_SN is None or derives:
+            ids_SN = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids, write_ids)
         bags = tuple(
             FeatureBags.of(
                 *chunk.decoded_column(
@@ -321,56 +340,53 @@ class Collate:
         """Join the rows of `parts`, in order, to one `Batch`; without parts the batch is empty."""
         return self.batch_of(join(parts) if parts else self.no_rows())
 
-    def batch_of(self, rows: Rows, narrows: bool = False) -> Batch:
-        """Return rows as a batch, which takes over their memory.
-
-        Args:
-            rows: The rows.
-            narrows: Whether ids have 32 bits, if all fit.
-        """
-        targets = {
-            name: torch.from_numpy(values_B)
-            for name, values_B in zip(self.schema.targets, rows.targets_TN, strict=True)
-        }
-        return Batch(
-            torch.from_numpy(np.ascontiguousarray(rows.numbers_IN.T)),
-            self._keys_major(rows, narrows),
-            {name: targets[name] for name in self.schema.labels},
-            {name: targets[column] for name, column in self.schema.weights.items()},
-            None if rows.row_numbers_N is None else torch.from_numpy(rows.row_numbers_N),
+    def batch_of(self, rows: Rows) -> Batch:
+        """Return rows as a batch, which takes over their memory where it can."""
+        count = len(rows)
+        single = iter(rows.ids_SN)
+        bags = iter(rows.bags)
+        parts: list[IdArray] = []
+        length_FB = np.ones((len(self.schema.features), count if rows.bags else 0), np.int64)
+        for length_B, name in zip(length_FB, self.schema.features, strict=True):
+            if name in self.bags:
+                bag = next(bags)
+                length_B[:] = np.diff(bag.offsets_N1)
+                parts.append(bag.values_L)
+            else:
+                parts.append(next(single))
+        return self.made(
+            BatchRows(
+                np.ascontiguousarray(rows.numbers_IN.T),
+                np.concatenate(parts) if rows.bags else rows.ids_SN.reshape(-1),
+                length_FB if rows.bags else None,
+                [len(part) for part in parts],
+                rows.targets_TN,
+                rows.row_numbers_N,
+            )
         )
 
-    def _keys_major(self, rows: Rows, narrows: bool) -> KeyedJaggedTensor:
-        """Return the ids of rows, feature after feature."""
-        count = len(rows)
-        values_L = rows.ids_SN.reshape(-1)
-        per_F = [count] * len(self.schema.features)
+    def made(self, rows: BatchRows) -> Batch:
+        """Return rows as a batch, which takes over their memory."""
+        schema = self.schema
+        count = rows.targets_TB.shape[1]
+        targets = dict(zip(schema.targets, torch.from_numpy(rows.targets_TB), strict=True))
         # one number, expanded: who reads lengths sees that they are equal
-        lengths_FB = torch.ones(1, dtype=torch.int64).expand(sum(per_F))
-        if self.bags:
-            lengths_FB = lengths_FB.clone()
-            single = iter(rows.ids_SN)
-            bag = iter(rows.bags)
-            values = []
-            for number, name in enumerate(self.schema.features):
-                if name in self.bags:
-                    bag_ids = next(bag)
-                    values.append(bag_ids.values_L)
-                    lengths_B = torch.from_numpy(np.diff(bag_ids.offsets_N1))
-                    lengths_FB[number * count :][:count] = lengths_B
-                    per_F[number] = len(bag_ids.values_L)
-                else:
-                    values.append(next(single))
-            values_L = np.concatenate(values)
-        short_L = np.empty(len(values_L) if narrows else 0, np.int32)
-        fits = narrows and compiled().narrow(values_L, short_L)
-        return KeyedJaggedTensor.unchecked(
-            list(self.schema.features),
-            torch.from_numpy(short_L if fits else values_L),
-            None,
-            lengths_FB,
-            count,
-            per_F,
+        lengths_FB = torch.ones(1, dtype=torch.int64).expand(len(rows.per_F) * count)
+        if rows.length_FB is not None:
+            lengths_FB = torch.from_numpy(rows.length_FB.reshape(-1))
+        return Batch(
+            torch.from_numpy(rows.dense_BI),
+            KeyedJaggedTensor.unchecked(
+                list(schema.features),
+                torch.from_numpy(rows.ids_L),
+                None,
+                lengths_FB,
+                count,
+                rows.per_F,
+            ),
+            {name: targets[name] for name in schema.labels},
+            {name: targets[column] for name, column in schema.weights.items()},
+            None if rows.row_numbers_B is None else torch.from_numpy(rows.row_numbers_B),
         )
 
 
@@ -380,21 +396,10 @@ def _numbers_or_nan(column: pa.Array, text: object) -> Float32Array:
     return numbers if missing is None else np.where(missing, np.float32(np.nan), numbers)
 
 
-def with_wide_ids(batch: Batch) -> Batch:
-    """Return a batch with int64 ids; the batch itself if it has them."""
-    values = batch.sparse.values()
-    if values.dtype == torch.int64:
-        return batch
-    return batch.each(lambda tensor: as_int64(tensor) if tensor is values else tensor)
-
-
 def join_batches(parts: list[Batch]) -> Batch:
-    """Return one batch with the rows of several batches of the same features, in their order.
-
-    A rank joins the parts of its loader workers.
-    """
-    if len(parts) == 1:  # packed, if a worker sent it
-        return parts[0].each(torch.Tensor.contiguous)
+    """Return one batch with the rows of several batches of the same features, in their order."""
+    if len(parts) == 1:
+        return parts[0]
     keys = parts[0].sparse.keys()
     values_F = zip(
         *(torch.split(part.sparse.values(), part.sparse.length_per_key()) for part in parts),

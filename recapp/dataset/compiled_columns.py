@@ -2,7 +2,8 @@
 
 `decode_integers` and `decode_floats` read a column of numbers as Arrow has them: values in their
 own type, and a bit for each that is there. `gather` writes the rows of a batch, column after
-column, from the chunks in memory (`recapp/dataset/chunk_store.py`).
+column, from the chunks in memory (`recapp/dataset/chunk_store.py`), where ids have 32 bits as long
+as all of a chunk fit.
 
 Letters: N rows of a column, Z chunks, C columns, B rows of a batch.
 """
@@ -13,12 +14,15 @@ import numpy as np
 from numba.extending import intrinsic
 
 from recapp.kernels.numba_cache import compiled
+from recapp.kernels.simd import get, put
 
 jit = compiled()
 MISSING = np.int64(-(2**63))
 MISSING_INT32 = np.int64(-(2**31))
 SLOT_BITS = 32  # a row's place is the slot of its chunk, then the row's number in the chunk
 IN_CHUNK = (1 << SLOT_BITS) - 1
+SHORT = np.zeros(0, np.int32)  # of the types of ids
+LONG = np.zeros(0, np.int64)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -33,8 +37,27 @@ def element(typing: Any, address: Any, like: Any) -> Any:
 
 
 @jit
+def widened(id: Any) -> Any:
+    """Return an id of 32 bits in 64; if it is missing, it is missing there, too."""
+    return MISSING if id == MISSING_INT32 else np.int64(id)
+
+
+@jit
+def unpacked(bits: Any, first: Any, rows: Any) -> Any:
+    """Return whether each of some rows is there, [N], from the bits of Arrow."""
+    begin = first >> 3
+    bytes = ((first + rows + 7) >> 3) - begin
+    there = np.empty(bytes * 8, np.uint8)
+    for n in range(bytes):
+        byte = get(bits, begin + n)
+        for bit in range(8):
+            put(there, n * 8 + bit, byte >> bit & 1)
+    return there[first & 7 :]
+
+
+@jit
 def decode_integers(values_N: Any, bits: Any, first: Any, out_N: Any) -> Any:
-    """Write the ids of a column of integers.
+    """Write the ids of a column of integers, in 64 or 32 bits.
 
     Args:
         values_N: The integers; any one where it is missing.
@@ -43,21 +66,22 @@ def decode_integers(values_N: Any, bits: Any, first: Any, out_N: Any) -> Any:
         out_N: The ids that are written.
 
     Returns:
-        Whether an integer is the number of missing ids.
+        Whether an integer is the number of missing ids, or does not fit.
     """
+    absent = MISSING if out_N.itemsize == 8 else MISSING_INT32
     odd = False
     if not len(bits):
         for n in range(len(out_N)):
             value = np.int64(values_N[n])
-            odd |= value == MISSING
             out_N[n] = value
+            odd |= (value == absent) | (np.int64(out_N[n]) != value)
         return odd
+    there_N = unpacked(bits, first, len(out_N))
     for n in range(len(out_N)):
-        at = first + n
-        there = bits[at >> 3] >> (at & 7) & 1
-        value = np.int64(values_N[n])
-        odd |= (value == MISSING) & (there != 0)
-        out_N[n] = value if there else MISSING
+        there = there_N[n] != 0
+        value = np.int64(values_N[n]) if there else absent
+        out_N[n] = value
+        odd |= ((value == absent) & there) | (np.int64(out_N[n]) != value)
     return odd
 
 
@@ -73,44 +97,16 @@ def decode_floats(values_N: Any, bits: Any, first: Any, absent: Any, out_N: Any)
             odd |= value - value != 0
             out_N[n] = value
         return odd
+    there_N = unpacked(bits, first, len(out_N))
     for n in range(len(out_N)):
-        at = first + n
-        there = bits[at >> 3] >> (at & 7) & 1
         value = np.float32(values_N[n])
-        odd |= (value - value != 0) & (there != 0)
-        out_N[n] = value if there else absent
+        odd |= (value - value != 0) & (there_N[n] != 0)
+        out_N[n] = value if there_N[n] else absent
     return odd
 
 
 @jit
-def gather(table_Z2: Any, place_B: Any, columns: Any, next: Any, step: Any, out: Any) -> None:
-    """Write the values of the rows of a batch.
-
-    Args:
-        table_Z2: The address of each chunk's values, in the type of `out`, and the bytes of one of
-            its columns.
-        place_B: The places of the rows.
-        columns: The number of columns.
-        next: The distance in `out` of two columns.
-        step: The distance in `out` of two rows.
-        out: The values that are written.
-    """
-    at_B = np.empty(len(place_B), np.int64)
-    step_B = np.empty(len(place_B), np.int64)
-    for b in range(len(place_B)):
-        slot = place_B[b] >> SLOT_BITS
-        at_B[b] = table_Z2[slot, 0] + (place_B[b] & IN_CHUNK) * out.itemsize
-        step_B[b] = table_Z2[slot, 1]
-    for c in range(columns):
-        to = c * next
-        for b in range(len(at_B)):
-            out[to] = element(at_B[b], out)
-            to += step
-            at_B[b] += step_B[b]
-
-
-@jit
-def narrow(id_L: Any, out_L: Any) -> Any:
+def shorten(id_L: Any, out_L: Any) -> Any:
     """Write ids in 32 bits; return whether all fit, and none is the number of missing ids there."""
     odd = np.int64(0)
     for n in range(len(id_L)):
@@ -122,33 +118,84 @@ def narrow(id_L: Any, out_L: Any) -> Any:
 
 
 @jit
-def lengths_of_bags(bounds_Z2: Any, place_B: Any, length_B: Any) -> None:
-    """Write the number of ids of each row of a batch.
-
-    Args:
-        bounds_Z2: As the table of `gather`, for the bounds of each chunk's bags.
-        place_B: The places of the rows.
-        length_B: The numbers that are written.
-    """
-    for b in range(len(length_B)):
-        at = bounds_Z2[place_B[b] >> SLOT_BITS, 0] + (place_B[b] & IN_CHUNK) * 8
-        length_B[b] = element(at + 8, length_B) - element(at, length_B)
+def count_off(place_N: Any, left_Z: Any) -> Any:
+    """Count rows off those that are left of their chunks; return whether a chunk has none left."""
+    ended = False
+    for n in range(len(place_N)):
+        slot = place_N[n] >> SLOT_BITS
+        left_Z[slot] -= 1
+        ended |= left_Z[slot] == 0
+    return ended
 
 
 @jit
-def gather_bags(values_Z2: Any, bounds_Z2: Any, place_B: Any, out: Any) -> None:
+def gather(table_Z3: Any, place_B: Any, begin_C: Any, step: Any, out: Any) -> None:
+    """Write the values of the rows of a batch. Rows of one chunk usually follow each other, and are
+    written column after column: nothing but a place differs from one to the next.
+
+    Args:
+        table_Z3: Of each chunk, the address of its values, the bytes of one of its columns, and the
+            bytes of a value: those of `out`, or 4 of an id that has 8 there.
+        place_B: The places of the rows.
+        begin_C: Where each column begins in `out`.
+        step: The distance in `out` of two rows.
+        out: The values that are written.
+    """
+    row_B = np.empty(len(place_B), np.int64)  # bytes behind the begin of a column
+    end = 0
+    while end < len(place_B):
+        begin = end
+        slot = get(place_B, begin) >> SLOT_BITS
+        address, column, size = table_Z3[slot]
+        while end < len(place_B) and get(place_B, end) >> SLOT_BITS == slot:
+            put(row_B, end, (get(place_B, end) & IN_CHUNK) * size)
+            end += 1
+        for c in range(len(begin_C)):
+            to = begin_C[c] + begin * step
+            if size == out.itemsize:
+                for b in range(begin, end):
+                    put(out, to, element(address + get(row_B, b), out))
+                    to += step
+            else:
+                for b in range(begin, end):
+                    put(out, to, widened(element(address + get(row_B, b), SHORT)))
+                    to += step
+            address += column
+
+
+@jit
+def lengths_of_bags(bounds_Z3: Any, place_B: Any, length_B: Any) -> Any:
+    """Write the number of ids of each row of a batch, and return their sum.
+
+    Args:
+        bounds_Z3: As the table of `gather`, for the bounds of each chunk's bags.
+        place_B: The places of the rows.
+        length_B: The numbers that are written.
+    """
+    total = 0
+    for b in range(len(length_B)):
+        at = bounds_Z3[place_B[b] >> SLOT_BITS, 0] + (place_B[b] & IN_CHUNK) * 8
+        length_B[b] = element(at + 8, length_B) - element(at, length_B)
+        total += length_B[b]
+    return total
+
+
+@jit
+def gather_bags(values_Z3: Any, bounds_Z3: Any, place_B: Any, out: Any) -> None:
     """Write the ids of the rows of a batch, one bag after the other.
 
     Args:
-        values_Z2: As the table of `gather`, for the ids of each chunk's bags.
-        bounds_Z2: Likewise, for their bounds.
+        values_Z3: As the table of `gather`, for the ids of each chunk's bags.
+        bounds_Z3: Likewise, for their bounds.
         place_B: The places of the rows.
         out: The ids that are written.
     """
     to = 0
     for b in range(len(place_B)):
         slot = place_B[b] >> SLOT_BITS
-        at = bounds_Z2[slot, 0] + (place_B[b] & IN_CHUNK) * 8
-        for n in range(element(at, out), element(at + 8, out)):
-            out[to] = element(values_Z2[slot, 0] + n * 8, out)
+        at = bounds_Z3[slot, 0] + (place_B[b] & IN_CHUNK) * 8
+        size = values_Z3[slot, 2]
+        for n in range(element(at, LONG), element(at + 8, LONG)):
+            id = values_Z3[slot, 0] + n * size
+            out[to] = element(id, out) if size == out.itemsize else widened(element(id, SHORT))
             to += 1

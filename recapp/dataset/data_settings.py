@@ -183,10 +183,9 @@ class DataSettings:
         lanes: V of the data order (`recapp/dataset/stream.py`); at least the number of ranks.
         shuffle_rows: The number of consecutive rows within which the order is shuffled.
         seed: The seed of the order of rows; None takes the seed of the run.
-        num_workers: The reader processes of each rank; 0 reads in the rank's own process.
-        num_threads: The threads of each reading process that decode chunks ahead, beside one that
-            makes batches; 0 reads between two steps. None takes half of the cores of each rank, at
-            most 6; none beside reader processes.
+        num_threads: The threads of each rank that decode chunks ahead, beside one that makes
+            batches; 0 reads between two steps. None takes half of the cores of each rank, at most
+            6.
         scale: The fraction of the data set's size to use (`scaled`).
         generate: Data that recapp generates at `path`; None reads existing files.
 
@@ -231,7 +230,6 @@ class DataSettings:
     lanes: Positive = 16
     shuffle_rows: Natural = 4096
     seed: Natural | None = None
-    num_workers: Natural = 0
     num_threads: Natural | None = None
     scale: float | str = 1
     generate: Generate | None = None

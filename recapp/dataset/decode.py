@@ -51,6 +51,18 @@ _HEX_ONLY = (
     "an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
     "hexadecimal digits"
 )
+# The numpy types of Arrow's, by its numbers of types, of columns that are decoded in one pass.
+_INTEGERS = {
+    kind.id: np.dtype(kind.to_pandas_dtype())
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+        *(pa.uint8(), pa.uint16(), pa.uint32()),
+    )
+}
+_NUMBERS = _INTEGERS | {
+    kind.id: np.dtype(kind.to_pandas_dtype()) for kind in (pa.uint64(), pa.float32(), pa.float64())
+}
+_NO_BITS = np.frombuffer(b"", np.uint8)  # read-only, like the bits of a column
 # The ticks of each unit of time in a second.
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -318,11 +330,11 @@ def write_ids(column: pa.Array, text: TextIds, out_N: Int64Array) -> bool:
     Returns:
         Whether all are written; otherwise `decode_ids` reads the column, or names its fault.
     """
-    kind = column.type
-    if not pt.is_integer(kind) or pt.is_uint64(kind) or not len(column):
+    dtype = _INTEGERS.get(column.type.id)
+    if dtype is None or not len(column):
         return False
-    values_N, bits = _buffers(column)
-    if pt.is_int32(kind) and text is TextIds.HEX:
+    values_N, bits = _buffers(column, dtype)
+    if dtype == np.int32 and text is TextIds.HEX:
         values_N = values_N.view(np.uint32)
     return not compiled().decode_integers(values_N, bits, column.offset, out_N)
 
@@ -335,21 +347,21 @@ def write_numbers(column: pa.Array, absent: float, out_N: Float32Array) -> bool:
         absent: The number for a missing one.
         out_N: The numbers that are written.
     """
-    kind = column.type
-    is_read = pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)
-    if not is_read or not len(column):
+    dtype = _NUMBERS.get(column.type.id)
+    if dtype is None or not len(column):
         return False
-    values_N, bits = _buffers(column)
+    values_N, bits = _buffers(column, dtype)
     gap = np.float32(absent)
     return not compiled().decode_floats(values_N, bits, column.offset, gap, out_N)
 
 
-def _buffers(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+def _buffers(
+    column: pa.Array, dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
     """Return the values of a column, and a bit for each that is there; no bits if all are."""
     bits, values = column.buffers()
-    dtype = np.dtype(column.type.to_pandas_dtype())
     values_N = np.frombuffer(values, dtype, len(column), column.offset * dtype.itemsize)
-    return values_N, np.frombuffer(bits if column.null_count else b"", np.uint8)
+    return values_N, np.frombuffer(bits, np.uint8) if column.null_count else _NO_BITS
 
 
 def padding_id(schema: Schema, feature: str) -> int | None:

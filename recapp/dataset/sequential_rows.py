@@ -30,13 +30,12 @@ from recapp.dataset.data_settings import LOG, Derivation, DerivedColumn
 from recapp.dataset.decode import (
     TICKS,
     BadValue,
-    Int64Array,
     as_text,
     decode_ids,
     decode_times,
     shown,
 )
-from recapp.dataset.rows import Rows, log_edges, places
+from recapp.dataset.rows import IdArray, Rows, log_edges, places
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import Source
 from recapp.errors import DataError
@@ -92,7 +91,7 @@ def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> 
         yield collate.rows(chunk, file.columns, file.path, first + np.arange(chunk.num_rows))
 
 
-def ids_by_feature(rows: Rows, schema: Schema, bags: Set[str]) -> dict[str, Int64Array]:
+def ids_by_feature(rows: Rows, schema: Schema, bags: Set[str]) -> dict[str, IdArray]:
     """Return the ids of each feature; those of a list feature one bag after the other.
 
     Args:

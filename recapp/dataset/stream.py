@@ -1,12 +1,10 @@
-"""The stream of a rank's training batches, and its DataLoader.
+"""The stream of a rank's training batches.
 
     global batch k  [ lane 0 | lane 1 | lane 2 | lane 3 | lane 4 | lane 5 ]   B/V rows each
     ranks           [      rank 0     |              rank 1               ]   W = 2: lanes
                                                                               [rV/W, (r+1)V/W)
-    workers of 1                      [     worker 0    |    worker 1     ]   their parts joined
-                                                                              by the rank
 
-For any number of ranks and workers, the concatenation of the ranks' batches has the same rows in
+For any number of ranks, the concatenation of the ranks' batches has the same rows in
 the same order.
 
 A `Reader` streams row groups in chunks, and hands the rows of each chunk to their lanes:
@@ -26,7 +24,7 @@ separate ranges of a large row group, each lane reads the row group by itself. O
 would hold nearly the whole row group until the last lane takes its range.
 
 The order of an epoch is a function of the data, (seed, epoch) and the number of lanes, but not of
-ranks or workers.
+ranks or threads.
 
     row groups, in file order    0    1    2    3    4    5   ..
     lane 0 (of V)                0         3       ..             dealt to the lane with the fewest
@@ -47,22 +45,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from recapp.dataset.chunk_store import ChunkStore, places
-from recapp.dataset.collate import Collate, join_batches, with_wide_ids
+from recapp.dataset.chunk_store import ChunkStore, places, with_short_ids
+from recapp.dataset.collate import Collate
 from recapp.dataset.counter_hash import hashes_of
 from recapp.dataset.data_file import chunks
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
-from recapp.errors import ConfigError, DataError
+from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import Batch
 
 IntArray = npt.NDArray[np.int64]
@@ -164,8 +160,8 @@ def rank_lanes(rank: int, world: int, lanes: int) -> range:
 
 # ---- reading in that order
 
-# The decoded rows of a chunk, and those of each lane.
-DealtRows: TypeAlias = tuple[Rows, list[tuple[int, range]]]
+# The decoded rows of a chunk, and the numbers of those of each lane.
+DealtRows: TypeAlias = tuple[Rows, list[tuple[int, IntArray]]]
 BATCHES_AHEAD = 3  # that are made while one is trained on, if threads read
 
 # A row group up to this size is decoded once even if lanes read separate ranges of it.
@@ -183,6 +179,7 @@ class Reader:
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
         threads: Threads that read chunks ahead; None reads them when they are needed.
+        narrows: As for the `store`.
 
     `take` raises DataError for unusable values and unreadable files.
     """
@@ -195,6 +192,7 @@ class Reader:
         position: int,
         collate: Collate,
         threads: Executor | None = None,
+        narrows: bool = False,
     ) -> None:
         self._threads = threads
         self._source = source
@@ -205,7 +203,7 @@ class Reader:
         self._plans = {
             lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
         }
-        self.store = ChunkStore()
+        self.store = ChunkStore(collate, narrows)
         self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
         self._cursors: dict[tuple[int, int], _Cursor] = {}
         self._ranges = self._by_cursor(rest_by_lane)
@@ -345,30 +343,29 @@ def _stream(
         lengths = np.minimum(inside[:, 1], end) - firsts
         ends = np.cumsum(lengths)
         rows_N = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - lengths), lengths)
-        if len(inside) == 1:
-            chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
+        at_N = rows_N - int(firsts.min())
+        if len(at_N) == int(at_N.max()) + 1:  # none is left out, so they stay in their order
+            chunk = chunk.slice(int(firsts.min()) - begin, len(at_N))
+            rows_N = np.sort(rows_N)
         else:
             chunk = chunk.take(pa.array(rows_N - begin))
-        rows = collate.rows(chunk, file.columns, file.path, rows_N + file.starts[row_group])
+            at_N = np.arange(len(at_N))
+        in_file_N = rows_N + file.starts[row_group]
+        rows = with_short_ids(collate.rows(chunk, file.columns, file.path, in_file_N, True))
         if before is not None:
-            rows = replace(rows, row_numbers_N=rows_N + (file.starts[row_group] + before))
+            rows = replace(rows, row_numbers_N=in_file_N + before)
         lanes, starts = np.unique(inside[:, 2], return_index=True)
-        bounds = [*(ends - lengths)[starts].tolist(), len(rows)]
         yield (
             rows,
-            [
-                (lane, range(bounds[index], bounds[index + 1]))
-                for index, lane in enumerate(lanes.tolist())
-            ],
+            [*zip(lanes.tolist(), np.split(at_N, (ends - lengths)[starts[1:]]), strict=True)],
         )
 
 
-class BatchStream(IterableDataset[Any]):
+class BatchStream:
     """The batches of one rank, in the order that this module defines.
 
     Iteration yields the `Batch`es from the last position of `set_position` (by default epoch 0,
-    batch 0). Inside a worker of a DataLoader it yields the parts of the worker's own lanes;
-    `make_loader` returns a loader that joins these. Unusable values raise DataError during the
+    batch 0), which is read at the first batch. Unusable values raise DataError during the
     iteration.
 
     Args:
@@ -449,26 +446,17 @@ class BatchStream(IterableDataset[Any]):
         self.epoch = epoch
         self.first_batch = batches
 
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        if worker is None:
-            return self._batches(self.lanes)
-        lanes = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
-        batches = self._batches(self.lanes[lanes.start : lanes.stop])
-        # the rank opens a file for each memory that a worker sends
-        return _with_failures(batch.packed() for batch in batches)
-
-    def _batches(self, lanes: range) -> Iterator[Batch]:
-        """Yield the batches of some lanes, made ahead by threads if there are any."""
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches, made ahead by threads if there are any."""
         if not self.num_threads:
-            yield from self._made(lanes, None)
+            yield from self._made(None)
             return
         with (
             ThreadPoolExecutor(self.num_threads, "recapp-chunks") as chunks,
             ThreadPoolExecutor(1, "recapp-batches") as batches,
         ):
             try:
-                made = self._made(lanes, chunks)
+                made = self._made(chunks)
                 waiting = deque(batches.submit(next, made, None) for _ in range(BATCHES_AHEAD))
                 while (batch := waiting.popleft().result()) is not None:
                     waiting.append(batches.submit(next, made, None))
@@ -477,18 +465,20 @@ class BatchStream(IterableDataset[Any]):
                 batches.shutdown(cancel_futures=True)
                 chunks.shutdown(cancel_futures=True)
 
-    def _made(self, lanes: range, chunks: Executor | None) -> Iterator[Batch]:
-        """Yield the batches of some lanes.
+    def _made(self, chunks: Executor | None) -> Iterator[Batch]:
+        """Yield batches.
 
         Args:
-            lanes: The lanes.
             chunks: The threads that decode chunks ahead, or None.
         """
         begin = self.first_batch * self._share // self._block * self._block
-        reader = Reader(self.source, self._deal, lanes, begin, self._collate, chunks)
-        for place_B in self._places(reader, lanes):
-            taken = reader.store.take(place_B) if len(place_B) else self._collate.no_rows()
-            yield self._collate.batch_of(taken, self.narrows)
+        reader = Reader(
+            self.source, self._deal, self.lanes, begin, self._collate, chunks, self.narrows
+        )
+        for place_B in self._places(reader):
+            batch = self._collate.made(reader.store.take(place_B))
+            self.narrows = reader.store.narrows
+            yield batch
 
     @property
     def _block(self) -> int:
@@ -497,17 +487,17 @@ class BatchStream(IterableDataset[Any]):
             max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
         )
 
-    def _places(self, reader: Reader, lanes: range) -> Iterator[IntArray]:
+    def _places(self, reader: Reader) -> Iterator[IntArray]:
         """Yield the places of the rows of each batch, [B]: `_share` rows of each lane, or fewer in
         the last batch.
         """
-        total = max(map(self._rows_of, lanes), default=0)
+        total = max(map(self._rows_of, self.lanes), default=0)
         number, taken = divmod(self.first_batch * self._share, self._block)
-        waiting_VK = np.zeros((len(lanes), 0), np.int64)  # -1 behind the end of a lane
+        waiting_VK = np.zeros((len(self.lanes), 0), np.int64)  # -1 behind the end of a lane
         for _ in range(self.first_batch, len(self)):
             while waiting_VK.shape[1] < self._share and number * self._block < total:
                 rows = min(self._block, total - number * self._block)
-                block_VK = self._permuted(reader, lanes, number, rows)
+                block_VK = self._permuted(reader, number, rows)
                 reader.store.drop(_present(block_VK[:, :taken]))
                 waiting_VK = np.concatenate([waiting_VK, block_VK[:, taken:]], axis=1)
                 taken = 0
@@ -518,19 +508,19 @@ class BatchStream(IterableDataset[Any]):
     def _rows_of(self, lane: int) -> int:
         return int(self._deal.lanes[lane][:, 2].sum())
 
-    def _permuted(self, reader: Reader, lanes: range, number: int, rows: int) -> IntArray:
+    def _permuted(self, reader: Reader, number: int, rows: int) -> IntArray:
         """Return the places of a block of each lane, of up to some rows, [V, rows]."""
-        block_VK = np.full((len(lanes), rows), -1, dtype=np.int64)
+        block_VK = np.full((len(self.lanes), rows), -1, dtype=np.int64)
         first = number * self._block
-        counts = [min(rows, self._rows_of(lane) - first) for lane in lanes]
+        counts = [min(rows, self._rows_of(lane) - first) for lane in self.lanes]
         orders = {
-            count: permutations(self.seed, self.epoch, lanes, number, count)
+            count: permutations(self.seed, self.epoch, self.lanes, number, count)
             for count in set(counts)
             if self.shuffle_rows and count > 0
         }
         for index, count in enumerate(counts):
             if count > 0:
-                place_K = reader.take(lanes[index], count)
+                place_K = reader.take(self.lanes[index], count)
                 order_VK = orders.get(count)
                 block_VK[index, :count] = place_K if order_VK is None else place_K[order_VK[index]]
         return block_VK
@@ -538,72 +528,5 @@ class BatchStream(IterableDataset[Any]):
 
 def _present(place_VK: IntArray) -> IntArray:
     """Return the places in a matrix, lane after lane; a number below 0 is none."""
-    place_N = place_VK.reshape(-1)
-    return place_N[place_N >= 0]
-
-
-class _Failure(str):
-    """The one line of an error, sent from a worker to its rank.
-
-    DataLoader would wrap an exception in the worker's traceback.
-    """
-
-
-def _with_failures(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
-    """Yield batches; after a DataError, yield its one line as the last item."""
-    try:
-        yield from batches
-    except DataError as error:
-        yield _Failure(error)
-
-
-class BatchLoader(DataLoader[Any]):
-    """A DataLoader over a `BatchStream`; each worker reads some lanes.
-
-    The loader joins the workers' parts to the rank's batch. If the stream narrows ids, and one does
-    not fit into int32, the ids of this batch and of all later ones are int64: their type changes at
-    most once, because a step that is recorded for one type does not take the other.
-    """
-
-    def __len__(self) -> int:
-        """Return the number of batches of a whole epoch.
-
-        This asks the stream, because DataLoader would compare its length with the workers' parts.
-        """
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # A generator: the stream's position is read (and pickled to the workers) at the first
-        # next(), not at iter().
-        stream = cast(BatchStream, self.dataset)
-        if not self.num_workers:
-            for batch in stream:
-                stream.narrows &= batch.sparse.values().dtype == torch.int32
-                yield batch if stream.narrows else with_wide_ids(batch)
-            return
-        items = super().__iter__()
-        try:
-            for first in items:
-                parts = [first, *(next(items) for _ in range(self.num_workers - 1))]
-                for part in parts:
-                    if isinstance(part, _Failure):
-                        raise DataError(str(part))
-                stream.narrows &= all(p.sparse.values().dtype == torch.int32 for p in parts)
-                yield join_batches(parts if stream.narrows else [*map(with_wide_ids, parts)])
-        finally:
-            # End the workers now: an error's traceback would keep them alive until its garbage
-            # collection.
-            del items
-
-
-def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:
-    """Return a loader of `stream`.
-
-    `stream.set_position` before an iteration's first batch takes effect in the workers as well.
-
-    Args:
-        stream: The batches of this rank.
-        num_workers: The number of worker processes, at most one for each lane of the rank; 0 reads
-            in this process.
-    """
-    return BatchLoader(stream, batch_size=None, num_workers=min(num_workers, len(stream.lanes)))
+    place_N = place_VK.ravel()  # contiguous
+    return place_N if place_N.min(initial=0) >= 0 else place_N[place_N >= 0]

@@ -173,5 +173,5 @@ def _no_shared_memory_error(rank: int) -> LaunchError:
         room = f"there is no {SHARED_MEMORY}"
     return LaunchError(
         f"the data workers of rank {rank} found no room in shared memory ({room}): give "
-        f"{SHARED_MEMORY} more (docker run --shm-size=1g), or set dataset.num_workers=0"
+        f"{SHARED_MEMORY} more (docker run --shm-size=1g), or use fewer workers"
     )

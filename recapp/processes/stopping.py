@@ -27,10 +27,10 @@ visits these objects again and again, which takes a fifth of the loading time. A
 process, the interpreter deletes all of them, although the system takes the memory back anyway: that
 costs a rank one second.
 
-Data workers belong to their rank: they ignore signals, end when the rank ends, and report a batch
-that they cannot send. `DataLoader` forks the workers, so a signal to a process group reaches them
-too. A worker that died of the signal would leave its rank without batches before the step at which
-all ranks stop.
+Data workers, of a user's own `DataLoader`, belong to their rank: they ignore signals, and end when
+the rank ends. `DataLoader` forks the workers, so a signal to a process group reaches them too. A
+worker that died of the signal would leave its rank without batches before the step at which all
+ranks stop.
 """
 
 import atexit
@@ -370,24 +370,8 @@ def prepare_children(signals: Sequence[int]) -> None:
         for number in signals:
             signal.signal(number, signal.SIG_IGN)
         die_with_parent()
-        if queues := sys.modules.get("multiprocessing.queues"):
-            queues.Queue._on_queue_feeder_error = _report_to_rank
 
     os.register_at_fork(after_in_child=in_child)
-
-
-def _report_to_rank(queue: Any, error: Exception, item: Any) -> None:
-    """Send the rank the error of a batch that cannot be sent, and the number of the batch.
-
-    Without the error, for example when shared memory is full, the rank would wait for the batch for
-    ever.
-    """
-    from torch._utils import ExceptionWrapper
-
-    number, _ = item
-    raised = (type(error), error, error.__traceback__)
-    wrapper = ExceptionWrapper(raised, "in a data worker")  # type: ignore[no-untyped-call]
-    queue.put((number, wrapper))
 
 
 def end_children() -> None:

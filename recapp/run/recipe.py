@@ -432,6 +432,38 @@ class Inspect(Data):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Convert(Data):
+    """The settings of `data convert`.
+
+    Raises:
+        ConfigError: A split lacks its column, or no rows train.
+    """
+
+    out: str | None = None
+    overwrite: bool = False
+    columns: tuple[str, ...] | None = None
+    types: dict[str, Literal["int64", "float64", "text", "hex"]] | None = None
+    separator: dict[str, str] | None = None
+    vocabularies: dict[str, Positive] | None = None
+    split: Literal["order", "time", "user"] = "order"
+    val_share: Annotated[float, Within(0, below=1)] = 0.0
+    test_share: Annotated[float, Within(0, below=1)] = 0.0
+    time: str | None = None
+    user: str | None = None
+    seed: Natural = 1
+    num_threads: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if (self.split == "time" and not self.time) or (self.split == "user" and not self.user):
+            raise ConfigError(f"split={self.split}: name its column, {self.split}=COLUMN")
+        if self.val_share + self.test_share >= 1:
+            raise ConfigError(
+                f"val_share={self.val_share}, test_share={self.test_share}: no rows are left to "
+                "train on; choose smaller shares"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Serve(Limits, Command):
     """The settings of `python -m recapp.serve`."""
 
@@ -463,6 +495,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench_inference": BenchInference,
     "data": Data,
     "data_inspect": Inspect,
+    "data_convert": Convert,
     "report": Report,
     "serve": Serve,
 }
@@ -474,7 +507,7 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 VERBS = {
     "plan": ("explain", "types", "export", "calibrate", "devices", "scale"),
     "bench": ("step", "train", "strategies", "data", "inference"),
-    "data": ("inspect",),
+    "data": ("inspect", "convert"),
 }
 
 

@@ -5,7 +5,7 @@ Lightning counts batches but skips no data on resume, and it fetches batches bef
 trained. So this module keeps the position itself, as (epoch, batches trained in the epoch). A
 callback updates the position after each step; the train loader reads it at its first `next()`, when
 Lightning has settled the epoch. The position is the same on all ranks, and is valid for any number
-of ranks and workers.
+of ranks and threads.
 
 A checkpoint stores a position together with the list of its files. Files that were added after the
 checkpoint do not belong to the resumed epoch: this epoch reads the stored files alone, and
@@ -60,7 +60,7 @@ from recapp.dataset.sequential_rows import (
     table_rows,
 )
 from recapp.dataset.source import Source
-from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
 from recapp.processes.rank_environment import cores_of_rank, locked
@@ -86,10 +86,10 @@ ROWS_OF = {
 
 
 def reading_threads(settings: DataSettings) -> int:
-    """Return the number of threads that decode ahead in each reading process of this rank."""
+    """Return the number of threads of this rank that decode ahead."""
     if settings.num_threads is not None:
         return settings.num_threads
-    return 0 if settings.num_workers else min(cores_of_rank() // 2, MOST_THREADS)
+    return min(cores_of_rank() // 2, MOST_THREADS)
 
 
 @dataclass
@@ -100,13 +100,11 @@ class EpochLoader:
     resume.
 
     Args:
-        loader: The loader that reads the batches.
-        stream: The stream that `loader` reads; `__iter__` sets its position.
+        stream: The batches; `__iter__` sets its position.
         position: The position of training.
         current_epoch: Returns Lightning's current epoch.
     """
 
-    loader: BatchLoader
     stream: BatchStream
     position: Position
     current_epoch: Callable[[], int]
@@ -118,7 +116,7 @@ class EpochLoader:
         epoch = self.current_epoch()
         start = self.position.batches if self.position.epoch == epoch else 0
         self.stream.set_position(epoch, start)
-        yield from self.loader
+        yield from self.stream
 
 
 class ClickData(LightningDataModule):
@@ -332,12 +330,7 @@ class ClickData(LightningDataModule):
         stream = self._rows.training_stream(*self._rank)
         trainer = self.trainer
         assert trainer is not None
-        return EpochLoader(
-            self._loader(stream),
-            stream,
-            self.position,
-            lambda: trainer.current_epoch,
-        )
+        return EpochLoader(self._prepared(stream), self.position, lambda: trainer.current_epoch)
 
     def steps_of_run(self) -> int | None:
         """Return the number of steps after which the run ends if nothing stops it earlier; None if
@@ -367,7 +360,7 @@ class ClickData(LightningDataModule):
         """
         stream = self._rows.training_stream(*self._rank)
         stream.set_position(0, 0)
-        return list(islice(make_loader(stream, 0), batches))
+        return list(islice(stream, batches))
 
     def statistics(
         self,
@@ -387,14 +380,14 @@ class ClickData(LightningDataModule):
             self._rows.training_stream(*self._rank)
         return self._rows.statistics(tables, lookups)
 
-    def val_dataloader(self) -> BatchLoader:
-        """Return the loader of every validation row once, in file order. A rank that has no rows
+    def val_dataloader(self) -> BatchStream:
+        """Return every validation row once, in file order. A rank that has no rows
         left gets empty batches.
         """
         return self._measured(self._rows.val)
 
-    def test_dataloader(self) -> BatchLoader:
-        """Return the loader of every test row once.
+    def test_dataloader(self) -> BatchStream:
+        """Return every test row once.
 
         Raises:
             ConfigError: `dataset.test_path` is not set.
@@ -413,16 +406,18 @@ class ClickData(LightningDataModule):
         source = self._rows.test() if test else self._rows.val
         return frequent_values(source, self.schema, column, most)
 
-    def _measured(self, source: Source) -> BatchLoader:
+    def _measured(self, source: Source) -> BatchStream:
         self._check_fitted()
-        return self._loader(self._rows.stream(source, *self._rank, numbered=self._number_rows))
+        return self._prepared(self._rows.stream(source, *self._rank, numbered=self._number_rows))
 
-    def _loader(self, stream: BatchStream) -> BatchLoader:
-        """Return the loader of a stream: half the bytes of its ids go to a GPU, if they may."""
+    def _prepared(self, stream: BatchStream) -> BatchStream:
+        """Return a stream as it is read here: half the bytes of its ids go to a GPU, if they may,
+        and threads read ahead.
+        """
         assert self.trainer is not None
         stream.narrows = self.trainer.strategy.root_device.type == "cuda"
         stream.num_threads = reading_threads(self.settings)
-        return make_loader(stream, self.settings.num_workers)
+        return stream
 
     @property
     def prediction_input(self) -> PredictionInput:

@@ -102,7 +102,6 @@ def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
         "shuffle_rows": 64,
         "dense_transform": "log1p",
         "batch_size": 64,
-        "num_workers": 0,
         "id_rule": "hash",
     }
     given = record(DataSettings, dataset, "dataset")

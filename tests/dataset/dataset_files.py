@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 
 SCHEMA = Schema(label="label", dense=("row",), sparse=("one", "many", "other"))
 
@@ -57,7 +57,7 @@ def row_numbers(batch):
     return [int(number) for number in batch.dense_BI[:, 0]]
 
 
-def rank_batches(source, *, world=1, workers=0, threads=0, position=(0, 0), **settings):
+def rank_batches(source, *, world=1, threads=0, position=(0, 0), **settings):
     """Return a list for each rank: the row numbers of its batches."""
     ranks = []
     for rank in range(world):
@@ -66,7 +66,7 @@ def rank_batches(source, *, world=1, workers=0, threads=0, position=(0, 0), **se
         )
         stream.set_position(*position)
         stream.num_threads = threads
-        ranks.append([row_numbers(batch) for batch in make_loader(stream, workers)])
+        ranks.append([row_numbers(batch) for batch in stream])
     return ranks
 
 

@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 
 from recapp.dataset.arrow_types import has_views, without_views
 from recapp.dataset.collate import DENSE_TRANSFORMS, Collate
-from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.decode import (
+    BadValue,
+    decode_bags,
+    decode_ids,
+    decode_labels,
+    decode_numbers,
+    write_ids,
+    write_numbers,
+)
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
 
 SCHEMA = Schema("label", ("number",), ("id",))
 HEX = Schema("label", ("number",), ("id",), hex=("id",))
@@ -45,6 +53,41 @@ def test_hexadecimal_words_of_eight_digits_are_ids(column, data):
         assert decode_ids(pa.array(column, kind)[first:], TextIds.HEX).tolist() == [
             by_hand(word) for word in column[first:]
         ]
+
+
+@given(
+    st.sampled_from([pa.int8(), pa.uint8(), pa.int32(), pa.uint32(), pa.int64()]),
+    st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)), max_size=40),
+    st.data(),
+)
+def test_integers_are_read_in_one_pass_from_any_place_in_their_column(kind, values, data):
+    """In 64 bits, or in 32 if all fit; otherwise other code reads the column."""
+    size = kind.bit_width - (not str(kind).startswith("u"))
+    values = [None if one is None else one % 2**size for one in values]
+    first = data.draw(st.integers(0, len(values)))
+    column = pa.array(values, kind)[first:]
+    wanted = [MISSING if one is None else one for one in values[first:]]
+    numbers = np.zeros(len(column), np.float32)
+    assert write_numbers(column, -1.0, numbers) is bool(wanted)
+    assert numbers.tolist() == [
+        -1 if one is None else float(np.float32(one)) for one in values[first:]
+    ]
+    wide, short = np.zeros(len(column), np.int64), np.zeros(len(column), np.int32)
+    assert write_ids(column, TextIds.HASHED, wide) is bool(wanted)
+    assert wide.tolist() == wanted
+    fits = all(one < 2**31 for one in wanted)
+    assert write_ids(column, TextIds.HASHED, short) is (bool(wanted) and fits)
+    if fits:
+        assert short.tolist() == [MISSING_INT32 if one == MISSING else one for one in wanted]
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize("odd", [MISSING, MISSING_INT32, MISSING_INT32 - 1, 2**31])
+def test_an_id_that_would_be_a_missing_one_is_not_written(kind, odd):
+    out = np.zeros(3, kind)
+    refused = kind == np.int32 or odd == MISSING
+    for values in ([5, odd, 6], [5, odd, None]):
+        assert write_ids(pa.array(values, pa.int64()), TextIds.HASHED, out) is not refused
 
 
 @given(st.lists(any_words, max_size=30))
@@ -283,7 +326,7 @@ def test_labels_and_weights_are_read_by_name(tmp_path):
     }
 
 
-def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_workers(tmp_path):
+def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_threads(tmp_path):
     numbers = list(range(40))
     path = two_labels(
         tmp_path,
@@ -294,8 +337,9 @@ def test_labels_and_weights_stay_with_their_rows_through_shuffles_and_workers(tm
     )
     schema = replace(TWO, weight="price")
     stream = BatchStream(open_source(str(path), schema), schema, batch_size=8, lanes=4)
+    stream.num_threads = 2
     seen = []
-    for batch in make_loader(stream, num_workers=2):
+    for batch in stream:
         ids = values_of(batch, "id")
         assert batch.labels["click"].tolist() == [n % 2 for n in ids]
         assert batch.labels["dwell"].tolist() == [n / 4 for n in ids]

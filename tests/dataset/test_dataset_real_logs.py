@@ -8,7 +8,7 @@ import torch
 
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.source import open_source, split
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
 from recapp.sparse.keyed_jagged_tensor import MISSING
 
@@ -20,13 +20,15 @@ def logs(real_data):
     return open_source(str(real_data / "criteo_kaggle_137k" / "train"), SCHEMA)
 
 
-def read(source, world=1, workers=0, **settings):
+def read(source, world=1, threads=0, **settings):
     """Return all dense numbers, ids [rows, 26] and labels, in the order of global batches."""
     streams = [
         BatchStream(source, SCHEMA, batch_size=2048, rank=rank, world=world, **settings)
         for rank in range(world)
     ]
-    ranks = [list(make_loader(stream, workers)) for stream in streams]
+    for stream in streams:
+        stream.num_threads = threads
+    ranks = [list(stream) for stream in streams]
     batches = [batch for parts in zip(*ranks, strict=True) for batch in parts]
     ids = torch.cat([batch.sparse.values().view(26, -1).T for batch in batches])
     return (
@@ -72,10 +74,10 @@ def test_a_file_is_read_as_python_reads_it(real_data):
         ]
 
 
-@pytest.mark.parametrize(("world", "workers"), [(2, 0), (5, 0), (1, 2)])
-def test_ranks_and_workers_do_not_change_the_order(logs, world, workers):
+@pytest.mark.parametrize(("world", "threads"), [(2, 0), (5, 0), (1, 2)])
+def test_ranks_and_threads_do_not_change_the_order(logs, world, threads):
     part = logs.slice(0, 20_000)
-    for one, other in zip(read(part), read(part, world, workers), strict=True):
+    for one, other in zip(read(part), read(part, world, threads), strict=True):
         assert one.equal(other)
 
 

@@ -1,11 +1,9 @@
-"""Batches in the one order, for every number of ranks and workers, from any position, in bounded
+"""Batches in the one order, for every number of ranks and threads, from any position, in bounded
 memory.
 """
 
 import gc
 import threading
-import warnings
-from multiprocessing import active_children
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +19,6 @@ from dataset_files import (
     row_numbers,
     values_of,
 )
-from tiers import one_of
 
 from recapp.dataset import parquet, stream
 from recapp.dataset.chunk_store import ChunkStore
@@ -29,7 +26,7 @@ from recapp.dataset.collate import Collate
 from recapp.dataset.parquet import CHUNK_ROWS
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, Reader, deal, make_loader, permutations
+from recapp.dataset.stream import BatchStream, Reader, deal, permutations
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import as_int64
 
@@ -93,19 +90,11 @@ def test_the_number_of_ranks_does_not_change_global_batches(source, world, train
     assert global_batches(source, world=world, **settings) == global_batches(source, **settings)
 
 
-@pytest.mark.parametrize(("world", "workers"), one_of(2, [(1, 1), (1, 2), (2, 2), (4, 2)]))
-def test_workers_do_not_change_global_batches(source, world, workers):
-    settings = {**SETTINGS, "training": False}
-    assert global_batches(source, world=world, workers=workers, **settings) == global_batches(
-        source, **settings
-    )
-
-
 @pytest.mark.parametrize("batches", [0, 3])
-@pytest.mark.parametrize(("world", "threads", "workers"), [(1, 1, 0), (1, 3, 0), (2, 2, 2)])
-def test_threads_do_not_change_global_batches(source, world, threads, workers, batches):
+@pytest.mark.parametrize(("world", "threads"), [(1, 1), (1, 3), (2, 2)])
+def test_threads_do_not_change_global_batches(source, world, threads, batches):
     settings = {**SETTINGS, "training": False}
-    ways = {"world": world, "workers": workers, "threads": threads, "position": (2, batches)}
+    ways = {"world": world, "threads": threads, "position": (2, batches)}
     plain = expected_batches(source, 2, **settings)
     assert global_batches(source, **ways, **settings) == plain[batches:]
 
@@ -121,8 +110,8 @@ def test_a_fault_comes_after_the_batches_before_it_and_threads_end_with_their_re
     stream.num_threads = 2
     got = []
     with pytest.raises(DataError, match="column label, row 96 holds 2"):
-        got.extend(make_loader(stream))
-    for batch in make_loader(stream):
+        got.extend(stream)
+    for batch in stream:
         got.append(batch)
         break
     del batch
@@ -134,45 +123,39 @@ def test_a_fault_comes_after_the_batches_before_it_and_threads_end_with_their_re
 @pytest.mark.parametrize("batches", [0, 2])
 def test_no_chunk_is_kept_behind_its_last_row(source, monkeypatch, batches):
     stores = []
-    monkeypatch.setattr(stream, "ChunkStore", lambda: stores.append(ChunkStore()) or stores[-1])
+    made = lambda *given: stores.append(ChunkStore(*given)) or stores[-1]  # noqa: E731
+    monkeypatch.setattr(stream, "ChunkStore", made)
     settings = {**SETTINGS, "shuffle_rows": 48, "training": False}
     assert global_batches(source, position=(0, batches), **settings)
     (store,) = stores
     assert store._chunks and not any(store._chunks)
 
 
-def test_workers_join_bags_and_missing_ids_row_by_row(source):
-    stream = BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")
-    for alone, joined in zip(make_loader(stream), make_loader(stream, 2), strict=True):
-        assert repr(alone.sparse) == repr(joined.sparse)
-        assert alone.sparse.values().equal(joined.sparse.values())
-        assert alone.sparse.lengths().equal(joined.sparse.lengths())
-        assert alone.labels_B.equal(joined.labels_B)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("odd", [2**31 - 1, 2**31, -(2**31)])
-def test_ids_are_int32_until_one_does_not_fit(tmp_path, odd, workers):
+def test_ids_are_int32_until_a_chunk_has_one_that_does_not_fit(tmp_path, odd, threads):
+    """Two lanes of two chunks of 4 rows, and the odd id in the second chunk of one."""
     path = tmp_path / "rows.parquet"
     ids = pa.array([None, *range(-2, 7), odd, *range(5)])
     more = pa.array([[row] * (row % 3) for row in range(16)])
-    pq.write_table(pa.table({"label": [0] * 16, "one": ids, "many": more}), path)
+    table = pa.table({"label": [0] * 16, "one": ids, "many": more})
+    pq.write_table(table, path, row_group_size=4)
     schema = Schema("label", (), ("one", "many"))
     settings = {"batch_size": 4, "lanes": 2, "training": False, "shuffle_rows": 0}
     wide, narrow = (
         BatchStream(open_source(str(path), schema), schema, **settings) for _ in range(2)
     )
     narrow.narrows = True
-    loader = make_loader(narrow, workers)
-    batches = [*zip(make_loader(wide), loader, strict=True)]
+    narrow.num_threads = threads
+    batches = [*zip(wide, narrow, strict=True)]
     fits = odd == 2**31 - 1
     kinds = [there.sparse.values().dtype for _, there in batches]
-    assert kinds == [torch.int32] * (4 if fits else 1) + [torch.int64] * (0 if fits else 3)
+    assert kinds == [torch.int32] * (4 if fits else 2) + [torch.int64] * (0 if fits else 2)
     for batch, there in batches:
         assert batch.sparse.values().equal(as_int64(there.sparse.values()))
         assert batch.sparse.lengths().equal(there.sparse.lengths())
     # those of the next epoch are of one type
-    assert {there.sparse.values().dtype for there in loader} == {kinds[-1]}
+    assert {there.sparse.values().dtype for there in narrow} == {kinds[-1]}
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -186,7 +169,7 @@ def test_a_row_is_read_at_most_once_an_epoch_and_in_evaluation_exactly_once(sour
 
 
 def test_features_labels_and_numbers_of_a_row_stay_together(source):
-    for batch in make_loader(BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")):
+    for batch in BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none"):
         rows = row_numbers(batch)
         assert batch.labels_B.tolist() == [row % 2 for row in rows]
         assert values_of(batch, "one") == [row * 10 for row in rows]
@@ -204,11 +187,9 @@ def test_ranks_without_rows_pad_evaluation_with_empty_batches(tmp_path):
         [1, 0],
         [1, 0],
     ]
-    empty = list(
-        make_loader(
-            BatchStream(few, SCHEMA, batch_size=4, lanes=4, rank=3, world=4, training=False)
-        )
-    )[1]
+    empty = list(BatchStream(few, SCHEMA, batch_size=4, lanes=4, rank=3, world=4, training=False))[
+        1
+    ]
     assert (empty.rows, empty.dense_BI.shape, empty.sparse.keys()) == (
         0,
         (0, 1),
@@ -254,12 +235,12 @@ def test_a_position_needs_no_history(source, batches, world):
     assert global_batches(source, world=world, position=(4, batches), **settings) == whole[batches:]
 
 
-def test_a_position_set_between_iterations_reaches_the_workers(source):
+def test_a_position_set_between_iterations_reaches_the_threads(source):
     stream = BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")
-    loader = make_loader(stream, 2)
-    first = [row_numbers(batch) for batch in loader]
+    stream.num_threads = 2
+    first = [row_numbers(batch) for batch in stream]
     stream.set_position(1, 4)
-    second = [row_numbers(batch) for batch in loader]
+    second = [row_numbers(batch) for batch in stream]
     assert (first, second) == (
         expected_batches(source, 0, **SETTINGS),
         expected_batches(source, 1, **SETTINGS)[4:],
@@ -268,7 +249,7 @@ def test_a_position_set_between_iterations_reaches_the_workers(source):
 
 def test_a_position_is_read_at_the_first_batch_and_not_when_iteration_is_prepared(source):
     stream = BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")
-    prepared = iter(make_loader(stream))
+    prepared = iter(stream)
     stream.set_position(0, 5)
     assert [row_numbers(batch) for batch in prepared] == expected_batches(source, **SETTINGS)[5:]
 
@@ -280,15 +261,11 @@ def test_seed_epoch_lanes_and_shuffle_width_change_the_order(source, change):
     assert global_batches(source, **{**SETTINGS, **change}) != global_batches(source, **SETTINGS)
 
 
-def test_the_length_is_that_of_a_whole_epoch_whatever_the_position_and_workers(source):
+def test_the_length_is_that_of_a_whole_epoch_whatever_the_position(source):
     stream = BatchStream(source, SCHEMA, **SETTINGS)
-    with warnings.catch_warnings():
-        # DataLoader warns when more is yielded than its dataset's length
-        warnings.simplefilter("error", UserWarning)
-        loader = make_loader(stream, 2)
-        assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 6, 6)
+    assert (len(stream), sum(1 for _ in stream)) == (6, 6)
     stream.set_position(0, 4)
-    assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 2, 6)
+    assert (len(stream), sum(1 for _ in stream)) == (6, 2)
 
 
 def test_a_part_of_a_source_streams_only_its_rows(source):
@@ -380,27 +357,11 @@ def test_a_reader_decodes_every_row_once(source, monkeypatch):
     assert sum(decoded) == 397
 
 
-def test_an_error_in_a_worker_arrives_as_its_one_line(tmp_path):
-    source = numbered_source(tmp_path, [[200]])
-    stream = BatchStream(source, SCHEMA, batch_size=20, lanes=2)
-    (tmp_path / "part-0.parquet").write_bytes(b"PAR1 overwritten since PAR1")
-    with pytest.raises(DataError) as alone:
-        list(make_loader(stream))
-    before = set(active_children())  # the pool of ranks, if a test has started it
-    with pytest.raises(DataError) as worker:
-        list(make_loader(stream, 2))
-    left = set(active_children())
-    assert left == before, "an error must end the workers even while somebody holds it"
-    assert str(worker.value) == str(alone.value)
-    assert "has changed since" in str(alone.value)
-    assert "\n" not in str(alone.value)
-
-
 def test_a_file_that_was_written_again_since_its_footer_was_read_is_an_error(tmp_path):
     source = numbered_source(tmp_path, [[200]])
     numbered_source(tmp_path, [[20]])
     with pytest.raises(DataError, match=r"part-0\.parquet: has changed since it was opened"):
-        list(make_loader(BatchStream(source, SCHEMA, batch_size=20, lanes=2)))
+        list(BatchStream(source, SCHEMA, batch_size=20, lanes=2))
 
 
 @pytest.mark.parametrize(

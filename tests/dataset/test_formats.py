@@ -19,7 +19,7 @@ from recapp.dataset.schema import Schema
 from recapp.dataset.scoring import open_input
 from recapp.dataset.sequential_rows import check_first_rows, table_rows
 from recapp.dataset.source import open_source, split
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
 
 SCHEMA = Schema("label", ("row",), ("one", "other"), integers=("one",))
@@ -81,10 +81,11 @@ def directories(tmp_path):
     return tmp_path / "csv", tmp_path / "parquet"
 
 
-def batches(source, *, position=(0, 0), workers=0, **settings):
+def batches(source, *, position=(0, 0), threads=0, **settings):
     stream = BatchStream(source, SCHEMA, batch_size=8, lanes=4, shuffle_rows=16, **settings)
     stream.set_position(*position)
-    return list(make_loader(stream, workers))
+    stream.num_threads = threads
+    return list(stream)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def batches(source, *, position=(0, 0), workers=0, **settings):
     [
         {},
         {"position": (1, 3)},  # resumed in the middle of an epoch
-        {"rank": 1, "world": 2, "workers": 2},
+        {"rank": 1, "world": 2, "threads": 2},
         {"training": False},
     ],
 )
@@ -106,7 +107,7 @@ def test_batches_are_those_of_the_same_rows_in_parquet(directories, settings):
             assert got.sparse.values().equal(want.sparse.values()), name
 
 
-@pytest.mark.parametrize("settings", [{}, {"training": False}, {"workers": 2, "training": False}])
+@pytest.mark.parametrize("settings", [{}, {"training": False}, {"threads": 2, "training": False}])
 @pytest.mark.parametrize("world", [1, 3])
 def test_rows_have_their_places_in_the_data_set(directories, world, settings):
     for directory in directories:

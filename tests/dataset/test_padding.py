@@ -14,7 +14,6 @@ from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import table_rows
 from recapp.dataset.source import open_files
-from recapp.dataset.stream import make_loader
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
@@ -78,10 +77,10 @@ def test_a_filled_list_and_a_text_train_and_score_as_the_ragged_list(tmp_path, n
     path = written(tmp_path / "rows.parquet", column)
     settings, columns = schema(path, val_share=0, shuffle_rows=0, **changed)
     rows = open_rows(settings, columns)
-    (batch,) = make_loader(rows.training_stream(), 0)
+    (batch,) = rows.training_stream()
     ragged = written(tmp_path / "ragged.parquet", LISTS)
     settings, columns = schema(ragged, val_share=0, shuffle_rows=0)
-    (wanted,) = make_loader(open_rows(settings, columns).training_stream(), 0)
+    (wanted,) = open_rows(settings, columns).training_stream()
     assert bags(batch) == bags(wanted)
     assert torch.equal(batch.sparse.values(), wanted.sparse.values())
     # a model reads rows of any form as its training did
@@ -113,7 +112,7 @@ def test_padding_of_single_ids_and_what_is_no_id_are_refused(tmp_path):
     path = written(tmp_path / "rows.parquet", LISTS)
     settings, columns = schema(path, val_share=0, padding={"user": 0})
     with pytest.raises(DataError, match=r"dataset\.padding: column user holds one id a row, and"):
-        next(iter(make_loader(open_rows(settings, columns).training_stream(), 0)))
+        next(iter(open_rows(settings, columns).training_stream()))
     for changed, said in (
         ({"padding": {"sen": 0}}, r"dataset\.padding names sen, .* did you mean seen"),
         ({"separator": {"sen": "|"}}, r"dataset\.separator names sen, .* did you mean seen"),

@@ -17,7 +17,7 @@ from recapp.dataset.rows import circle, date_ids, turns_of_numbers
 from recapp.dataset.schema import schema_of
 from recapp.dataset.sequential_rows import example_rows, fitted, plain_rows, table_of, table_rows
 from recapp.dataset.source import open_source
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
@@ -167,7 +167,7 @@ def test_vectors_need_no_derived_columns_and_batches_have_them_in_any_order(logs
     made = schema(vectors={"v": 2})
     assert made.numbers == ("a", "v[0]", "v[1]") and not made.fits
     stream = BatchStream(open_source(logs, made), made, batch_size=4, lanes=2, shuffle_rows=4)
-    (batch,) = make_loader(stream)
+    (batch,) = stream
     found = dict(zip(batch.sparse.values().tolist(), batch.dense_BI[:, 1].tolist(), strict=True))
     assert found.items() <= {1: 1, 2: 3, 3: 0, 4: 5, 5: 7}.items()
 
@@ -176,7 +176,7 @@ def test_vectors_beside_one_number_and_derived_ids_are_gathered(logs):
     chosen = schema(vectors={"v": 2}, times={"t": "s"}, time_features=("hour",))
     made = fitted(chosen, open_source(logs, chosen))
     stream = BatchStream(open_source(logs, made), made, batch_size=4, lanes=2, shuffle_rows=4)
-    (batch,) = make_loader(stream)
+    (batch,) = stream
     ids = batch.sparse["x"].values().tolist()
     found = dict(zip(ids, batch.dense_BI[:, 1:].tolist(), strict=True))
     whole = RawRows(made, "none").batch(pq.read_table(logs + "/rows.parquet"))
@@ -203,7 +203,7 @@ def test_times_of_csv_are_text(tmp_path):
     stream = BatchStream(
         open_source(str(tmp_path), made), made, batch_size=2, lanes=1, shuffle_rows=0
     )
-    (batch,) = make_loader(stream)
+    (batch,) = stream
     assert batch.sparse["t_weekday"].values().tolist() == [1, MISSING]
 
 

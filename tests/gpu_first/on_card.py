@@ -70,7 +70,7 @@ def cases():
         Case("from_host", 40, host),
         Case("recapp.train", 60, (*run, "dataset.batch_size=8192"), found),
         Case("launched", 60, (*run, "dataset.batch_size=8192", "engine.graph=off"), found),
-        Case("readers", 60, (*run, "dataset.batch_size=8192", "dataset.num_workers=4"), found),
+        Case("readers", 60, (*run, "dataset.batch_size=8192", "dataset.num_threads=4"), found),
         Case(
             "dynamic",
             60,

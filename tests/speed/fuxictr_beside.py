@@ -26,7 +26,7 @@ from recapp.cli.command import recipe_under
 from recapp.dataset.click_rows import ClickRows
 from recapp.dataset.decode import Int64Array
 from recapp.dataset.rows import places
-from recapp.dataset.stream import BatchStream, make_loader
+from recapp.dataset.stream import BatchStream
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
 from recapp.sparse.keyed_jagged_tensor import MISSING, Batch
@@ -152,7 +152,7 @@ def rows_in_order(
 
 
 def _batches(stream: BatchStream) -> list[Batch]:
-    return [batch for batch in make_loader(stream) if batch.rows]
+    return [batch for batch in stream if batch.rows]
 
 
 def _lengths(batch: Batch) -> npt.NDArray[np.int64]:

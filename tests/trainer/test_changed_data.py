@@ -218,7 +218,7 @@ class Validated(Callback):
     [
         (),
         *full(
-            (["dataset.num_workers=1"],),
+            (["dataset.num_threads=2"],),
             (["engine.look_ahead=0"],),
             (["trainer.max_epochs=null", f"trainer.max_steps={OLD + ALL}"],),
         ),

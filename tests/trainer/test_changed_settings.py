@@ -180,7 +180,6 @@ OF_SETTINGS = {
     "dataset.val_share": "1/3",
     "dataset.dense_transform": "log3",
     "dataset.seed": 5,
-    "dataset.num_workers": 1,
     "dataset.num_threads": 1,
     "dataset.scale": "1/2",
     "dataset.id_rule": "clamp",

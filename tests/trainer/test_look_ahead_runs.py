@@ -55,7 +55,7 @@ LIMITS = {
         "trainer.limit_val_batches=2",
     ],
     "no validation": ["trainer.max_steps=5", "trainer.limit_val_batches=0"],
-    "workers": ["dataset.num_workers=2", "trainer.max_steps=6"],
+    "threads": ["dataset.num_threads=2", "trainer.max_steps=6"],
 }
 
 

@@ -1,0 +1,229 @@
+"""`recapp.data convert`: any readable logs to typed Parquet, split, with vocabularies.
+
+    logs -> parts of a million rows
+    fit      types of text; cuts of a split by time; vocabularies of the training rows
+    parts    OUT.parts/train/part-00000.parquet, OUT.parts/val/..          on all cores
+    publish  OUT.parts/recapp_dataset.json, then OUT.parts becomes OUT     whole, or not there
+
+Memory holds a row group for each thread, and the distinct values of vocabularies. A conversion that
+was ended goes on where it stopped, if the same command is given: its fit, and the parts that are
+whole, stay in OUT.parts. Rows keep the order of the files.
+
+The manifest has the sources, the recipe, and rows, bytes and md5 of each file.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recapp import console
+from recapp.console import Column
+from recapp.dataset.data_file import Fingerprint, file_facts
+from recapp.dataset.source import Source, open_raw
+from recapp.errors import ConfigError, suggest
+from recapp.logs.fitting import Fitted, fitted
+from recapp.logs.log_parts import Part, Workers, parts_of
+from recapp.logs.splits import SPLITS
+from recapp.processes.rank_environment import locked
+from recapp.reporting.run_record import write_whole
+from recapp.run.recipe import Convert
+from recapp.settings.records import to_plain
+
+GROUP_ROWS = 1 << 16  # of a row group of the results
+MANIFEST = "recapp_dataset.json"
+STATE = "state"  # of a conversion that is not done
+COLUMNS = [
+    Column("split", "split"),
+    Column("rows", "rows"),
+    Column("files", "files"),
+    Column("bytes", "MB", ",.1f", 1e6),
+]
+
+
+def convert(settings: Convert) -> None:
+    """Convert logs, and print the rows of each split.
+
+    Raises:
+        ConfigError: A setting is wrong, or the results cannot be written.
+        DataError: The logs cannot be read, or a value is none of the type of its column.
+    """
+    if not settings.path or not settings.out:
+        raise ConfigError("path and out must be given: python -m recapp.data convert PATH out=DIR")
+    source = open_raw(settings.path, setting="path")
+    check(settings, source)
+    out = Path(settings.out).expanduser()
+    if out.exists() and not settings.overwrite:
+        raise ConfigError(f"out={settings.out}: is there already: set overwrite=true, or another")
+    work = out.with_name(f"{out.name}.parts")
+    try:
+        with locked(work, "out"):
+            rows = _converted(settings, source, work)
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(work, out)
+    except OSError as error:
+        raise ConfigError(
+            f"out={settings.out}: {error.filename or work} cannot be written ({error.strerror}); "
+            "the same command goes on from what there is"
+        ) from error
+    title = f"Written to {console.short_path(out)}"
+    console.emit(rows, settings.format, COLUMNS, title=title)
+
+
+def check(settings: Convert, source: Source) -> None:
+    """Check that settings name columns of the logs.
+
+    Raises:
+        ConfigError: A column is not there, or a split lacks its column.
+    """
+    present = source.files[0].types.names
+    wanted = settings.columns or present
+    for setting, names, there in (
+        ("columns", wanted, present),
+        ("types", settings.types or (), wanted),
+        ("separator", settings.separator or (), wanted),
+        ("vocabularies", settings.vocabularies or (), wanted),
+        ("time", [settings.time or present[0]], present),
+        ("user", [settings.user or present[0]], present),
+    ):
+        for name in names:
+            if name not in there:
+                raise ConfigError(f"{setting}: {name} is no column; {suggest(name, there)}")
+
+
+def _converted(settings: Convert, source: Source, work: Path) -> list[dict[str, Any]]:
+    """Convert logs into a directory; return the rows of each split."""
+    sources = file_facts(source.files)
+    recipe = to_plain(settings)
+    of_results = {name: recipe[name] for name in recipe if name not in _NOT_OF_RESULTS}
+    identity = json.dumps([of_results, Fingerprint.of(sources).to_plain()], sort_keys=True)
+    identity = hashlib.sha256(identity.encode()).hexdigest()
+    _continue_or_begin(work, identity)
+    parts = parts_of(source)
+    workers = Workers(settings.num_threads or os.cpu_count() or 1)
+    found = fitted(settings, parts, work, workers)
+    files: list[dict[str, Any]] = []
+    with console.progress("Rows", source.rows) as advance:
+        written = workers.each(parts, lambda part: _write_part(part, found, work))
+        for part, of_part in zip(parts, written, strict=True):
+            files += of_part
+            advance(part.source.rows)
+    rows = [
+        {
+            "split": name,
+            "rows": sum(file["rows"] for file in files if file["split"] == name),
+            "files": sum(file["split"] == name for file in files),
+            "bytes": sum(file["bytes"] for file in files if file["split"] == name),
+        }
+        for name in found.split.names
+    ]
+    manifest = {
+        "format": 1,
+        "id": identity[:16],
+        "recipe": of_results,
+        "kinds": found.kinds,
+        "cuts": found.split.cuts,
+        "vocabularies": {name: len(values) for name, values in found.vocabularies.items()},
+        "splits": rows,
+        "files": files,
+        "sources": [facts._asdict() for facts in sources],
+    }
+    write_whole(work / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    shutil.rmtree(work / STATE)
+    return rows
+
+
+_NOT_OF_RESULTS = ("format", "path", "out", "overwrite", "num_threads")
+
+
+def _continue_or_begin(work: Path, identity: str) -> None:
+    """Keep what an ended conversion by the same recipe has left, and delete all else."""
+    state = work / STATE
+    mark = state / "identity"
+    if mark.is_file() and mark.read_text() == identity:
+        done = len(list(state.glob("part-*.json")))
+        console.note(f"goes on after {done:,} part(s) of the conversion that was ended")
+        return
+    for entry in work.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+    state.mkdir()
+    write_whole(mark, identity)
+
+
+class _SplitWriter:
+    """Write the rows of a part that are in one split, in row groups.
+
+    Args:
+        file: The file; it gets this name in `close`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._waiting: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = 0
+        self._unfinished = file.with_name(f"{file.name}.tmp")
+
+    def add(self, rows: pa.Table) -> None:
+        """Add some rows."""
+        self._waiting.append(rows)
+        self._rows += rows.num_rows
+        if sum(table.num_rows for table in self._waiting) >= GROUP_ROWS:
+            self._write()
+
+    def close(self) -> dict[str, Any]:
+        """Finish the file, and return what the manifest says of it."""
+        self._write()
+        assert self._writer is not None
+        self._writer.close()
+        with open(self._unfinished, "rb") as written:
+            md5 = hashlib.file_digest(written, "md5").hexdigest()
+        os.replace(self._unfinished, self.file)
+        return {
+            "split": self.file.parent.name,
+            "name": self.file.name,
+            "rows": self._rows,
+            "bytes": self.file.stat().st_size,
+            "md5": md5,
+        }
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting)
+        if self._writer is None:
+            self.file.parent.mkdir(exist_ok=True)
+            self._writer = pq.ParquetWriter(
+                self._unfinished, rows.schema, compression="zstd", write_page_checksum=True
+            )
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._waiting = []
+
+
+def _write_part(part: Part, found: Fitted, work: Path) -> list[dict[str, Any]]:
+    """Convert a part, unless that was done before; return its files."""
+    done = work / STATE / f"part-{part.number:05d}.json"
+    if done.is_file():
+        known: list[dict[str, Any]] = json.loads(done.read_text())
+        return known
+    writers = {
+        name: _SplitWriter(work / name / f"part-{part.number:05d}.parquet") for name in SPLITS
+    }
+    used = []
+    for path, first, chunk in part.chunks():
+        rows = found.table(chunk, path, first)
+        split_N = found.split.of(chunk, first)
+        for number in np.unique(split_N).tolist():
+            writers[SPLITS[number]].add(rows.filter(pa.array(split_N == number)))
+            used.append(SPLITS[number])
+    files = [writers[name].close() for name in SPLITS if name in used]
+    write_whole(done, json.dumps(files))
+    return files

@@ -1,0 +1,171 @@
+"""What a conversion finds in the rows before it converts them: types of text, the cuts of a split
+by time, vocabularies of the training rows. Each is a pass over the parts of the logs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recapp.dataset.arrow_types import is_text, value_type
+from recapp.dataset.decode import BadValue
+from recapp.errors import DataError
+from recapp.logs.column_types import OWN, KindOfText, typed
+from recapp.logs.log_parts import Part, Workers
+from recapp.logs.splits import Split, cuts_of_order, cuts_of_times, times_of
+from recapp.logs.vocabularies import Occurrences, encoded, vocabulary
+from recapp.reporting.run_record import write_whole
+from recapp.run.recipe import Convert
+
+FITTED = "state/fitted.json"
+VOCABULARIES = "vocabularies"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The functions of a conversion, whose values were found in the rows.
+
+    Args:
+        kinds: The kind of each column (`column_types.py`), in the order of the results.
+        separator: The sign between the values of a text, by column.
+        split: The rule that splits rows.
+        vocabularies: The values of vocabularies by column, in the order of their ids.
+    """
+
+    kinds: Mapping[str, str]
+    separator: Mapping[str, str]
+    split: Split
+    vocabularies: Mapping[str, pa.Array]
+
+    def column(self, name: str, chunk: pa.RecordBatch, path: str, first: int) -> pa.Array:
+        """Return a column in its type.
+
+        Args:
+            name: The column.
+            chunk: Rows of the logs.
+            path: Their file, for errors.
+            first: The number of the first row in the logs, for errors.
+
+        Raises:
+            DataError: A value is none of this type.
+        """
+        try:
+            return typed(chunk.column(name), self.kinds[name], self.separator.get(name))
+        except BadValue as error:
+            raise DataError(
+                f"{path}: row {first + error.index} of the logs, column {name}: {error.problem}"
+            ) from None
+
+    def table(self, chunk: pa.RecordBatch, path: str, first: int) -> pa.Table:
+        """Return rows of the logs as they are written. Arguments as for `column`."""
+        columns = {name: self.column(name, chunk, path, first) for name in self.kinds}
+        for name, values in self.vocabularies.items():
+            columns[name] = encoded(columns[name], values)
+        return pa.table(columns)
+
+
+def fitted(settings: Convert, parts: Sequence[Part], work: Path, workers: Workers) -> Fitted:
+    """Return what is found in the rows, from the files of a conversion that was ended if they are
+    there.
+
+    Args:
+        settings: The settings.
+        parts: The logs.
+        work: The directory of the conversion.
+        workers: The threads.
+    """
+    shares = (1 - settings.val_share - settings.test_share, settings.val_share, settings.test_share)
+    column = settings.time if settings.split == "time" else settings.user
+    split = Split(settings.split, shares, column, settings.seed)
+    separator = settings.separator or {}
+    file = work / FITTED
+    if not file.is_file():
+        kinds = _kinds(settings, parts, workers)
+        split = replace(split, cuts=_cuts(split, parts, workers))
+        found = Fitted(kinds, separator, split, {})
+        _write_vocabularies(settings, found, parts, work, workers)
+        write_whole(file, json.dumps({"kinds": kinds, "cuts": split.cuts}))
+    known = json.loads(file.read_text())
+    cuts = tuple(known["cuts"]) if known["cuts"] else None
+    vocabularies = {
+        name: pq.read_table(vocabulary_file(work, name))["value"].combine_chunks()
+        for name in settings.vocabularies or ()
+    }
+    split = replace(split, cuts=cuts)
+    return Fitted(known["kinds"], separator, split, vocabularies)
+
+
+def vocabulary_file(folder: Path, column: str) -> Path:
+    """Return the file of the vocabulary of a column: values and counts in the order of the ids."""
+    return folder / VOCABULARIES / f"{column}.parquet"
+
+
+def _kinds(settings: Convert, parts: Sequence[Part], workers: Workers) -> dict[str, str]:
+    """Return the kind of each column: given, its own, or that of all its texts."""
+    types = parts[0].source.files[0].types
+    names = settings.columns or tuple(types.names)
+    given = settings.types or {}
+    kinds = {name: str(given.get(name, OWN)) for name in names}
+    texts = [
+        name for name in names if name not in given and is_text(value_type(types.field(name).type))
+    ]
+
+    separator = settings.separator or {}
+
+    def look(part: Part) -> dict[str, KindOfText]:
+        here = {name: KindOfText(separator.get(name)) for name in texts}
+        for _, _, chunk in part.chunks():
+            for name, one in here.items():
+                one.add(chunk.column(name))
+        return here
+
+    found = {name: KindOfText() for name in texts}
+    for here in workers.each(parts if texts else (), look):
+        for name, one in here.items():
+            found[name].merge(one)
+    return kinds | {name: one.kind for name, one in found.items()}
+
+
+def _cuts(split: Split, parts: Sequence[Part], workers: Workers) -> tuple[int, int] | None:
+    if split.rule == "user":
+        return None
+    if split.rule == "order":
+        return cuts_of_order(split.shares, sum(part.source.rows for part in parts))
+
+    def look(part: Part) -> pa.Table:
+        counts = Occurrences()
+        for _, _, chunk in part.chunks():
+            counts.add(pa.array(times_of(chunk.column(split.column))))
+        return counts.result()
+
+    times = Occurrences()
+    for here in workers.each(parts, look):
+        times.merge(here)
+    counted = times.result().sort_by("value")
+    return cuts_of_times(split.shares, *(column.to_numpy() for column in counted.columns))
+
+
+def _write_vocabularies(
+    settings: Convert, found: Fitted, parts: Sequence[Part], work: Path, workers: Workers
+) -> None:
+    names = settings.vocabularies or {}
+
+    def look(part: Part) -> dict[str, pa.Table]:
+        counts = {name: Occurrences() for name in names}
+        for path, first, chunk in part.chunks():
+            trains = pa.array(found.split.of(chunk, first) == 0)
+            for name, one in counts.items():
+                one.add(found.column(name, chunk, path, first).filter(trains))
+        return {name: one.result() for name, one in counts.items()}
+
+    counts = {name: Occurrences() for name in names}
+    for here in workers.each(parts if names else (), look):
+        for name, table in here.items():
+            counts[name].merge(table)
+    for name, least in names.items():
+        file = vocabulary_file(work, name)
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(vocabulary(counts[name], least), file)

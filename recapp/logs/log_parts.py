@@ -1,0 +1,84 @@
+"""Parts of logs, and the work on them by threads.
+
+A part is a run of whole row groups, about a million rows. Each part is read, counted and converted
+by itself; results come in the order of the parts.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa
+
+from recapp.dataset.sequential_rows import arrow_chunks
+from recapp.dataset.source import Segment, Source
+
+PART_ROWS = 1 << 20
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows of logs.
+
+    Args:
+        number: The number of the part.
+        first: The number of its first row in the logs.
+        source: Its rows.
+    """
+
+    number: int
+    first: int
+    source: Source
+
+    def chunks(self) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+        """Yield the file of some rows, the number of the first one in the logs, and the rows."""
+        first = self.first
+        for file, _, chunk in arrow_chunks(self.source):
+            yield file.path, first, chunk
+            first += chunk.num_rows
+
+
+def parts_of(source: Source) -> list[Part]:
+    """Return the parts of some rows, in order."""
+    parts: list[Part] = []
+    segments: list[Segment] = []
+    first = 0
+    rows = 0
+    for number, segment in enumerate(source.segments):
+        segments.append(segment)
+        rows += segment.rows
+        if rows >= PART_ROWS or number == len(source.segments) - 1:
+            parts.append(Part(len(parts), first, replace(source, segments=tuple(segments))))
+            first += rows
+            segments = []
+            rows = 0
+    return parts
+
+
+class Workers:
+    """Threads that work on parts.
+
+    Args:
+        threads: Their number.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def each(self, parts: Sequence[Part], function: Callable[[Part], R]) -> Iterator[R]:
+        """Yield the result of a function for each part, in order; at most as many parts as there
+        are threads are in work.
+        """
+        with ThreadPoolExecutor(self._threads, "recapp-parts") as pool:
+            waiting = deque(pool.submit(function, part) for part in parts[: self._threads])
+            rest = iter(parts[self._threads :])
+            try:
+                while waiting:
+                    yield waiting.popleft().result()
+                    waiting.extend(pool.submit(function, part) for part in islice(rest, 1))
+            finally:
+                pool.shutdown(cancel_futures=True)

@@ -1,0 +1,233 @@
+"""`recapp.data convert`: rows, types, splits and vocabularies against Python's own; a conversion
+that was ended; the same training batches from text and from its conversion.
+"""
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from recapp.data import main
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import open_source
+from recapp.dataset.stream import BatchStream
+from recapp.errors import RecappError
+from recapp.logs import conversion, log_parts
+from recapp.run.recipe import Convert
+
+ROWS = 3000
+
+
+def clicks():
+    random = Random(5)
+    return {
+        "click": [int(random.random() < 0.3) for _ in range(ROWS)],
+        "user": [f"u{int(random.paretovariate(0.7))}" for _ in range(ROWS)],
+        "zip": [f"{random.randrange(1000):05}" for _ in range(ROWS)],
+        "shop": [random.randrange(40) if random.random() < 0.8 else "" for _ in range(ROWS)],
+        "price": [round(random.random() * 9, 2) for _ in range(ROWS)],
+        "tags": ["|".join(map(str, random.sample(range(9), n % 4))) for n in range(ROWS)],
+        "ts": [1_600_000_000 + random.randrange(500) for _ in range(ROWS)],
+        "hex": [f"{random.randrange(2**32):08x}" for _ in range(ROWS)],
+    }
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """Six files of text, in three parts."""
+    monkeypatch.setattr(log_parts, "PART_ROWS", 1000)
+    table = clicks()
+    (tmp_path / "logs").mkdir()
+    for number in range(6):
+        with open(tmp_path / "logs" / f"{number}.csv", "w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow(table)
+            rows = list(zip(*table.values(), strict=True))
+            lines.writerows(rows[number * ROWS // 6 : (number + 1) * ROWS // 6])
+    return tmp_path / "logs"
+
+
+def convert(logs, out, **settings):
+    conversion.convert(Convert(path=str(logs), out=str(out), **settings))
+    return json.loads((out / conversion.MANIFEST).read_text())
+
+
+def rows_of(folder):
+    files = sorted(folder.glob("*.parquet"))
+    return pa.concat_tables(pq.read_table(file) for file in files).to_pydict()
+
+
+def test_types_are_those_of_all_values_and_rows_keep_their_order(logs, tmp_path):
+    manifest = convert(
+        logs, tmp_path / "out", separator={"tags": "|"}, types={"hex": "hex", "shop": "text"}
+    )
+    schema = pq.read_schema(tmp_path / "out/train/part-00000.parquet")
+    assert {field.name: str(field.type) for field in schema} == {
+        "click": "int64",
+        "user": "string",
+        "zip": "string",  # 00042 is no number
+        "shop": "string",
+        "price": "double",
+        "tags": "list<element: int64>",
+        "ts": "int64",
+        "hex": "int64",
+    }
+    wanted = clicks()
+    wanted["shop"] = [str(one) if one != "" else None for one in wanted["shop"]]
+    wanted["tags"] = [[*map(int, one.split("|"))] if one else None for one in wanted["tags"]]
+    wanted["hex"] = [int(one, 16) for one in wanted["hex"]]
+    assert rows_of(tmp_path / "out/train") == wanted
+    assert manifest["splits"][0]["rows"] == ROWS and manifest["splits"][0]["files"] == 3
+    for file in manifest["files"]:
+        written = (tmp_path / "out" / file["split"] / file["name"]).read_bytes()
+        assert (len(written), hashlib.md5(written).hexdigest()) == (file["bytes"], file["md5"])
+    assert not (tmp_path / "out/state").exists() and not (tmp_path / "out.parts").exists()
+
+
+def test_splits_by_order_are_the_last_rows(logs, tmp_path):
+    convert(logs, tmp_path / "out", val_share=0.1, test_share=0.25)
+    users = clicks()["user"]
+    cuts = [0, round(0.65 * ROWS), round(0.75 * ROWS), ROWS]
+    for name, first, end in zip(("train", "val", "test"), cuts, cuts[1:], strict=False):
+        assert rows_of(tmp_path / "out" / name)["user"] == users[first:end]
+
+
+def test_splits_by_time_share_no_time(logs, tmp_path):
+    convert(logs, tmp_path / "out", split="time", time="ts", val_share=0.2, test_share=0.1)
+    times = [rows_of(tmp_path / "out" / name)["ts"] for name in ("train", "val", "test")]
+    assert max(times[0]) < min(times[1]) <= max(times[1]) < min(times[2])
+    assert [len(one) / ROWS for one in times] == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
+
+
+def test_splits_by_user_share_no_user_and_follow_the_seed(logs, tmp_path):
+    found = []
+    for seed in (1, 2):
+        out = tmp_path / f"out{seed}"
+        convert(logs, out, split="user", user="user", val_share=0.3, seed=seed)
+        users = [set(rows_of(out / name)["user"]) for name in ("train", "val")]
+        assert not users[0] & users[1] and users[0] | users[1] == set(clicks()["user"])
+        assert len(users[1]) / len(users[0] | users[1]) == pytest.approx(0.3, abs=0.1)
+        found.append(users[1])
+    assert found[0] != found[1]
+
+
+def test_vocabularies_count_training_rows_from_the_most_frequent_on(logs, tmp_path):
+    convert(
+        logs,
+        tmp_path / "out",
+        separator={"tags": "|"},
+        vocabularies={"user": 3, "shop": 1, "tags": 2},
+        val_share=0.5,
+    )
+    table = clicks()
+    train = ROWS // 2
+    for name in ("user", "shop", "tags"):
+        values = [one for one in table[name][:train] if one != ""]
+        if name == "tags":
+            values = [int(each) for one in values for each in one.split("|")]
+        counts = Counter(values)
+        least = {"user": 3, "shop": 1, "tags": 2}[name]
+        order = sorted(
+            (one for one in counts if counts[one] >= least), key=lambda one: (-counts[one], one)
+        )
+        stored = pq.read_table(tmp_path / "out/vocabularies" / f"{name}.parquet").to_pydict()
+        assert stored == {"value": order, "count": [counts[one] for one in order]}
+        ids = {one: number for number, one in enumerate(order, 1)}
+        for split, rows in (("train", table[name][:train]), ("val", table[name][train:])):
+            wanted = [
+                None
+                if one == ""
+                else [ids.get(int(each), 0) for each in one.split("|")]
+                if name == "tags"
+                else ids.get(one, 0)
+                for one in rows
+            ]
+            assert rows_of(tmp_path / "out" / split)[name] == wanted
+
+
+def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys):
+    settings = {"val_share": 0.4, "vocabularies": {"user": 2}, "num_threads": 1}
+    whole = convert(logs, tmp_path / "whole", **settings)
+    write = conversion._write_part
+    monkeypatch.setattr(conversion, "_write_part", lambda part, *o: stops_at_1(part, write, *o))
+    with pytest.raises(KeyboardInterrupt):
+        convert(logs, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+    looked = []
+    monkeypatch.setattr(conversion, "_write_part", write)
+    monkeypatch.setattr("recapp.logs.fitting._kinds", lambda *arguments: looked.append(1) or {})
+    capsys.readouterr()
+    again = convert(logs, tmp_path / "out", **settings)
+    assert "goes on after 1 part(s)" in capsys.readouterr().err and not looked
+    assert again["files"] == whole["files"]
+    assert rows_of(tmp_path / "out/val") == rows_of(tmp_path / "whole/val")
+
+
+def stops_at_1(part, write, *others):
+    if part.number == 1:
+        raise KeyboardInterrupt
+    return write(part, *others)
+
+
+def test_another_recipe_does_not_go_on_from_old_parts(logs, tmp_path, monkeypatch):
+    write = conversion._write_part
+    monkeypatch.setattr(conversion, "_write_part", lambda part, *o: stops_at_1(part, write, *o))
+    with pytest.raises(KeyboardInterrupt):
+        convert(logs, tmp_path / "out", num_threads=1)
+    monkeypatch.setattr(conversion, "_write_part", write)
+    convert(logs, tmp_path / "out", columns=("user", "click"))
+    assert [*rows_of(tmp_path / "out/train")] == ["user", "click"]
+
+
+def test_text_and_its_conversion_train_the_same_batches(logs, tmp_path):
+    convert(logs, tmp_path / "out", separator={"tags": "|"}, types={"hex": "hex"})
+    schema = Schema(
+        "click", ("price",), ("user", "zip", "shop", "tags", "hex"), hex=("hex",),
+        separator={"tags": "|"},
+    )  # fmt: skip
+    batches = [
+        list(
+            BatchStream(
+                open_source(str(path), schema), schema, batch_size=128, shuffle_rows=0, lanes=1
+            )
+        )
+        for path in (logs, tmp_path / "out/train")
+    ]
+    assert len(batches[0]) == ROWS // 128
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one.dense_BI, other.dense_BI)
+        assert torch.equal(one.sparse.values(), other.sparse.values())
+        assert torch.equal(one.sparse.lengths(), other.sparse.lengths())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["out=o"], "path and out must be given"),
+        (["LOGS"], "path and out must be given"),
+        (["LOGS", "out=o", "columns=[click,usr]"], "columns: usr is no column"),
+        (["LOGS", "out=o", "split=time"], "split=time: name its column, time=COLUMN"),
+        (["LOGS", "out=o", "val_share=.6", "test_share=.5"], "no rows are left"),
+        (["LOGS", "out=o", "types={user: int64}"], "0.csv: row 0 of the logs, column user: holds"),
+    ],
+)
+def test_wrong_input_is_one_line(logs, tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(logs) if one == "LOGS" else one for one in arguments]
+    assert main(["convert", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert words in said and said.count("error") == 1 and not (tmp_path / "o").exists()
+
+
+def test_results_that_are_there_stay_unless_they_may_be_replaced(logs, tmp_path):
+    convert(logs, tmp_path / "out")
+    with pytest.raises(RecappError, match="overwrite=true"):
+        convert(logs, tmp_path / "out", columns=("click",))
+    convert(logs, tmp_path / "out", columns=("click",), overwrite=True)
+    assert [*rows_of(tmp_path / "out/train")] == ["click"]

@@ -68,8 +68,8 @@ TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
 _LABEL = (
-    ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not, or "
-    "set dataset.label_from=4"
+    ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not; "
+    "or set dataset.label_from=4"
 )
 _UNKNOWN = "; where it is unknown, write 0 and a weight of 0 (dataset.weight={label: column})"
 _ID = ": write a whole number, or use the column as a dense feature"

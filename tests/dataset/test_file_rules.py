@@ -13,7 +13,6 @@ from pyarrow import csv
 
 from recapp.dataset.click_rows import open_rows, rows_of
 from recapp.dataset.sequential_rows import arrow_chunks
-from recapp.dataset.stream import make_loader
 from recapp.dataset.text_rows import times_of_text
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.stored.trust import judged, marked
@@ -228,4 +227,4 @@ def batches(path, *overrides):
     ]
     made = recipe("train", [*on, *overrides])
     rows = open_rows(made.dataset, made.schema).fitted()
-    return list(make_loader(rows.stream(rows.train), 0))
+    return list(rows.stream(rows.train))

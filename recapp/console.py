@@ -198,7 +198,11 @@ def json_value(value: Any) -> Any:
 
 
 def short_path(path: str | Path) -> str:
-    """Return a path relative to the working directory, or unchanged if that is shorter."""
+    """Return a path relative to the working directory, or unchanged if that is shorter, or if it
+    is a URI.
+    """
+    if "://" in str(path):
+        return str(path)
     return min(str(path), os.path.relpath(path), key=len)
 
 

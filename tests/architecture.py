@@ -45,6 +45,7 @@ names between bars do not.
 THIRD_PARTIES = {
     "hydra": ("cli",),
     "omegaconf": ("cli",),
+    "fsspec": ("dataset",),
     "pyarrow": (
         "dataset",
         "logs",

@@ -8,8 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import recipe
 
+from recapp.cli.command import run
 from recapp.cli.compose import with_absolute_paths
 from recapp.cli.stored_recipe import match_stored
+from recapp.console import short_path
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.run.run_checks import check_data, check_tables
 from recapp.stored.block_files import StoredBlock
@@ -73,10 +75,10 @@ def test_files_that_train_and_validate_are_noted(logs, capsys):
         ),
         (["dataset.label=clicked"], r"part_0\.parquet: no column for clicked"),
         (
-            ["dataset.path=s3://bucket/logs"],
-            "^dataset.path=s3://bucket/logs: .* no client for s3://",
+            ["dataset.path=nope://bucket/logs"],
+            "^nope://bucket/logs: cannot be read: Protocol not known: nope",
         ),
-        (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
+        (["dataset.val_path=s3://k:hidden@b"], "^dataset.val_path=s3://b: the URI names a user"),
         (["dataset.path=/gone"], "^dataset.path=/gone: no such file or directory"),
         (["dataset.val_path=gone/*.parquet"], "dataset.val_path=.*gone/.*parquet: no file matches"),
     ],
@@ -152,6 +154,31 @@ def test_files_that_are_named_where_data_are_generated_are_read_by_another_optio
 def test_a_column_that_has_a_width_is_there(logs):
     with pytest.raises(ConfigError, match=r"^dataset\.table_dims names usr, .*; did you mean user"):
         check_data(settings(logs, "dataset.table_dims={usr: 8}"))
+
+
+def test_a_uri_is_shown_as_it_is_and_no_place_of_generated_data():
+    assert short_path("s3://bucket/logs") == "s3://bucket/logs"
+    with pytest.raises(ConfigError, match="generated into one directory of this machine"):
+        check_data(recipe("train", ["dataset=generated", "dataset.path=s3://bucket/logs"]))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "dataset.path=s3://key:hidden@bucket/logs",
+        "dataset.path=[logs,s3://key:hidden@bucket/logs]",
+        "+dataset.test_path='https://host/a.parquet?X-Amz-Signature=hidden'",
+        "ckpt_path=s3://bucket/a.ckpt?access_key=hidden",
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_before_anything_is_written(
+    override, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run("train", None, argv=[override]) == 1
+    shown = capsys.readouterr()
+    assert "hidden" not in shown.err + shown.out and "the URI" in shown.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_uri_is_not_made_a_path():

@@ -111,6 +111,7 @@ def run(
             return 0
         compose.check_groups(name, arguments)
         flags, overrides, sweeps = flags_and_overrides(arguments)
+        compose.refuse_secrets(overrides)
         folders = named_folders(flags)
         first = (
             *directory_overrides(writes, overrides),

@@ -30,7 +30,7 @@ from recapp.errors import ConfigError, RecappError, alike, suggest
 from recapp.processes.rank_environment import new_directory
 from recapp.run.constructors import build_task
 from recapp.run.recipe import COMMANDS, read_settings
-from recapp.settings import option_files
+from recapp.settings import option_files, uris
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.other_systems import in_recapp_words
 from recapp.settings.records import (
@@ -206,6 +206,19 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
             holder = {**holder, key: paths}
             changed = holder if group is None else {**changed, group: holder}
     return changed
+
+
+def refuse_secrets(overrides: Sequence[str]) -> None:
+    """Refuse passwords and keys in the URIs of a command line, before Hydra writes it to a file.
+
+    Raises:
+        DataError: A setting of `PATHS` names one.
+    """
+    settings = {key if group is None else f"{group}.{key}" for group, key in PATHS}
+    for override in overrides:
+        name, _, value = override.lstrip("+").partition("=")
+        for uri in uris.IN_TEXT.findall(value) if name in settings else ():
+            uris.refuse_secrets(uri, name)
 
 
 # ---- a checkpoint's settings

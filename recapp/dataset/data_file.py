@@ -36,8 +36,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from recapp.dataset.storage import Stamp, stamp_of
+from recapp.dataset.storage import Stamp, changed, stamp_of
 from recapp.errors import CheckpointError, DataError
+from recapp.settings.uris import is_uri
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,15 +198,22 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
         DataError: The rows cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
-        raise DataError(
-            f"{file.path}: has changed since it was opened; start again when its writer is done"
-        )
+        raise changed(file.path)
     begin = 0
-    for chunk in file.format.chunks(file, row_group):
-        yield begin, chunk
-        begin += chunk.num_rows
-        if begin >= rows:
-            return
+    try:
+        for chunk in file.format.chunks(file, row_group):
+            is_last = begin + chunk.num_rows >= rows
+            # ranges of bytes that were asked for one after another may be those of two versions
+            if is_last and is_uri(file.path) and stamp_of(file.path) != file.stamp:
+                raise changed(file.path)
+            yield begin, chunk
+            begin += chunk.num_rows
+            if is_last:
+                return
+    except DataError as error:
+        if is_uri(file.path) and stamp_of(file.path) != file.stamp:
+            raise changed(file.path) from error
+        raise
     raise DataError(
         f"{file.path}: row group {row_group} has fewer rows than were counted when the file was "
         "opened; write it again or leave it out"

@@ -8,8 +8,10 @@ import re
 import pyarrow as pa
 
 from recapp.dataset.storage import open_file
+from recapp.settings.uris import is_uri
 
 FIRST_BYTES = 65_536  # at the beginning of a file, to search for its first lines
+STREAMED_BYTES = 2**23  # of a request, where compressed text of another place is read
 # The compressions by the first bytes of a file.
 CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # bytes of text in ASCII, UTF-8 or Latin-1
@@ -47,7 +49,11 @@ def open_stream(path: str, codec: str | None) -> pa.NativeFile:
         OSError: The file does not exist or cannot be read.
     """
     file = open_file(path)
-    return pa.CompressedInputStream(file, codec) if codec else file
+    if not codec:
+        return file
+    if is_uri(path):
+        file = pa.BufferedInputStream(file, STREAMED_BYTES)
+    return pa.CompressedInputStream(file, codec)
 
 
 def is_prose(begin: bytes) -> bool:

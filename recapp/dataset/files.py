@@ -5,8 +5,9 @@ list of these.
     logs/dt=2026-01-01/.., dt=...             the files of all partitions, partition by partition
     logs/day_*.parquet, logs/dt=2026-01-*     matching files; if none match, matching directories
 
-Names that begin with `_` or `.` are skipped. The key of a partition (`dt`) is not a column. Files
-in an unknown format, and paths that are not local, are refused with advice. Files that would
+Paths may be URIs of other places, such as s3://bucket/logs (`recapp/dataset/storage.py`). Names
+that begin with `_` or `.` are skipped. The key of a partition (`dt`) is not a column. Files in an
+unknown format are refused with advice. Files that would
 silently be skipped, mixed or read twice are refused as well: two formats, directories of data among
 partitions, links to directories that are read already, several splits, and removed files of a table
 of Delta Lake, Iceberg or Hudi, of which only the table's log tells which files are alive. This
@@ -21,11 +22,12 @@ from pathlib import Path
 
 from recapp.dataset.file_bytes import begin_of, is_prose
 from recapp.dataset.formats import COMPRESSED, FORMAT_NAMES, FORMATS, SUFFIXES, Formats
+from recapp.dataset.storage import RemotePath, open_file, stamp_of
 from recapp.errors import DataError, alike, meant
-from recapp.settings.option_files import read_text
+from recapp.settings.option_files import MOST_BYTES, read_text
+from recapp.settings.uris import is_uri, refuse_secrets
 
 FILE_LIST = "_file_list.txt"
-_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _PARTITION = re.compile(r"[^=]+=")
 _COUNT = re.compile(r"[0-9]{1,9}")  # the first line of a list: its number of paths
 _LIVE_FILES = {
@@ -46,7 +48,7 @@ def file_names(
         formats: The formats of the files.
 
     Raises:
-        DataError: A path does not exist, has no data, or is a URI.
+        DataError: A path does not exist, has no data, or is a URI with a secret.
     """
     path_list = given_paths(paths)
     if not path_list:
@@ -101,13 +103,9 @@ class _Listing:
         self.formats = formats
         self.left_out: dict[str, list[str]] = {}
         self._entered: dict[str, Path] = {}
-        if uri := _URI.match(path):
-            raise self._error(
-                f"write the path itself, {path[len('file://') :]}"
-                if uri[1].lower() == "file"
-                else "recapp reads local and mounted directories, it has no client for "
-                f"{uri[1]}://; mount it or copy the files, then name that path"
-            )
+        if path.lower().startswith("file://"):
+            raise self._error(f"write the path itself, {path[len('file://') :]}")
+        refuse_secrets(path, setting)
         try:
             self.files = self._expanded()
         except OSError as error:
@@ -117,22 +115,23 @@ class _Listing:
         return DataError(f"{self.setting}={self.path}: {problem}")
 
     def _expanded(self) -> list[str]:
-        path = Path(self.path)
-        known, rest = _literal(self.path)
+        path = _located(self.path)
+        known, rest = _literal(self.path) if has_magic(self.path) else ("", "")
         if has_magic(rest) and not path.exists():
-            return self._one_data_set(self._matching(escape(known) + rest), Path(known))
+            return self._one_data_set(self._matching(known, rest), _located(known))
         if path.name == FILE_LIST and path.is_file():
             return self._listed(path)
         if path.is_dir():
             return self._one_data_set(self._in_directory(path), path)
         if not path.exists():
-            there = os.listdir(path.parent) if path.parent.is_dir() else []
-            near = alike(path.name, sorted(there))
+            self._refuse_bucket()
+            there = path.parent.iterdir() if path.parent.is_dir() else ()
+            near = alike(path.name, sorted(entry.name for entry in there))
             hint = f"; {meant(near)}" if near else ""
             raise self._error(f"no such file or directory{hint}")
         if not path.is_file():
             raise self._error("is neither a file nor a directory")
-        return [self.path]
+        return [str(path) if is_uri(self.path) else self.path]
 
     def _one_data_set(self, files: list[str], top: Path) -> list[str]:
         """Return files below a directory, if they are one data set in one format."""
@@ -155,16 +154,28 @@ class _Listing:
                 )
         return files
 
-    def _matching(self, pattern: str) -> list[str]:
-        matches = _naturally(Path(name) for name in glob(pattern) if not _hidden(Path(name)))
+    def _matching(self, known: str, pattern: str) -> list[str]:
+        found = (
+            _located(known).glob(pattern)
+            if is_uri(self.path)
+            else map(Path, glob(escape(known) + pattern))
+        )
+        matches = _naturally(path for path in found if not _hidden(path))
         files = [match for match in matches if match.is_file()]
         if files:
             self._refuse_tables({file.parent for file in files})
             return list(map(str, files))
         directories = [match for match in matches if match.is_dir()]
         if not directories:
+            self._refuse_bucket()
             raise self._error("no file matches; check the pattern")
         return [name for directory in directories for name in self._in_directory(directory)]
+
+    def _refuse_bucket(self) -> None:
+        """Refuse a path of a bucket that does not exist."""
+        path = _located(self.path)
+        if path.parts[0] in ("s3:", "gs:", "gcs:") and not (top := _top(path)).exists():
+            raise self._error(f"there is no {top}")
 
     def _in_directory(self, directory: Path) -> list[str]:
         self._refuse_tables([directory])
@@ -233,7 +244,7 @@ class _Listing:
 
     def _refuse_unknown(self, file: Path, beside: Path) -> None:
         """Refuse a file without a suffix that lies beside data, unless it is a page of text."""
-        unknown = file.is_file() and not file.suffix and file.stat().st_size > 0
+        unknown = file.is_file() and not file.suffix and stamp_of(str(file)).size > 0
         if unknown and not is_prose(begin_of(str(file))[0]):
             raise self._error(
                 f"{file.name} is in no known format and no text, and lies beside "
@@ -265,7 +276,7 @@ class _Listing:
         The list has a count, then paths, which are often paths of the machine that wrote it.
         """
         try:
-            text = read_text(listing).removeprefix("\ufeff")  # a mark that some editors write
+            text = _text_of(listing).removeprefix("\ufeff")  # a mark that some editors write
         except ValueError as error:
             raise self._error(
                 f"{error}: must be a text of the number of paths, then paths"
@@ -281,7 +292,8 @@ class _Listing:
         lines_by_file: dict[str, str] = {}
         names: list[str] = []
         for line in lines[1:]:
-            places = (Path(line), listing.parent / line, listing.parent / Path(line).name)
+            own = (_located(line),) if is_uri(line) or not is_uri(str(listing)) else ()
+            places = (*own, listing.parent / line, listing.parent / Path(line).name)
             file = next((place for place in places if place.is_file()), None)
             if file is None:
                 raise self._error(f"names {line}, which is neither there nor beside the list")
@@ -295,6 +307,23 @@ class _Listing:
         return names
 
 
+def _located(path: str) -> Path:
+    return RemotePath(path) if is_uri(path) else Path(path)
+
+
+def _top(path: Path) -> Path:
+    """Return the bucket of a URI."""
+    return _located("://".join(path.parts[:2]).replace(":://", "://"))
+
+
+def _text_of(listing: Path) -> str:
+    if not isinstance(listing, RemotePath):
+        return read_text(listing)
+    with open_file(str(listing)) as file:
+        text: bytes = file.read(MOST_BYTES)
+    return text.decode()
+
+
 def _literal(path: str) -> tuple[str, str]:
     """Split a path into the leading directories that exist literally, and the rest.
 
@@ -303,18 +332,17 @@ def _literal(path: str) -> tuple[str, str]:
     parts = path.split("/")
     for count in range(len(parts) - 1, 0, -1):
         known = "/".join(parts[:count])
-        if Path(known or "/").is_dir():
+        if _located(known or "/").is_dir():
             return f"{known}/", "/".join(parts[count:])
     return "", path
 
 
 def _holds_data(directory: Path, formats: Formats) -> bool:
-    for here, directories, names in os.walk(directory):
-        directories[:] = [name for name in directories if not _hidden(Path(name))]
-        files = [Path(here, name) for name in names if not _hidden(Path(name))]
-        if any(file.is_file() and formats.is_data(str(file)) for file in files):
-            return True
-    return False
+    entries = [entry for entry in directory.iterdir() if not _hidden(entry)]
+    return any(entry.is_file() and formats.is_data(str(entry)) for entry in entries) or any(
+        entry.is_dir() and not entry.is_symlink() and _holds_data(entry, formats)
+        for entry in entries
+    )
 
 
 def _hidden(path: Path) -> bool:

@@ -24,6 +24,7 @@ from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileErro
 from recapp.dataset.file_bytes import UNREADABLE, reason
 from recapp.dataset.storage import Stamp, open_file
 from recapp.errors import DataError
+from recapp.settings.uris import is_uri
 
 CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
 KEPT_FOOTERS = 64  # enough: a rank opens at most one file per lane, and reads its files in order
@@ -179,6 +180,7 @@ def _batches(
             source,
             metadata=footer.metadata,
             read_dictionary=texts,
+            pre_buffer=is_uri(file.path),
             page_checksum_verification=True,
         ) as parquet,
     ):

@@ -18,6 +18,7 @@ Shapes: N rows of a chunk, D columns of a vector.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -44,6 +45,9 @@ from recapp.dataset.formats import FORMATS, Formats, formats_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import ConfigError, DataError
+from recapp.settings.uris import is_uri
+
+OPENED_AT_ONCE = 16  # files of other places
 
 
 class Segment(NamedTuple):
@@ -148,11 +152,9 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     files: list[DataFile] = []
     segments: list[Segment] = []
     bags = frozenset[str]()
-    formats = formats_of(schema.files)
     bad: list[str] = []
-    for name in names:
-        file, own_bags, groups = _open_file(name, schema, formats, setting)
-        bad += [f"{name}: {row}" for row in file.bad]
+    for file, own_bags, groups in _open_each(names, schema, setting):
+        bad += [f"{file.path}: {row}" for row in file.bad]
         if bad:
             refuse_bad_rows(bad[-1], len(bad), schema.files.bad_rows)
         if not file.columns:
@@ -161,7 +163,7 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
             one = min(own_bags ^ bags)
             here, there = ("a list", "one id") if one in own_bags else ("one id", "a list")
             raise DataError(
-                f"{name}: column {file.columns[one]} ({one}) holds {here} a row, "
+                f"{file.path}: column {file.columns[one]} ({one}) holds {here} a row, "
                 f"in {names[0]} {there}; convert one of them"
             )
         bags = own_bags
@@ -238,6 +240,18 @@ def _opened(
         raise DataError(
             f"{setting}: {name} is not a whole {format.name} file ({error}); {fix}"
         ) from error
+
+
+def _open_each(
+    names: Sequence[str], schema: Schema, setting: str
+) -> Iterator[tuple[DataFile, frozenset[str], Sequence[int]]]:
+    """Open files in their order; several at once where each takes some trips to a server."""
+    formats = formats_of(schema.files)
+    if not any(map(is_uri, names)):
+        yield from (_open_file(name, schema, formats, setting) for name in names)
+        return
+    with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
+        yield from pool.map(lambda name: _open_file(name, schema, formats, setting), names)
 
 
 def _open_file(

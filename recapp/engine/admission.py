@@ -101,7 +101,7 @@ class Admission:
             for strip, s in enumerate(settings)
             if s.seen > 1 and s.counter is Counter.SKETCH
         }
-        self.needs_host = self._tracks or bool(self.sketches)
+        self.needs_host = self._limits or bool(self.sketches)
 
     @property
     def nbytes(self) -> int:
@@ -149,10 +149,9 @@ class Admission:
         exact = settings.seen > 1 and settings.counter is Counter.EXACT
         return self.exact if exact else self.sketches.get(strip)
 
-    def forget(self, strip: int, slot_N: Tensor) -> None:
-        """Forget the counts of a strip and the use of its rows, which are in these slots."""
+    def forget(self, strip: int) -> None:
+        """Forget the counts of a strip, whose rows are gone."""
         self._loaded_A.view(-1, STRETCHES)[strip] -= self.rows_IR[strip]
-        self.release(slot_N)
         if counter := self.counter(strip):
             counter.clear(strip)
 
@@ -296,9 +295,9 @@ class Admission:
         self.release(slot_E)
         return left_A
 
-    def expired(self, step: int) -> Iterator[Tensor]:
+    def expired(self, step: int, stopped: Tensor | None) -> Iterator[Tensor]:
         """Yield the slots of rows that no step has used for their time to live, and subtract these
-        rows from the counts.
+        rows from the counts. Where the device has `stopped`, there are none.
 
         The search runs `SWEEPS` times per time to live.
         """
@@ -307,7 +306,8 @@ class Admission:
             if life is None or step % max(1, life // SWEEPS):
                 continue
             last_S = self.last_used.rows[: self.last_used.held, 0]
-            slot_E = true_indices((last_S != NOT_HELD) & (last_S <= step - life))
+            goes_on = True if stopped is None else stopped == 0
+            slot_E = true_indices((last_S != NOT_HELD) & (last_S <= step - life) & goes_on)
             slot_E = slot_E[true_indices(self.index.strips.rows[slot_E, 0] == number)]
             self._left(slot_E)
             yield slot_E

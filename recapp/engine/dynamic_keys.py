@@ -113,7 +113,7 @@ def without_waiting(rows_of_stretches: RowsOfStretches) -> RowsOfStretches:
     return {t: {ROWS: c[ROWS], WAITING: [0] * STRETCHES} for t, c in rows_of_stretches.items()}
 
 
-PASSING, NEXT = map(INDEX_NUMBERS.index, ("passing", "next"))
+BEFORE, PASSING, NEXT = map(INDEX_NUMBERS.index, ("before", "passing", "next"))
 STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
 NO_LIMIT = 2**62  # keys

@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from recapp.engine.admission import Admission, Changes
 from recapp.engine.dynamic_keys import (
+    BEFORE,
     KEYS,
     ROWS,
     WAITING,
@@ -78,6 +79,7 @@ class DynamicStore(FloatRows):
         self.index = self.slots.index
         self._starts = self._start_numbers()
         self.step = 0
+        self._counted = 0  # the steps that the device has counted
         self.admission = Admission(
             [s.settings for s in self.strips], self.index, stretches, self.backend, group.device
         )
@@ -147,6 +149,9 @@ class DynamicStore(FloatRows):
         """Make room for the new keys among a number of entries, ahead of `add`."""
         for slots, grow in self._growing:
             slots.expect(entries, grow)
+        if self._counted != self.step and self.admission.of_use:
+            self.index.numbers[BEFORE] = self.step
+        self._counted = self.step + (entries > 0)
         self.slots.passes = self.admission.exact is not None and entries > 0
 
     def add(
@@ -175,8 +180,7 @@ class DynamicStore(FloatRows):
         rows = slot_P, *(memory.rows for memory in self.slots.memories)
         added = *of_entries, self.index.numbers, row_P, key_P, group, stopped
         self.backend.begin_rows(
-            *(self._weights.rows, self._starts, rows, added, entry),
-            *(self.admission.of_use, self.step + 1),
+            *(self._weights.rows, self._starts, rows, added, entry, self.admission.of_use)
         )
 
     def _only_read(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
@@ -211,21 +215,17 @@ class DynamicStore(FloatRows):
         admitted_U = ~torch.isin(row_U, torch.cat(self.slots.unadmitted))
         return admitted_U if trained_U is None else admitted_U & trained_U
 
-    def settle(self, step: int) -> None:
+    @override
+    def settle(self, step: int, stopped: Tensor | None = None) -> None:
         """End a step after its update: free the slots of unadmitted keys, of expired rows and of
         surplus rows. Where a load sets the number of updates and no step has ended, rows stay: a
         checkpoint that is not trained answers as it was saved.
-
-        Args:
-            step: The number of updates so far.
         """
         gone = self.slots.unadmitted
-        for slot_M in gone:
-            self.admission.release(slot_M)
         self.slots.unadmitted = []
         self.slots.passes = False
         if step == self.step + 1 and self.trains:
-            gone += [*self.admission.expired(step), *self.admission.surplus()]
+            gone += [*self.admission.expired(step, stopped), *self.admission.surplus()]
         if gone:
             self._free(torch.cat(gone))
         self.step = step
@@ -236,6 +236,7 @@ class DynamicStore(FloatRows):
         `add` writes none.
         """
         self.slots.remove(slot_M)
+        self.admission.release(slot_M)
         if self._starts is not None:
             self._begin_state(slot_M)
 
@@ -418,7 +419,7 @@ class DynamicStore(FloatRows):
         for number in loads:
             slot_N = self.index.slots_of(number)
             self._free(slot_N)
-            self.admission.forget(number, slot_N)
+            self.admission.forget(number)
         before = self.slots.used
         self.slots.begin_load()
         self._begin_state(slice(self.slots.used, before))

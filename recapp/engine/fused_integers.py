@@ -18,6 +18,7 @@ that the kernels do not know, and as the definition of the result.
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -389,8 +390,7 @@ class FusedBatch:
     def expect(self) -> None:
         """Make room for the new keys of the batch, ahead of a recorded step that adds them."""
         for g in self.fused.searched:
-            store = self.state.stores[g]
-            assert isinstance(store, DynamicStore)
+            store: Any = self.state.stores[g]
             store.expect(self.home.regions[g].entries)
 
     def _find_rows(self) -> None:

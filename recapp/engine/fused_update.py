@@ -379,7 +379,7 @@ class FusedUpdate:
                 store.update(gradients, links, row_U, mean_KU, rate)
         for number, missed in self._missed.items():
             missed.add(rates[number])
-        self.count()
+        self.count(self.device_rates[0].stopped if self.device_rates else None)
 
     def next_rates(self) -> list[Rate]:
         """Return the rates of the next update, by rule."""
@@ -388,12 +388,17 @@ class FusedUpdate:
             for rule, group, begun in zip(self.rules, self._param_groups, self._begun, strict=True)
         ]
 
-    def count(self) -> None:
-        """Count an update, which ends a step: this one, or one that a recorded step has made."""
+    def count(self, stopped: Tensor | None = None) -> None:
+        """Count an update: this one, or one that a recorded step has made. It ends the step, unless
+        the step is recorded now.
+
+        Args:
+            stopped: An integer on the device: where it is set, the update was left out.
+        """
         self.updates += 1
         self.changes += 1
-        for store in self.state.stores:
-            store.settle(self.updates)
+        for store in () if self.state.records else self.state.stores:
+            store.settle(self.updates, stopped)
 
     def _of_whole_rows(
         self,

@@ -294,8 +294,13 @@ class RowStore(nn.Module, ABC):
         """Return which located rows a training batch updates; None: all of them."""
         return None
 
-    def settle(self, step: int) -> None:
-        """End a step after its update, the update of this number."""
+    def settle(self, step: int, stopped: Tensor | None = None) -> None:
+        """End a step after its update.
+
+        Args:
+            step: The number of updates so far.
+            stopped: An integer on the device: where it is set, nothing was updated.
+        """
 
     def pool(self, links: Links, target: Tensor, in_lines: bool = False) -> None:
         """Sum rows along a sparse matrix: `pool` of the kernels, with this store as the source.

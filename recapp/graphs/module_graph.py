@@ -354,7 +354,7 @@ class ModuleGraph:
         try:
             _, forward = self._capture(lambda: self.forward(step, records=True))
             (step.result, step.verdict), step.backward = self._capture(
-                lambda: (self.backward(step, step.gradients), self._verdict.of(step.integers))
+                lambda: (self.backward(step, step.gradients, True), self._verdict.of(step.integers))
             )
             step.outputs = [x.detach() if isinstance(x, Tensor) else x for x in step.outputs]
             step.trains = [
@@ -386,9 +386,12 @@ class ModuleGraph:
         step.outputs, step.tree = tree_flatten(made)
         step.learns = [isinstance(x, Tensor) and x.requires_grad for x in step.outputs]
 
-    def backward(self, step: _Step, gradients: Sequence[Tensor | None]) -> Packed:
+    def backward(
+        self, step: _Step, gradients: Sequence[Tensor | None], records: bool = False
+    ) -> Packed:
         """Update the tables with the gradients of the outputs of a step, unless the device has
-        stopped. Return the gradients of what learns; None where there are none.
+        stopped; or record the update, which is not done. Return the gradients of what learns; None
+        where there are none.
         """
         stopped = self._verdict.stopped
         pairs = zip(step.outputs, gradients, strict=True)
@@ -396,7 +399,7 @@ class ModuleGraph:
         stopped.logical_or_(~torch.stack([g.isfinite().all() for g in given]).all())
         learned = self._learned(step, step.call)
         reached = [*learned, *(one.anchor for one in step.cuts)]
-        with self._verdict.watch():
+        with self._verdict.watch(records=records):
             found = torch.autograd.grad(outputs, reached, given, allow_unused=True)
         if step.static is not None and not step.cuts:
             step.static.take_back()
@@ -461,7 +464,7 @@ class ModuleGraph:
             step.backward()
             for shared, trains in zip(self._tables, step.trains, strict=True):
                 if trains:
-                    shared.update.count()
+                    shared.update.count(self._verdict.stopped)
             made = step.result.copy()  # the next step overwrites what is here
         if self.cuts:
             self._end(step, one.cuts, made)

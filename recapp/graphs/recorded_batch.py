@@ -298,16 +298,15 @@ class DeviceVerdict:
             yield integers
         finally:
             for shared in self._tables:
-                shared.state.stopped = None
+                shared.state.stopped = shared.update.device_rates = None
                 shared.state.counts_ids = shared.state.records = False
-                shared.update.device_rates = None
 
     def updates(self) -> list[int]:
         """Return the number of updates of each of the tables."""
         return [t.update.updates for t in self._tables]
 
     def restore(self, updates: list[int]) -> None:
-        """Count updates from earlier numbers on: those since have not been made."""
+        """Count updates from earlier numbers on: those since were recorded, and not made."""
         for shared, number in zip(self._tables, updates, strict=True):
             shared.update.updates = number
 
@@ -352,7 +351,8 @@ class DeviceVerdict:
             if stopped:
                 self._unread.clear()
                 self.stopped.zero_()
-                self.restore(unread.updates)
+                for shared, number in zip(self._tables, unread.updates, strict=True):
+                    shared.updates = number
                 self._raise(unread)
             left = iter(reports)
             for integers in unread.integers:

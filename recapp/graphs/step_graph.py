@@ -211,7 +211,7 @@ class StepGraph:
                 self._update([cut.gradients for cut in left.cuts], left.dense)
         else:
             for shared in self.tables:
-                shared.update.count()
+                shared.update.count(self._verdict.stopped)
         self._verdict.copy(self.steps, batch, updates, recorded.integers, recorded.verdict)
         return copied(left.result) if self.copies else left.result
 

@@ -15,11 +15,15 @@ from torch import Tensor
 BLOCK = 1024  # entries of a program
 NOTHING = 2**62  # in a report: no id is outside of its table
 # What the kernels of a hash table of keys read on the device: its address and number of buckets;
-# the number of keys before a step; the slots that the last step has taken for keys that get no row
-# yet; the number of keys, which is that of the next new one; the number of slots that were ever
-# used; and an address: key n takes the slot that stands there as number n if it is below that
-# number of slots, which so were given back, else slot n.
-INDEX_NUMBERS = "table", "buckets", "first", "passing", "next", "used", "stack"
+# the number of keys before a step; the numbers of the step before, and of the step; the slots that
+# the last step has taken for keys that get no row yet; the number of keys, which is that of the
+# next new one; the number of slots that were ever used; and an address: key n takes the slot that
+# stands there as number n if it is below that number of slots, which so were given back, else slot
+# n.
+INDEX_NUMBERS = (
+    *("table", "buckets", "first", "before", "step"),
+    *("passing", "next", "used", "stack"),
+)
 MODES = "unique", "replicated", "pooled"  # in their order, the numbers of `GroupRequests.mode`
 
 

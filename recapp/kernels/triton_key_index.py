@@ -21,8 +21,9 @@ device numbers the keys, and the host has made room for as many as there are ent
 (`recapp/engine/dynamic_keys.py`). The number of a key is its slot, or, while there are slots that
 were given back, its place in the stack of these. The launch that begins rows (`triton_new_rows.py`)
 then does what `follow` does. What changes while recorded steps stay, the places of the table and of
-the stack, and the number of the next key, stands on the device, in `numbers` (`INDEX_NUMBERS` of
-`batch_arrays.py`).
+the stack, the number of the next key, and that of the step, stands on the device, in `numbers`
+(`INDEX_NUMBERS` of `batch_arrays.py`). Of two launches that follow one another, each writes there
+what it reads from the other, so no program can read what another one has written.
 
 Where a key must be seen in several steps before it gets a row, `add` counts it in another index,
 that of a *counter*, whose slots have counts. `find` searches there for absent keys. With its count,
@@ -75,7 +76,7 @@ _GONE = tl.constexpr(GONE)
 _NEVER = tl.constexpr(NEVER)
 _STRIPS = tl.constexpr(-0x61C8864680B583EB)  # 2^64 / golden ratio: spreads the strips
 _SLOT = tl.constexpr(0xFFFFFFFF)  # the bits of a word that are the slot
-TABLE, BUCKETS, FIRST, PASSING, NEXT, USED, STACK = (
+TABLE, BUCKETS, FIRST, BEFORE, STEP, PASSING, NEXT, USED, STACK = (
     tl.constexpr(i) for i in range(len(INDEX_NUMBERS))
 )
 _STRETCHES = tl.constexpr(STRETCHES)
@@ -208,6 +209,7 @@ def find(
             cell_L = tl.where(seeks_L, _next(cell_L, cells), cell_L)
         tl.store(cell + at_L, tl.where(absent_L, cell_L, -1).to(tl.int32), mask=at_L < n)
         tl.store(numbers + FIRST, tl.load(numbers + NEXT))
+        tl.store(numbers + STEP, tl.load(numbers + BEFORE) + 1)
     if waiting is not None:
         tl.store(counter + FIRST, tl.load(counter + NEXT))
         table, buckets = _table_of(counter)
@@ -333,6 +335,7 @@ def insert_new(
         number_L += tl.load(numbers + FIRST)
         keys = tl.load(numbers + FIRST) + counted(counts, blocks, LANES)
         tl.store(numbers + NEXT, keys)
+        tl.store(numbers + BEFORE, tl.load(numbers + STEP))
         left = tl.maximum(tl.load(numbers + USED) - keys, 0)  # of the slots that were given back
         slot_L = tl.where(gets_L, _slots_of(numbers, number_L, gets_L), number_L + left)
         part_L = strip_L.to(tl.int64) * _STRETCHES + (position_L >> BELOW_STRETCH) + _STRETCHES // 2

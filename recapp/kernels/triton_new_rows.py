@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels.triton_integers import ENTRIES_END, KEY, NO_KEY
-from recapp.kernels.triton_key_index import NEXT, USED, first_entries
+from recapp.kernels.triton_key_index import NEXT, STEP, USED, first_entries
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_start_values import key_of, start_values_of
 
@@ -27,7 +27,6 @@ def begin_rows(
     added: tuple[Tensor, ...] = (),
     entry: int = 0,
     of_use: tuple[Tensor, ...] = (),
-    step: int = 0,
 ) -> None:
     """Write the start values of keys of dynamic tables to their slots.
 
@@ -46,17 +45,16 @@ def begin_rows(
         entry: The number of the first entry of the group.
         of_use: By slot the number of the step that used the row last, and of the steps that did,
             int32, where these are noted.
-        step: The number of this step.
     """
     n = len(added[3]) if added else len(rows[0])
     width = weights_RD.shape[1]
     if n:
         arguments = weights_RD, *starts_I, *rows, *(added or [None] * 7), *(of_use or [None] * 2)
-        begin((triton.cdiv(n, ROWS),), (*arguments, entry, step, n, width), (ROWS, COLUMNS))
+        begin((triton.cdiv(n, ROWS),), (*arguments, entry, n, width), (ROWS, COLUMNS))
 
 
 @Launch
-@triton.jit(do_not_specialize=["entry", "step", "n"])
+@triton.jit(do_not_specialize=["entry", "n"])
 def begin(
     weights,
     hashes,
@@ -75,7 +73,6 @@ def begin(
     last_used,
     uses,
     entry,
-    step,
     n,
     width,
     ROWS: tl.constexpr,
@@ -104,6 +101,7 @@ def begin(
             uses_M = here_M & has_row_M
             if stopped is not None:
                 uses_M &= tl.load(stopped) == 0
+            step = tl.load(numbers + STEP).to(tl.int32)
             step_M = tl.full((ROWS,), step, tl.int32)
             before_M = tl.atomic_xchg(last_used + slot_M, step_M, mask=uses_M, sem="relaxed")
             one_M = uses_M & (before_M != step)  # of the entries of a row

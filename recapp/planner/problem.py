@@ -317,7 +317,7 @@ class PlanningProblem:
         """
         several = self.topology.world_size > 1
         grown = [x.table.dynamic for x in self.lookups if x.table.dynamic]
-        decides = any(t.bytes_of_sketch or t.max_rows or t.ttl_steps for t in grown)
+        decides = any(t.bytes_of_sketch or t.max_rows for t in grown)
         cut = several or decides or any(x.hotness for x in self.lookups)
         fixed = not cut or all(x.columns for x in self.lookups)
         known = self.rule is not None and self.hardware.graph_us is not None

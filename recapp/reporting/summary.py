@@ -35,6 +35,7 @@ from recapp.reporting.run_record import (
     write_whole,
 )
 from recapp.settings.records import record
+from recapp.settings.uris import URI
 from recapp.tables.config import EmbeddingConfig
 from recapp.tasks.measures import GAUC, Measures
 from recapp.tasks.task import Output, Task
@@ -376,15 +377,15 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
     read = record(RowsRead, plain)
     splits = read.splits
     files = [path for split in splits.values() for path in (split.first, split.last)]
-    top = os.path.commonpath([Path(path).parent for path in files]) if files else ""
+    top = _common_folder(files)
     rows = [
         {
             "what": USES.get(name, name),
             "files": split.files,
             "rows": split.rows,
             **{f"share of {label}": share for label, share in split.positives.items()},
-            "first": os.path.relpath(split.first, top),
-            "last": os.path.relpath(split.last, top) if split.files > 1 else "",
+            "first": _below(split.first, top),
+            "last": _below(split.last, top) if split.files > 1 else "",
         }
         for name, split in splits.items()
     ]
@@ -408,6 +409,19 @@ def print_rows_read(plain: Mapping[str, Any]) -> None:
     for line in lines:
         for part in wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False):
             print(readable(part))
+
+
+def _common_folder(files: Sequence[str]) -> str:
+    """Return the directory of all files; empty if there is none, as for a disk and a bucket."""
+    schemes = {uri[1] if (uri := URI.match(path)) else "" for path in files}
+    if len(schemes) != 1:
+        return ""
+    top = os.path.commonpath([Path(path).parent for path in files])
+    return top if schemes == {""} else top.replace(":/", "://", 1)
+
+
+def _below(path: str, top: str) -> str:
+    return os.path.relpath(path, top) if top else path
 
 
 def files_of(split: SplitRead) -> str:

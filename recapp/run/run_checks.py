@@ -38,6 +38,7 @@ from recapp.run.model import build_model, check_model
 from recapp.run.recipe import Train
 from recapp.run.training import dense_optimizer, without_monitor
 from recapp.settings.records import TARGET, leaves, to_plain
+from recapp.settings.uris import is_uri
 from recapp.settings.values import Paths, shown
 from recapp.stored.block_files import by
 from recapp.stored.manifest import JOINED, CheckpointManifest, Manifest
@@ -134,12 +135,14 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
     if not test and dataset.val_path is not None and dataset.generate is None:
         _note_shared_files(dataset.path, dataset.val_path, formats_of(schema.files))
     if not test and dataset.generate:
-        if not isinstance(dataset.path, str) or has_magic(dataset.path):
+        path = dataset.path
+        if not isinstance(path, str) or has_magic(path) or is_uri(path):
             raise ConfigError(
                 f"dataset.path={shown(to_plain(dataset.path))}: data are generated into one "
-                "directory; files of your own are read by dataset=custom dataset.path=..."
+                "directory of this machine; files of your own are read by dataset=custom "
+                "dataset.path=..."
             )
-        check_directory(dataset.path, dataset.generate, dataset.table_rows)
+        check_directory(path, dataset.generate, dataset.table_rows)
 
 
 def _check_metrics(recipe: Train, schema: Schema) -> None:

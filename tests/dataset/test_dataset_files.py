@@ -78,28 +78,6 @@ def test_a_hive_directory_without_files_has_no_data(tmp_path):
         file_names(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "s3://bucket/logs",
-        "gs://b/x.parquet",
-        "hdfs://name/logs/*",
-        "https://x.org/a.parquet",
-        "abfs://c@a/x",
-    ],
-)
-def test_a_uri_says_what_is_missing(uri):
-    scheme = uri.partition("://")[0]
-    with pytest.raises(
-        DataError,
-        match=(
-            rf"^dataset\.val_path={uri.replace('*', '.')}: .* no client for {scheme}://; mount it "
-            r"or copy"
-        ),
-    ):
-        file_names([uri], setting="dataset.val_path")
-
-
 def test_a_file_uri_is_refused_with_the_path_that_it_means():
     with pytest.raises(DataError, match=r"file:///data/x: write the path itself, /data/x$"):
         file_names("file:///data/x")

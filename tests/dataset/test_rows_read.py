@@ -113,3 +113,24 @@ def test_the_terminal_and_the_page_say_it(logs, monkeypatch, capsys):
         "1 (empty); in no known format 2 (dt=1/notes.txt, dt=2/notes.txt)",
     ):
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("paths", "title", "names"),
+    [
+        (("s3://b/logs/x/1.csv", "s3://b/logs/y/2.csv"), "Data in s3://b/logs", ["x/1.csv"]),
+        (("s3://b/logs/1.csv", "/logs/2.csv"), "Data in", ["s3://b/logs/1.csv", "/logs/2.csv"]),
+    ],
+)
+def test_files_of_other_places_are_shown_below_what_they_have_in_common(
+    paths, title, names, capsys
+):
+    one = {"files": 1, "rows": 2, "positives": {}, "positives_of": 2}
+    splits = {
+        name: {**one, "first": path, "last": path}
+        for name, path in zip(("train", "val"), paths, strict=True)
+    }
+    print_rows_read({"splits": splits, "left_out": []})
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].rstrip() == title
+    assert all(name in shown.split() for name in names)

@@ -30,6 +30,7 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
     ("seen", "recorded", 1, 1): (1, 0, 0, 3, 2, 0, 0, 0),
     ("limits", "eager", 1, 1): (11, 1, 1, 3, 7, 0, 0, 0),
     ("limits", "recorded", 1, 1): (11, 1, 1, 4, 11, 0, 0, 0),  # cut
+    ("ttl", "recorded", 1, 1): (1, 0, 0, 2, 2, 0, 0, 0),
     ("model", "eager", 1, 1): (10, 1, 1, 2, 43, 0, 0, 0),
     ("model", "eager", 1, 2): (14, 1, 1, 2, 47, 0, 0, 0),
     ("model", "eager", 1, 3): (18, 1, 1, 2, 50, 0, 0, 0),
@@ -57,7 +58,7 @@ def interpreter():
 def test_a_step_gives_a_gpu_no_more_to_do_than_before(part, mode, ranks, groups):
     from gpu_first.counts import record
 
-    few = mode == "recorded" or part in ("dynamic", "seen", "limits")
+    few = mode == "recorded" or part in ("dynamic", "seen", "limits", "ttl")
     samples = {"samples": 20} if few else {}  # a launch is one, whatever is in it
     counts = record(ranks, groups, part=part, mode=mode, **samples).counts()
     bars = dict(zip(COUNTS, BARS[part, mode, ranks, groups], strict=True))

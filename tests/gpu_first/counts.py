@@ -6,6 +6,7 @@
     dynamic   the same of 26 dynamic tables that share a store, half of whose ids are new
     seen      the same where a key gets its row in the second step that sees it
     limits    the same far below a limit of rows
+    ttl       the same where rows leave that were not used for some time
     model     the same in a DLRM, with its dense part, loss and fused Adam
 
 Steps of a model are also counted as a graph that is recorded before (`StepGraph`, mode `recorded`):
@@ -45,7 +46,12 @@ from .recorder import Recorder
 WIDTHS = {1: (8, 8, 8), 2: (8, 8, 16), 3: (8, 16, 32)}
 """The columns of each table, by the number of groups."""
 ROWS = (64, 40, 8)  # even, so that both ranks of the mirror have rows of the same numbers
-GROWING = {"dynamic": {}, "seen": {"seen": 2}, "limits": {"max_rows": 64 * 50_000}}
+GROWING = {
+    "dynamic": {},
+    "seen": {"seen": 2},
+    "limits": {"max_rows": 64 * 50_000},
+    "ttl": {"eviction": "ttl", "ttl_steps": 1000},
+}
 """The settings of 26 dynamic tables, by what trains."""
 SAMPLES = 300  # more than a long bag of any table may have entries: its sums are launches, too
 FEW = 20
@@ -92,6 +98,7 @@ def counted_rows():
             ("seen", "recorded", (1,)),
             ("limits", "eager", (1,)),
             ("limits", "recorded", (1,)),
+            ("ttl", "recorded", (1,)),
             ("model", "eager", (1,)),
             ("model", "recorded", (1, 2)),
         )
@@ -108,7 +115,7 @@ def record(ranks, groups, seed=1, samples=SAMPLES, part="tables", mode="eager"):
         groups: The number of groups.
         seed: The seed of the ids.
         samples: The samples of the batch.
-        part: What trains, `tables`, `sums`, `drops`, `dynamic`, `seen`, `limits` or `model`.
+        part: What trains, `tables`, `sums`, `drops`, `dynamic`, `seen`, `limits`, `ttl` or `model`.
         mode: `eager`, or `recorded`: a step of a model that `StepGraph` has recorded before.
     """
     if part in GROWING:
@@ -281,6 +288,7 @@ PARTS = {
     "dynamic": tables_alone,
     "seen": tables_alone,
     "limits": tables_alone,
+    "ttl": tables_alone,
     "model": whole_model,
 }
 

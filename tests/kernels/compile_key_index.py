@@ -48,7 +48,7 @@ def call_everything():
             of_step = group, 0, torch.zeros(1, dtype=torch.int32), (keys[0], keys[0])
             slot, *added = index.add(*keys, *of_step, counter)
             added += index.numbers, keys[0], keys[0], group, of_step[2]
-            begin_rows(rows_RD, starts_I, (slot, *keys), added, 0, (times, times), 1)
+            begin_rows(rows_RD, starts_I, (slot, *keys), added, 0, (times, times))
 
 
 if __name__ == "__main__":

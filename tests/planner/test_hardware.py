@@ -147,7 +147,8 @@ def test_only_what_can_be_recorded_is_priced_as_a_graph():
     for change in ({"graphs": False}, {"rule": None}, {**several, **sequence}):
         launched = replace(graph, **change)
         assert launched.recorded == "" and launched.dense_us == machine.dense_us
-    counted = replace(table, num_embeddings="dynamic", dynamic={"seen": 2})
+    counts = {"seen": 2, "eviction": "ttl", "ttl_steps": 9}
+    counted = replace(table, num_embeddings="dynamic", dynamic=counts)
     for change in (sequence, {"tables": [counted], "lookups": ()}):
         assert replace(graph, **change).recorded == "step"
     on_cpu = replace(graph, topology=Topology(1))

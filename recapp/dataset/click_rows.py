@@ -24,8 +24,8 @@ from recapp.dataset.files import left_out
 from recapp.dataset.formats import formats_of
 from recapp.dataset.parquet import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
-from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature
-from recapp.dataset.source import Segment, Source, open_source, split
+from recapp.dataset.sequential_rows import fitted, ids_by_feature
+from recapp.dataset.source import Segment, Source, arrow_chunks, open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.settings.values import Paths

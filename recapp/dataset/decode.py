@@ -36,7 +36,7 @@ from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]

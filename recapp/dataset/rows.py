@@ -46,7 +46,7 @@ from recapp.dataset.data_settings import (
     DerivedColumn,
 )
 from recapp.dataset.decode import Float32Array, Int64Array
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 IdArray: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # int64, or int32 where all fit
 UInt64Array = npt.NDArray[np.uint64]

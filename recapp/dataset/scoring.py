@@ -34,8 +34,7 @@ from recapp.dataset.files import file_names
 from recapp.dataset.formats import formats_of
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import arrow_chunks
-from recapp.dataset.source import Source, open_files
+from recapp.dataset.source import Source, arrow_chunks, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.keyed_jagged_tensor import Batch
 

@@ -270,6 +270,24 @@ def _open_file(
     return DataFile(name, format, stamp, columns, starts), schema.bags(frozenset(lists)), rows
 
 
+def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """Yield the rows of a source as Arrow record batches, decompressed but not converted.
+
+    Yields:
+        The file, the number of a chunk's first row in it, and the chunk.
+    """
+    for number, row_group, first, rows in source.segments:
+        file = source.files[number]
+        for begin, chunk in chunks(file, row_group, first + rows):
+            skipped = max(first - begin, 0)
+            if skipped < chunk.num_rows:
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
+
+
 # ---- vectors of ids: the start values of a table
 
 ID = "id"

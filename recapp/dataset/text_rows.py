@@ -31,12 +31,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from recapp.dataset.compiled_text import LINE_FEED, NO_QUOTE, RETURN, split_rows
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError, refuse_bad_rows
 from recapp.dataset.data_settings import ISO
 from recapp.dataset.decode import BadValue, refuse, shown
 from recapp.dataset.file_bytes import PRINTED, UNREADABLE, begin_of, ends_of, open_stream, reason
 from recapp.dataset.storage import Stamp
+from recapp.dataset.text_signs import LINE_FEED, NO_QUOTE, RETURN
 from recapp.errors import DataError
 from recapp.settings.user_cache import cached_file, read_cached_file, write_cached_file
 
@@ -47,6 +47,14 @@ LONGEST_ROW = 2**24  # bytes; a longer one has lost its closing quote
 CACHED_BYTES = 2**23  # smaller files are counted in a few milliseconds
 _LAYOUT = 1  # the version of the entries of the cache
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+@lru_cache(None)
+def text_loops() -> Any:
+    """Import the compiled loops over text; who only opens files needs no numba."""
+    from recapp.dataset import compiled_text
+
+    return compiled_text
 
 
 class Head(NamedTuple):
@@ -349,7 +357,7 @@ def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Itera
         at = 0
         while True:
             most = min(BATCH_ROWS, GROUP_ROWS - counted % GROUP_ROWS)
-            rows, odd, next = split_rows(
+            rows, odd, next = text_loops().split_rows(
                 data_C, at, not block, delimiter, head.quote, begin_N[:most], end_NF, odd_K2
             )
             if rows or odd:

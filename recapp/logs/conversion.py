@@ -1,6 +1,6 @@
 """`recapp.data convert`: any readable logs to typed Parquet, split, with vocabularies.
 
-    logs -> parts of a million rows
+    logs -> parts of 262,144 rows
     fit      types of text; cuts of a split by time; vocabularies of the training rows
     parts    OUT.parts/train/part-00000.parquet, OUT.parts/val/..          on all cores
     publish  OUT.parts/recapp_dataset.json, then OUT.parts becomes OUT     whole, or not there

@@ -84,6 +84,7 @@ from recapp.sparse.keyed_parts import (
     register_tree,
     sums_of,
 )
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 from recapp.sparse.transfer import copy_to_device, places_of, to_device, to_host, view_of
 
 SHOWN_KEYS = 30
@@ -763,15 +764,6 @@ register_tree(KeyedJaggedTensor)
 # A file of tensors may hold this class, because exported programs keep their example inputs. The
 # class is plain data.
 torch.serialization.add_safe_globals([KeyedJaggedTensor])
-
-
-MISSING = -(2**63)
-"""The id of a single-valued feature for a sample that has none; among int32 ids it is
-`MISSING_INT32`, also the smallest number of its type.
-
-Tables give this id row 0. A multi-valued feature has an empty bag instead.
-"""
-MISSING_INT32 = -(2**31)
 
 
 def as_int64(ids: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 
 SCHEMA = Schema("label", ("number",), ("id",))
 HEX = Schema("label", ("number",), ("id",), hex=("id",))

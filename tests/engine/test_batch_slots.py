@@ -14,7 +14,8 @@ from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded,
 from engine.streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport import batch_slots
 from recapp.transport.batch_slots import MOST_SLOTS, BatchSlots, _Slot

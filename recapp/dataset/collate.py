@@ -282,7 +282,8 @@ class Collate:
         )
         targets_TN = np.empty((len(schema.targets), record_batch.num_rows), dtype=np.float32)
         for number, name in enumerate(schema.targets):
-            decode: Callable[[pa.Array], Float32Array] = decode_labels
+            decode: Callable[[pa.Array], Float32Array]
+            decode = partial(decode_labels, least=schema.label_from)
             if name in schema.weight_columns:
                 decode = partial(decode_finite, use="weight", least=0)
             elif name in schema.soft_labels:

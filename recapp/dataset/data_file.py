@@ -52,7 +52,7 @@ class Facts(NamedTuple):
     Args:
         columns: The names and types of its columns.
         rows: The number of rows of each row group.
-        bad: What is wrong with each row that is left out, with its file and line.
+        bad: What is wrong with each row that is left out, with its line.
     """
 
     columns: "pa.Schema"
@@ -164,6 +164,11 @@ class DataFile(NamedTuple):
     def types(self) -> "pa.Schema":
         """The names and types of all columns of the file."""
         return facts_of(self.format, self.path, self.stamp).columns
+
+    @property
+    def bad(self) -> Sequence[str]:
+        """What is wrong with each row that is left out, with its line."""
+        return facts_of(self.format, self.path, self.stamp).bad
 
 
 @lru_cache(KEPT_FACTS)

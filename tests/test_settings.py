@@ -34,6 +34,8 @@ CONF = Path(__file__).parents[1] / "conf"
 MAPPINGS = (
     "topology.hardware",
     "dataset.table_dims",
+    "dataset.text.times",
+    "dataset.times",
     "plan.tables",
     "plan.sharding_types",
     "settings_of",
@@ -307,8 +309,8 @@ def test_settings_that_hold_no_secret_take_texts_of_the_environment(monkeypatch)
             ),
             (
                 "dataset=7",
-                "dataset=7: choose one of avazu, criteo_kaggle, custom, generated, movielens_1m, "
-                "open_bandit, sample",
+                "dataset=7: choose one of avazu, avazu_csv, criteo_kaggle, custom, generated, "
+                "movielens, movielens_1m, open_bandit, open_bandit_csv, sample",
             ),
             ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
             (
@@ -356,8 +358,8 @@ def test_settings_that_hold_no_secret_take_texts_of_the_environment(monkeypatch)
             ("experiment=nope", "experiment=nope: there is no such option; "),
             (
                 "dataset=null",
-                "dataset=null: choose one of avazu, criteo_kaggle, custom, generated, "
-                "movielens_1m, open_bandit, sample",
+                "dataset=null: choose one of avazu, avazu_csv, criteo_kaggle, custom, generated, "
+                "movielens, movielens_1m, open_bandit, open_bandit_csv, sample",
             ),
             ("+experiment=nope", "experiment=nope: there is no such option; "),
             (
@@ -445,8 +447,9 @@ def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argumen
             ),
             (
                 "dataset=/my/logs",
-                "dataset=/my/logs: there is no such option; known: avazu, criteo_kaggle, "
-                "custom, generated, movielens_1m, open_bandit, sample; files of "
+                "dataset=/my/logs: there is no such option; known: avazu, avazu_csv, "
+                "criteo_kaggle, custom, generated, movielens, movielens_1m, open_bandit, "
+                "open_bandit_csv, sample; files of "
                 "your own are read by dataset=custom "
                 "dataset.path=/my/logs",
             ),
@@ -679,7 +682,10 @@ def test_help_has_words_for_every_setting_and_keeps_to_the_terminal(command, cap
 def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(capsys):
     assert run("train", lambda *_: None, argv=["--help", "dataset=criteo_kaggle"]) == 0
     shown = capsys.readouterr().out
-    known = "avazu, criteo_kaggle, custom, generated, movielens_1m, open_bandit, sample"
+    known = (
+        "avazu, avazu_csv, criteo_kaggle, custom, generated, movielens, movielens_1m, open_bandit, "
+        "open_bandit_csv, sample"
+    )
     assert " ".join(shown.split()).startswith(f"dataset: {known} ")
     assert "dataset.id_rule=hash" in shown and "trainer." not in shown
     assert run("train", lambda *_: None, argv=["-h", "optimizer"]) == 0

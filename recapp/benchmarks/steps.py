@@ -44,8 +44,8 @@ from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Wo
 from recapp.data_parallel import compile_dense, wrap_dense
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.schema import criteo_schema
-from recapp.dataset.sequential_rows import arrow_chunks, decoded_chunks
-from recapp.dataset.source import Source, open_source
+from recapp.dataset.sequential_rows import decoded_chunks
+from recapp.dataset.source import Source, arrow_chunks, open_source
 from recapp.dataset.stream import BatchStream
 from recapp.engine.sharded_collection import ShardedCollection, shard_model, sharded_tables
 from recapp.errors import ConfigError

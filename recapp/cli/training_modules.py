@@ -27,5 +27,6 @@ for _name in MODULES:
     import_module(_name)
 with suppress(ImportError):  # numba may be absent
     import_module("recapp.dataset.compiled_columns")
+    import_module("recapp.dataset.compiled_text")
     import_module("recapp.kernels.numba_cpu")
     import_module("recapp.kernels.numba_cache").load_compiler()

@@ -21,10 +21,11 @@ from recapp.dataset.collate import Collate
 from recapp.dataset.data_settings import DataSettings
 from recapp.dataset.decode import BadValue, decode_finite, decode_labels
 from recapp.dataset.files import left_out
+from recapp.dataset.formats import formats_of
 from recapp.dataset.parquet import of_row_group
 from recapp.dataset.schema import NO_LABEL, Schema
-from recapp.dataset.sequential_rows import arrow_chunks, fitted, ids_by_feature
-from recapp.dataset.source import Segment, Source, open_source, split
+from recapp.dataset.sequential_rows import fitted, ids_by_feature
+from recapp.dataset.source import Segment, Source, arrow_chunks, open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.settings.values import Paths
@@ -193,9 +194,15 @@ def rows_read(
     """
     splits = {name: _split_read(source, schema) for name, source in sources.items() if source.rows}
     rest: dict[str, list[str]] = {}
+    formats = formats_of(schema.files)
     for setting, value in paths.items():
-        for why, names in left_out(value, setting=setting).items() if value else ():
+        found = left_out(value, setting=setting, formats=formats) if value else {}
+        for why, names in found.items():
             rest.setdefault(why, []).extend(names)
+    files = {file.path: file for source in sources.values() for file in source.files}
+    bad = [f"{os.path.basename(path)}: {row}" for path, file in files.items() for row in file.bad]
+    if bad:
+        rest["bad rows"] = bad
     out = [{"why": w, "count": len(names), "names": names[:NAMED]} for w, names in rest.items()]
     return {"splits": splits, "left_out": out}
 
@@ -224,8 +231,10 @@ def _split_read(source: Source, schema: Schema) -> dict[str, Any]:
         for file, _, chunk in arrow_chunks(some.only(labels)) if labels else ():
             for name in labels:
                 column = chunk.column(file.columns[name])
-                soft = name in schema.soft_labels
-                values = decode_finite(column, "label", 0, 1) if soft else decode_labels(column)
+                if name in schema.soft_labels:
+                    values = decode_finite(column, "label", 0, 1)
+                else:
+                    values = decode_labels(column, schema.label_from)
                 sums[name] += float(values.sum(dtype=np.float64))
     except (DataError, BadValue):
         sums = {}

@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from recapp.dataset.text_signs import LINE_FEED, RETURN, UNCLOSED
 from recapp.kernels.numba_cache import compiled
 
 jit = compiled()
-LINE_FEED = ord("\n")
-RETURN = ord("\r")
-NO_QUOTE = -1  # the quote of text in which no character quotes others
-UNCLOSED = -1  # the number of fields of a row whose quote never ends
 
 
 @jit

@@ -21,6 +21,7 @@ Training, validation, prediction and servers compute them from decoded columns, 
 A vocabulary replaces the ids of a feature, also of a derived one. So it comes last.
 """
 
+from codecs import lookup
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from recapp.errors import ConfigError, suggest
+from recapp.settings.records import Constructor
 from recapp.settings.values import IdRule, Natural, Paths, Positive, Rows, Width, Within, shown
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ Pieces = Annotated[int, Within(1, 1024)]
 VectorWidth = Annotated[int, Within(1, 65_536)]
 Period = Annotated[float, Within(1e-30, 1e30)]
 TimeUnit = Literal["s", "ms", "us", "ns"]
+ISO = "iso"  # the form of times in text, 2026-11-29T17:16:11Z
+FormatName = Literal["parquet", "csv", "tsv", "json_lines", "arrow"]
 TimeFeature = Literal["hour", "weekday", "day", "week"]
 PaddingId = int | str
 BucketRule = Literal["log"] | Annotated[int, Within(2, 65_536)]
@@ -68,6 +72,66 @@ class Generate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """The settings `dataset.text`: what makes rows and columns of text.
+
+    Args:
+        delimiter: What stands between columns; None finds it out.
+        header: Whether the first line names the columns; None finds it out.
+        columns: The names of the columns, for files without a header.
+        quote: The character around values that hold delimiters or line ends; `none` without one.
+        encoding: The encoding; None finds out UTF-8, UTF-16 or Latin-1.
+        times: The columns whose text is a time (UTC), each with its form: `iso` for ISO 8601, or
+            directives such as "%Y%m%d %H:%M".
+
+    Raises:
+        ConfigError: A setting is no delimiter, quote, encoding or form of times, or a column is
+            named twice.
+    """
+
+    delimiter: str | None = None
+    header: bool | None = None
+    columns: tuple[str, ...] = ()
+    quote: str = '"'
+    encoding: str | None = None
+    times: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, form in (self.times or {}).items():
+            if form != ISO and "%" not in form:
+                raise ConfigError(f"times.{name}={form}: must be {ISO}, or have directives, %Y%m%d")
+        if self.delimiter is not None and (not self.delimiter or {*"\r\n"} & {*self.delimiter}):
+            raise ConfigError("delimiter: must be at least one sign, and no line end")
+        if self.quote != "none" and (len(self.quote) > 1 or not self.quote.isascii()):
+            raise ConfigError(f"quote={self.quote}: must be one ASCII character, or none")
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise ConfigError(f"columns: {twice[0]} is named more than once")
+        try:
+            lookup(self.encoding or "utf-8")
+        except LookupError:
+            raise ConfigError(
+                f"encoding={self.encoding}: Python knows no such encoding; utf-8, utf-16, "
+                "latin-1 and cp1252 are usual"
+            ) from None
+
+
+@dataclass(frozen=True)
+class FileRules:
+    """How files of logs are read.
+
+    Args:
+        format: The name of the format of all files, or the class of one; None finds it out for each
+            file.
+        text: What makes rows and columns of text.
+        bad_rows: The most rows of text that do not fit and may be left out.
+    """
+
+    format: str | Constructor | None = None
+    text: TextSettings = TextSettings()
+    bad_rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """The group `dataset`.
 
@@ -75,9 +139,16 @@ class DataSettings:
         path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of these.
         val_path: Validation logs; None takes the end of `path`.
         test_path: Test logs; None without test logs.
+        format: The format of all files, by name, or a class derived from
+            `recapp.dataset.data_file.Format`; None finds it out for each file.
+        text: What makes rows and columns of text.
+        bad_rows: Whether a row of text that does not fit its file is an error, or how many are
+            left out, `skip:N`.
         val_share: The share of `path` for validation, as a fraction such as "1/7".
         naming: Whether columns have Criteo's names, or the names of the settings that follow.
         label: The column of the label, or a list of several; None for rows without labels.
+        label_from: The least number that counts as a label of 1, such as 4 of 5 stars; None where
+            labels are 0 and 1.
         weight: The column of the weights of rows, or the column for each label.
         dense: The columns of numbers.
         sparse: The columns of ids.
@@ -125,9 +196,13 @@ class DataSettings:
     path: Paths
     val_path: Paths | None = None
     test_path: Paths | None = None
+    format: FormatName | Constructor | None = None
+    text: TextSettings = TextSettings()
+    bad_rows: str = "error"
     val_share: Annotated[float, Within(0)] | str = "1/7"
     naming: Literal["exact", "criteo"] = "exact"
     label: str | tuple[str, ...] | None = "label"
+    label_from: float | None = None
     weight: str | dict[str, str] | None = None
     dense: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
@@ -169,6 +244,7 @@ class DataSettings:
                     "Criteo's logs; set dataset.naming=exact to name columns"
                 )
         _ = self.share_that_validates
+        _ = self.files
         size = self.val_batch_size
         whole = size is None or self.lanes < 1 or (size >= 1 and size % self.lanes == 0)
         if self.fraction == 1 and not whole:
@@ -178,6 +254,21 @@ class DataSettings:
                 f"dataset.lanes={self.lanes} "
                 f"is allowed; set {max(size // self.lanes, 1) * self.lanes}"
             )
+
+    @property
+    def files(self) -> FileRules:
+        """Return how files are read.
+
+        Raises:
+            ConfigError: `bad_rows` is neither `error` nor `skip:N`.
+        """
+        word, _, most = self.bad_rows.partition(":")
+        if self.bad_rows != "error" and not (word == "skip" and most.isdecimal()):
+            raise ConfigError(
+                f"dataset.bad_rows={self.bad_rows}: must be error, or skip:N to leave out up to N "
+                "rows that do not fit their file"
+            )
+        return FileRules(self.format, self.text, int(most or 0))
 
     @property
     def share_that_validates(self) -> Fraction:

@@ -36,7 +36,7 @@ from recapp.dataset.arrow_types import is_list, is_text, value_type
 from recapp.dataset.data_settings import DAY_SECONDS
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -67,7 +67,10 @@ _NO_BITS = np.frombuffer(b"", np.uint8)  # read-only, like the bits of a column
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 _FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
-_LABEL = ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not"
+_LABEL = (
+    ": write 1 for what counts as a click (such as a rating of 4 or more), 0 for what does not; "
+    "or set dataset.label_from=4"
+)
 _UNKNOWN = "; where it is unknown, write 0 and a weight of 0 (dataset.weight={label: column})"
 _ID = ": write a whole number, or use the column as a dense feature"
 _NO_ENTRY = (
@@ -515,14 +518,20 @@ def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
     return numbers, missing
 
 
-def decode_labels(column: pa.Array) -> Float32Array:
+def decode_labels(column: pa.Array, least: float | None = None) -> Float32Array:
     """Return labels, each exactly 0 or 1, [N].
 
     Text is compared before its conversion, which would round other text to 0 or 1 ("1e-400").
 
+    Args:
+        column: The labels.
+        least: The least number that counts as 1, others being 0; None where labels are 0 and 1.
+
     Raises:
-        BadValue: A value is neither 0 nor 1.
+        BadValue: A value is neither 0 nor 1, or no number.
     """
+    if least is not None:
+        return (decode_finite(column, "label") >= np.float32(least)).astype(np.float32)
     if is_text(value_type(column.type)):
         column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
         zero, one = (

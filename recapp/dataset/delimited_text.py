@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from recapp.dataset.compiled_text import NO_QUOTE, UNCLOSED, split_rows, write_column
 from recapp.dataset.decode import BadValue
 from recapp.dataset.file_bytes import is_prose
-from recapp.dataset.text_rows import Head, Layout, Rows, Text, TextFile
+from recapp.dataset.text_rows import Head, Layout, Rows, Text, TextFile, text_loops
+from recapp.dataset.text_signs import NO_QUOTE, UNCLOSED
 
 _NEVER_ENDS = (
     "begins a quote that never ends; where quotes are only characters set dataset.text.quote=none"
@@ -111,7 +111,9 @@ def _first_row(begin: bytes, delimiter: bytes, quote: int) -> tuple[list[str], i
     found = fields = 0
     while not found:  # the first time counts the fields
         end_NF = np.empty((1, fields), np.int64)
-        found, odd, next = split_rows(data_C, 0, True, sign, quote, begin_N, end_NF, odd_K2)
+        found, odd, next = text_loops().split_rows(
+            data_C, 0, True, sign, quote, begin_N, end_NF, odd_K2
+        )
         fields = int(odd_K2[0, 1])
         if fields == UNCLOSED:
             raise pa.ArrowInvalid(f"its first line {_NEVER_ENDS}")
@@ -137,7 +139,9 @@ def _column(rows: Rows, field: int, between: int, quote: int) -> pa.Array:
     begin_N = rows.end_NF[:, field - 1] + between if field else rows.begin_N
     text_C = np.empty(int((end_N - begin_N).sum()), np.uint8)
     bound_N1 = np.empty(len(end_N) + 1, np.int32)
-    write_column(rows.data_C, begin_N, np.ascontiguousarray(end_N), quote, bound_N1, text_C)
+    text_loops().write_column(
+        rows.data_C, begin_N, np.ascontiguousarray(end_N), quote, bound_N1, text_C
+    )
     text_C = text_C[: bound_N1[-1]]
     buffers = [None, pa.py_buffer(bound_N1), pa.py_buffer(text_C)]
     column = pa.Array.from_buffers(pa.string(), len(end_N), buffers)

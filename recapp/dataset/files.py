@@ -21,7 +21,7 @@ from glob import escape, glob, has_magic
 from pathlib import Path
 
 from recapp.dataset.file_bytes import begin_of, is_prose
-from recapp.dataset.formats import COMPRESSED, FORMAT_NAMES, SUFFIXES, format_of, is_data
+from recapp.dataset.formats import COMPRESSED, FORMAT_NAMES, FORMATS, SUFFIXES, Formats
 from recapp.dataset.storage import RemotePath, open_file, stamp_of
 from recapp.errors import DataError, alike, meant
 from recapp.settings.option_files import MOST_BYTES, read_text
@@ -37,12 +37,15 @@ _LIVE_FILES = {
 }
 
 
-def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:
+def file_names(
+    paths: str | Sequence[str], *, setting: str = "dataset.path", formats: Formats = FORMATS
+) -> list[str]:
     """List the files that `paths` names, without opening them.
 
     Args:
         paths: A path, or a list of them.
         setting: The setting's name, for error messages.
+        formats: The formats of the files.
 
     Raises:
         DataError: A path does not exist, has no data, or is a URI with a secret.
@@ -52,23 +55,26 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
         raise DataError(
             f"{setting}: an empty list; name a directory, a glob or {FORMAT_NAMES} files"
         )
-    return [name for path in path_list for name in _Listing(path, setting).files]
+    return [name for path in path_list for name in _Listing(path, setting, formats).files]
 
 
-def left_out(paths: str | Sequence[str], *, setting: str = "dataset.path") -> dict[str, list[str]]:
+def left_out(
+    paths: str | Sequence[str], *, setting: str = "dataset.path", formats: Formats = FORMATS
+) -> dict[str, list[str]]:
     """Return what the given directories have besides the files that `file_names` lists: names by
     reason. What a glob or a list does not name is not asked for, and not left out.
 
     Args:
         paths: A path, or a list of them.
         setting: The setting's name, for error messages.
+        formats: The formats of the files.
 
     Raises:
         DataError: As for `file_names`.
     """
     reasons: dict[str, list[str]] = {}
     for path in given_paths(paths):
-        for reason, names in _Listing(path, setting).left_out.items():
+        for reason, names in _Listing(path, setting, formats).left_out.items():
             reasons.setdefault(reason, []).extend(names)
     return reasons
 
@@ -84,15 +90,17 @@ class _Listing:
     Args:
         path: The path.
         setting: The setting's name, for error messages.
+        formats: The formats of the files.
 
     Attributes:
         files: The files, in natural order.
         left_out: The other entries of directories that are read, by reason.
     """
 
-    def __init__(self, path: str, setting: str) -> None:
+    def __init__(self, path: str, setting: str, formats: Formats) -> None:
         self.path = path
         self.setting = setting
+        self.formats = formats
         self.left_out: dict[str, list[str]] = {}
         self._entered: dict[str, Path] = {}
         if path.lower().startswith("file://"):
@@ -128,7 +136,7 @@ class _Listing:
     def _one_data_set(self, files: list[str], top: Path) -> list[str]:
         """Return files below a directory, if they are one data set in one format."""
         refuse_splits(files, top, self.setting, self.path)
-        formats = [format_of(file).name for file in files]
+        formats = [self.formats.of(file).name for file in files]
         if len(set(formats)) > 1:
             number = next(n for n, name in enumerate(formats) if name != formats[0])
             one = Path(files[0])
@@ -174,7 +182,8 @@ class _Listing:
         if files := self._walk(directory, directory):
             return files
         entries = sorted(entry for entry in directory.iterdir() if not _hidden(entry))
-        if below := [entry for entry in entries if entry.is_dir() and _holds_data(entry)]:
+        folders = [entry for entry in entries if entry.is_dir()]
+        if below := [folder for folder in folders if _holds_data(folder, self.formats)]:
             refuse_splits(list(map(str, below)), directory, self.setting, self.path)
             raise self._error(
                 f"no {FORMAT_NAMES} files here, but in {', '.join(one.name for one in below)}; "
@@ -206,7 +215,7 @@ class _Listing:
         for partition in partitions:
             names += self._walk(partition, top)
         for directory in directories if here != top or (partitions and names) else ():
-            if _holds_data(directory):
+            if _holds_data(directory, self.formats):
                 raise self._error(
                     f"holds partitions (key=value), and data in {directory}, which is no "
                     "partition; rename that directory, move it elsewhere or name the files that "
@@ -220,7 +229,7 @@ class _Listing:
             if entry.is_dir():
                 kind = "partition" if _PARTITION.match(entry.name) else "directory"
             else:
-                kind = "file" if entry.is_file() and is_data(str(entry)) else "other"
+                kind = "file" if entry.is_file() and self.formats.is_data(str(entry)) else "other"
             if _hidden(entry):
                 reason = "hidden"
             else:
@@ -328,10 +337,11 @@ def _literal(path: str) -> tuple[str, str]:
     return "", path
 
 
-def _holds_data(directory: Path) -> bool:
+def _holds_data(directory: Path, formats: Formats) -> bool:
     entries = [entry for entry in directory.iterdir() if not _hidden(entry)]
-    return any(entry.is_file() and is_data(str(entry)) for entry in entries) or any(
-        entry.is_dir() and not entry.is_symlink() and _holds_data(entry) for entry in entries
+    return any(entry.is_file() and formats.is_data(str(entry)) for entry in entries) or any(
+        entry.is_dir() and not entry.is_symlink() and _holds_data(entry, formats)
+        for entry in entries
     )
 
 

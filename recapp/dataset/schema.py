@@ -23,6 +23,7 @@ from recapp.dataset.data_settings import (
     DataSettings,
     Derivation,
     DerivedColumn,
+    FileRules,
     columns_of,
     derived_from,
 )
@@ -102,6 +103,8 @@ class Schema:
         separator: What stands between the ids of a text, by feature.
         lists: The sparse features that had a bag of ids in each row of training, so that a null is
             an empty bag in them and one missing id in others; None where only the columns say it.
+        files: How files are read.
+        label_from: The least number that counts as a label of 1; None where labels are 0 and 1.
 
     Raises:
         ConfigError: A name occurs twice, there is no sparse feature, a name in `hex` is not a
@@ -126,6 +129,8 @@ class Schema:
     padding: int | str | Mapping[str, int | str] | None = None
     separator: Mapping[str, str] = field(default_factory=dict)
     lists: Set[str] | None = None
+    files: FileRules = field(default_factory=FileRules)
+    label_from: float | None = None
 
     def __post_init__(self) -> None:
         for name in self.weights:
@@ -310,7 +315,8 @@ class Schema:
             if name in names:
                 return use
         if name in self.labels:
-            return "real label" if name in self.real_labels + self.soft_labels else "label"
+            rated = self.label_from is not None or name in self.real_labels + self.soft_labels
+            return "real label" if rated else "label"
         return "weight" if name in self.weight_columns else "dense feature"
 
     def text_ids(self, feature: str) -> TextIds:
@@ -511,6 +517,8 @@ def schema_of(dataset: DataSettings, tables: TableSettings) -> Schema:
         vectors=dataset.vectors or {},
         padding=dataset.padding,
         separator=dataset.separator or {},
+        files=dataset.files,
+        label_from=dataset.label_from,
     )
 
 

@@ -31,10 +31,10 @@ from recapp.dataset.collate import Collate
 from recapp.dataset.data_file import DataFile
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.files import file_names
+from recapp.dataset.formats import formats_of
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import arrow_chunks
-from recapp.dataset.source import Source, open_files
+from recapp.dataset.source import Source, arrow_chunks, open_files
 from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.keyed_jagged_tensor import Batch
 
@@ -183,7 +183,7 @@ def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> Pre
     """
     if settings.input is None:
         raise ConfigError("input must be given: name the rows that are to be scored")
-    names = file_names(settings.input, setting=SETTING)
+    names = file_names(settings.input, setting=SETTING, formats=formats_of(schema.files))
     unlabelled = schema.unlabelled()
     source = open_files(names, unlabelled, setting=SETTING)
     kept_schema = _kept_schema(source.files, settings.columns)

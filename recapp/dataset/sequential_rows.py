@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from recapp.dataset.arrow_types import id_type, is_list, is_text, value_type
 from recapp.dataset.collate import Collate, RawTable
-from recapp.dataset.data_file import DataFile, chunks
 from recapp.dataset.data_settings import LOG, Derivation, DerivedColumn
 from recapp.dataset.decode import (
     TICKS,
@@ -37,9 +36,9 @@ from recapp.dataset.decode import (
 )
 from recapp.dataset.rows import IdArray, Rows, log_edges, places
 from recapp.dataset.schema import Schema, TextIds
-from recapp.dataset.source import Source
+from recapp.dataset.source import Source, arrow_chunks
 from recapp.errors import DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 FIRST_ROWS = 1024  # whose values are looked at before training
 # beyond these a time is likely to have another unit: seconds of the years 1980 and 2200
@@ -64,24 +63,6 @@ _ADVICE = {
 }
 # A row by column name: numbers, text, None, and lists of these.
 PlainRow = Mapping[str, Any]
-
-
-def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
-    """Yield the rows of a source as Arrow record batches, decompressed but not converted.
-
-    Yields:
-        The file, the number of a chunk's first row in it, and the chunk.
-    """
-    for number, row_group, first, rows in source.segments:
-        file = source.files[number]
-        for begin, chunk in chunks(file, row_group, first + rows):
-            skipped = max(first - begin, 0)
-            if skipped < chunk.num_rows:
-                yield (
-                    file,
-                    file.starts[row_group] + begin + skipped,
-                    chunk.slice(skipped, first + rows - begin - skipped),
-                )
 
 
 def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> Iterator[Rows]:

@@ -37,10 +37,11 @@ from recapp.dataset.data_file import (
     UnreadableFileError,
     chunks,
     facts_of,
+    refuse_bad_rows,
 )
 from recapp.dataset.decode import BadValue, Int64Array, decode_ids, refuse
 from recapp.dataset.files import file_names, given_paths
-from recapp.dataset.formats import format_of
+from recapp.dataset.formats import FORMATS, Formats, formats_of
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.storage import Stamp, stamp_of
 from recapp.errors import ConfigError, DataError
@@ -128,7 +129,7 @@ def open_source(
         DataError: A path does not exist or has no data, or a file is not whole or lacks a column of
             `schema`.
     """
-    names = file_names(paths, setting=setting)
+    names = file_names(paths, setting=setting, formats=formats_of(schema.files))
     source = open_files(names, schema, setting=setting)
     if not source.segments:
         raise DataError(
@@ -151,7 +152,11 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     files: list[DataFile] = []
     segments: list[Segment] = []
     bags = frozenset[str]()
+    bad: list[str] = []
     for file, own_bags, groups in _open_each(names, schema, setting):
+        bad += [f"{file.path}: {row}" for row in file.bad]
+        if bad:
+            refuse_bad_rows(bad[-1], len(bad), schema.files.bad_rows)
         if not file.columns:
             continue
         if files and own_bags != bags:
@@ -223,9 +228,11 @@ def split(source: Source, val_share: Fraction, written: object = None) -> tuple[
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
 
 
-def _opened(name: str, setting: str, fix: str) -> tuple[Format, Stamp, Facts]:
+def _opened(
+    name: str, setting: str, fix: str, formats: Formats = FORMATS
+) -> tuple[Format, Stamp, Facts]:
     """Return the format of a file, its stamp and its facts."""
-    format = format_of(name)
+    format = formats.of(name)
     try:
         stamp = stamp_of(name)
         return format, stamp, facts_of(format, name, stamp)
@@ -239,26 +246,46 @@ def _open_each(
     names: Sequence[str], schema: Schema, setting: str
 ) -> Iterator[tuple[DataFile, frozenset[str], Sequence[int]]]:
     """Open files in their order; several at once where each takes some trips to a server."""
+    formats = formats_of(schema.files)
     if not any(map(is_uri, names)):
-        yield from (_open_file(name, schema, setting) for name in names)
+        yield from (_open_file(name, schema, formats, setting) for name in names)
         return
     with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
-        yield from pool.map(lambda name: _open_file(name, schema, setting), names)
+        yield from pool.map(lambda name: _open_file(name, schema, formats, setting), names)
 
 
 def _open_file(
-    name: str, schema: Schema, setting: str
+    name: str, schema: Schema, formats: Formats, setting: str
 ) -> tuple[DataFile, frozenset[str], Sequence[int]]:
     """Open a file; return it, its features with lists, and the rows of each row group. A file
     without rows in which nothing names columns has none.
     """
-    format, stamp, (types, rows, _) = _opened(name, setting, "write it again or leave it out")
+    fix = "write it again or leave it out"
+    format, stamp, (types, rows, _) = _opened(name, setting, fix, formats)
     if not types.names and not any(rows):
         return DataFile(name, format, stamp, {}, (0,)), frozenset(), ()
     columns = schema.resolve(types, name)
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
     return DataFile(name, format, stamp, columns, starts), schema.bags(frozenset(lists)), rows
+
+
+def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """Yield the rows of a source as Arrow record batches, decompressed but not converted.
+
+    Yields:
+        The file, the number of a chunk's first row in it, and the chunk.
+    """
+    for number, row_group, first, rows in source.segments:
+        file = source.files[number]
+        for begin, chunk in chunks(file, row_group, first + rows):
+            skipped = max(first - begin, 0)
+            if skipped < chunk.num_rows:
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
 
 
 # ---- vectors of ids: the start values of a table
@@ -343,7 +370,7 @@ def _vector_file(name: str, names: Sequence[str], dim: int, setting: str) -> Dat
     reader, stamp, (types, rows, _) = _opened(
         name,
         setting,
-        f"name {format_of(name).name} with ids and vectors, or a checkpoint",
+        f"name {FORMATS.of(name).name} with ids and vectors, or a checkpoint",
     )
     floats = [f.name for f in types if is_list(f.type) and pt.is_floating(f.type.value_type)]
     ids = [f.name for f in types if is_id(value_type(f.type))]

@@ -14,25 +14,29 @@ read from the start.
 """
 
 import codecs
+import math
 import os
 from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import override
 
-from recapp.dataset.compiled_text import LINE_FEED, NO_QUOTE, RETURN, split_rows
 from recapp.dataset.data_file import DataFile, Facts, Format, UnreadableFileError, refuse_bad_rows
-from recapp.dataset.decode import BadValue
+from recapp.dataset.data_settings import ISO
+from recapp.dataset.decode import BadValue, refuse, shown
 from recapp.dataset.file_bytes import PRINTED, UNREADABLE, begin_of, ends_of, open_stream, reason
 from recapp.dataset.storage import Stamp
+from recapp.dataset.text_signs import LINE_FEED, NO_QUOTE, RETURN
 from recapp.errors import DataError
 from recapp.settings.user_cache import cached_file, read_cached_file, write_cached_file
 
@@ -43,6 +47,14 @@ LONGEST_ROW = 2**24  # bytes; a longer one has lost its closing quote
 CACHED_BYTES = 2**23  # smaller files are counted in a few milliseconds
 _LAYOUT = 1  # the version of the entries of the cache
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+
+
+@lru_cache(None)
+def text_loops() -> Any:
+    """Import the compiled loops over text; who only opens files needs no numba."""
+    from recapp.dataset import compiled_text
+
+    return compiled_text
 
 
 class Head(NamedTuple):
@@ -194,10 +206,12 @@ class Text(Format):
     Args:
         encoding: The encoding of the files; None finds it out.
         bad_rows: The most rows that may be left out.
+        times: The columns whose text is a time, each with its form.
     """
 
     encoding: str | None = None
     bad_rows: int = 0
+    times: tuple[tuple[str, str], ...] = ()
 
     @abstractmethod
     def head(self, text: TextFile) -> Head:
@@ -237,14 +251,16 @@ class Text(Format):
     @override
     def facts(self, path: str, stamp: Stamp) -> Facts:
         layout, _, _ = _layout(self, path, stamp)
-        bad = [f"{path}: line {row.line:,} {row.problem}" for row in layout.bad]
-        return Facts(layout.columns, [group.rows for group in layout.groups], bad)
+        bad = [f"line {row.line:,} {row.problem}" for row in layout.bad]
+        times = dict.fromkeys(dict(self.times), pa.timestamp("s"))
+        columns = pa.schema([(one.name, times.get(one.name, one.type)) for one in layout.columns])
+        return Facts(columns, [group.rows for group in layout.groups], bad)
 
     @override
     def chunks(self, file: DataFile, row_group: int) -> Iterator[pa.RecordBatch]:
         layout, head, text = _layout(self, file.path, file.stamp)
-        types = file.types
-        columns = pa.schema([types.field(name) for name in file.read or types.names[:1]])
+        columns = layout.columns
+        columns = pa.schema([columns.field(name) for name in file.read or columns.names[:1]])
         group = layout.groups[row_group]
         row = file.starts[row_group]
         try:
@@ -255,6 +271,10 @@ class Text(Format):
                     stream.read(group.first)
                 for rows in _rows(stream, head, group.first, group.last):
                     batch = self.batch(rows, columns, layout, head)
+                    for name, form in self.times:
+                        if name in columns.names:
+                            times = times_of_text(batch.column(name), form)
+                            batch = batch.set_column(columns.names.index(name), name, times)
                     yield batch
                     row += batch.num_rows
         except BadValue as error:
@@ -269,6 +289,41 @@ class Text(Format):
     @override
     def marks(self, path: str) -> bytes:
         return ends_of(path)
+
+
+def times_of_text(column: pa.Array, form: str) -> pa.Array:
+    """Return the times that text spells, in whole seconds (UTC); a null for an empty text.
+
+    Args:
+        column: Text, or numbers that are read as their digits.
+        form: `ISO`, or directives of strptime.
+
+    Raises:
+        BadValue: A text spells no time of this form.
+    """
+    texts = column.cast(pa.string())
+    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    times = None
+    if form != ISO:
+        times = pc.strptime(texts, format=form, unit="s", error_is_null=True)
+    for zone in (None, "UTC") if form == ISO else ():
+        with suppress(pa.ArrowInvalid):
+            exact = texts.cast(pa.timestamp("ns", zone))
+            times = pc.floor_temporal(exact, unit="second").cast(pa.timestamp("s"))
+    if times is None:  # some have a zone, or are wrong
+        times = pa.array(map(_iso_seconds, texts.to_pylist()), pa.timestamp("s"))
+    bad = pc.and_(times.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False)
+    like = "2026-11-29T17:16:11Z" if form == ISO else form
+    refuse(bad, lambda n: f"holds {shown(texts[n])}, which is no time like {like} (text.times)")
+    return times
+
+
+def _iso_seconds(text: str | None) -> int | None:
+    try:
+        time = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return math.floor((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
 
 
 def line_ends(data_C: npt.NDArray[np.uint8]) -> int:
@@ -302,7 +357,7 @@ def _rows(stream: Any, head: Head, first: int, last: int | None = None) -> Itera
         at = 0
         while True:
             most = min(BATCH_ROWS, GROUP_ROWS - counted % GROUP_ROWS)
-            rows, odd, next = split_rows(
+            rows, odd, next = text_loops().split_rows(
                 data_C, at, not block, delimiter, head.quote, begin_N[:most], end_NF, odd_K2
             )
             if rows or odd:

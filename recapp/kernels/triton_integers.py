@@ -41,7 +41,7 @@ from recapp.kernels.batch_arrays import (
 )
 from recapp.kernels.triton_launch import Launch
 from recapp.kernels.triton_start_values import position_of
-from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 from recapp.tables.positions import STRETCH_BITS, STRETCHES
 
 TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}

@@ -19,8 +19,7 @@ import pyarrow as pa
 from recapp import console
 from recapp.console import Column
 from recapp.dataset.files import given_paths
-from recapp.dataset.sequential_rows import arrow_chunks
-from recapp.dataset.source import Source, open_raw
+from recapp.dataset.source import Source, arrow_chunks, open_raw
 from recapp.errors import ConfigError
 from recapp.logs.column_facts import PARTS, ColumnCounter, ColumnFacts
 from recapp.logs.inspection_page import write_inspection

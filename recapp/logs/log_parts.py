@@ -1,6 +1,6 @@
 """Parts of logs, and the work on them by threads.
 
-A part is a run of whole row groups, about a million rows. Each part is read, counted and converted
+A part is a run of whole row groups, about 262,144 rows. Each part is read, counted and converted
 by itself; results come in the order of the parts.
 """
 
@@ -13,10 +13,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from recapp.dataset.sequential_rows import arrow_chunks
-from recapp.dataset.source import Segment, Source
+from recapp.dataset.source import Segment, Source, arrow_chunks
 
-PART_ROWS = 1 << 20
+PART_ROWS = 1 << 18
 R = TypeVar("R")
 
 

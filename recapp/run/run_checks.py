@@ -22,6 +22,7 @@ from recapp.console import note, short_path
 from recapp.dataset.click_rows import first_outside, place_of
 from recapp.dataset.data_file import file_facts, resumed_files
 from recapp.dataset.files import file_names
+from recapp.dataset.formats import Formats, formats_of
 from recapp.dataset.schema import NO_LABEL, Schema, check_sizes
 from recapp.dataset.sequential_rows import check_first_rows
 from recapp.dataset.source import open_files, open_source
@@ -132,7 +133,7 @@ def check_data(recipe: Train, *, test: bool = False) -> None:
         if paths is not None and dataset.generate is None:
             _check_files(paths, schema, f"dataset.{key}", recipe.metrics.columns)
     if not test and dataset.val_path is not None and dataset.generate is None:
-        _note_shared_files(dataset.path, dataset.val_path)
+        _note_shared_files(dataset.path, dataset.val_path, formats_of(schema.files))
     if not test and dataset.generate:
         path = dataset.path
         if not isinstance(path, str) or has_magic(path) or is_uri(path):
@@ -168,7 +169,7 @@ def _check_metrics(recipe: Train, schema: Schema) -> None:
 def _check_files(
     paths: Any, schema: Schema, setting: str, read_by_metrics: Mapping[str, str]
 ) -> None:
-    for name in file_names(paths, setting=setting):
+    for name in file_names(paths, setting=setting, formats=formats_of(schema.files)):
         source = open_files([name], schema, setting=setting)
         if source.segments:
             break
@@ -183,9 +184,9 @@ def _check_files(
     check_first_rows(source, schema)
 
 
-def _note_shared_files(path: Paths, val_path: Paths) -> None:
-    trained = {os.path.realpath(name) for name in file_names(path)}
-    names = file_names(val_path, setting="dataset.val_path")
+def _note_shared_files(path: Paths, val_path: Paths, formats: Formats) -> None:
+    trained = {os.path.realpath(name) for name in file_names(path, formats=formats)}
+    names = file_names(val_path, setting="dataset.val_path", formats=formats)
     both = [name for name in names if os.path.realpath(name) in trained]
     if both:
         note(
@@ -210,12 +211,14 @@ def check_ids(recipe: Train) -> None:
         if lookup.table.id_rule is IdRule.ERROR and lookup.table.dynamic is None
     }
     schema = recipe.labelled_schema
+    formats = formats_of(schema.files)
     limits = {f: range(t.min_key, t.min_key + t.num_embeddings) for f, t in strict.items()}
     for split in ("path", "val_path") if strict else ():
         setting = f"dataset.{split}"
         paths = getattr(recipe.dataset.scaled, split)
         looks = 0
-        for name in file_names(paths, setting=setting) if paths is not None else ():
+        names = file_names(paths, setting=setting, formats=formats) if paths is not None else ()
+        for name in names:
             source = open_files([name], schema, setting=setting)
             looks += len(source.segments) * len(limits)
             outside = first_outside(source, schema, limits)

@@ -241,7 +241,8 @@ class _Reader:
                     str(key): self.value(item, inner, f"{name}.{key}")
                     for key, item in value.items()
                 }
-        if Constructor in parts and (self.command is not None or isinstance(value, Mapping)):
+        only = {*parts} <= {Constructor, type(None)}
+        if Constructor in parts and (isinstance(value, Mapping) or (only and self.command)):
             return constructor(value, name)
         if get_origin(annotation) is Annotated:
             parts = parts_of(get_args(annotation)[0])

@@ -23,7 +23,8 @@ from recapp.dataset.source import VectorRows
 from recapp.errors import ConfigError, IdError, suggest
 from recapp.kernels.row_memory import is_finite
 from recapp.sharding.layout import Block
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING
 from recapp.stored.block_files import by
 from recapp.stored.store import entry_of, is_checkpoint
 from recapp.stored.stored_model import load_blocks, read_manifest

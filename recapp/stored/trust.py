@@ -13,6 +13,7 @@ an artefact cannot run code.
 | model                                    | recapp's models, by name                              |
 | metrics.extra.NAME                       | a class of torchmetrics                               |
 | task                                     | recapp's tasks, by name                               |
+| dataset.format                           | recapp's formats, by name                             |
 | anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
 |                                          | torchmetrics                                          |
 
@@ -103,6 +104,7 @@ def slots() -> tuple[Mapping[str, TrustedPlace], TrustedPlace]:
     schedules = _ours("optim.schedule")
     models = (*_ours("models"), "recapp.compat.hugectr.graph.LayerGraph")
     callbacks = ("recapp.compat.hugectr.iteration_lines.IterationLines",)
+    formats = ("recapp.dataset.delimited_text.DelimitedText", "recapp.dataset.json_lines.JsonLines")
     loggers = (*_ours("trainer.curves"), *LOGGERS)
     places = {
         "optimizer.sparse": TrustedPlace(rules),
@@ -113,9 +115,10 @@ def slots() -> tuple[Mapping[str, TrustedPlace], TrustedPlace]:
         "logger.*": TrustedPlace(loggers, bases=[LOGGER]),
         "model": TrustedPlace(models, bases=[MODULES.base]),
         "metrics.extra.*": TrustedPlace(homes=[METRICS, *OF_CLICKS]),
+        "dataset.format": TrustedPlace(formats, bases=["recapp.dataset.data_file.Format"]),
         "task": TrustedPlace(_ours("tasks"), bases=["recapp.tasks.task.Task"]),
     }
-    names = (*rules, *schedules, *models, *callbacks, *loggers)
+    names = (*rules, *schedules, *models, *callbacks, *loggers, *formats)
     return places, TrustedPlace(names, [OPTIMIZERS, SCHEDULERS, CALLBACKS, MODULES, METRICS])
 
 

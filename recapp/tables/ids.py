@@ -46,7 +46,8 @@ from torch import Tensor
 from recapp.console import note_once
 from recapp.errors import ConfigError, IdError
 from recapp.sparse.bags import offsets_of
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor, as_int64
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor, as_int64
+from recapp.sparse.missing_ids import MISSING
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.bags_of_samples import check_samples
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType, TableLookup

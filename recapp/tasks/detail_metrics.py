@@ -39,7 +39,8 @@ from typing_extensions import override
 from recapp.errors import ConfigError
 from recapp.metrics import BINS, MAE, RMSE, click_metrics, logit_bins
 from recapp.settings.records import Constructor
-from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, as_int64
+from recapp.sparse.keyed_jagged_tensor import Batch, as_int64
+from recapp.sparse.missing_ids import MISSING
 from recapp.tasks.measures import GAUC, Measure, MetricSettings
 from recapp.tasks.task import Added, Output, Sample, Task
 

@@ -26,7 +26,7 @@ from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 
 SCHEMA = Schema("label", ("number",), ("id",))
 HEX = Schema("label", ("number",), ("id",), hex=("id",))
@@ -401,7 +401,8 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
         (
             {"label": [0, 1, 3]},
             r"column label, row 2 holds 3; a label must be 0 or 1: write 1 for what counts as a "
-            r"click \(such as a rating of 4 or more\), 0 for what does not$",
+            r"click \(such as a rating of 4 or more\), 0 for what does not; or set "
+            r"dataset\.label_from=4$",
         ),
         ({"label": [0.0, 0.64]}, "column label, row 1 holds 0.64; a label must be 0 or 1: write 1"),
         (

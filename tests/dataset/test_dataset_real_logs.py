@@ -10,7 +10,7 @@ from recapp.dataset.schema import criteo_schema
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.errors import DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 SCHEMA = criteo_schema()
 

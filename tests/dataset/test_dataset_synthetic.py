@@ -19,7 +19,7 @@ from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import CRITEO_SIZES, write_clicks
 from recapp.errors import ConfigError, DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 ROWS = 30_000
 

@@ -31,7 +31,7 @@ from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.run.model_tables import tables_of_model
 from recapp.run.run_rows import sized_on_paper
 from recapp.settings.records import Constructor
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 from recapp.stored.plain_parts import plain_values, read_values, values_in, written_values
 from recapp.tables.table_settings import ListedTable, ListedTables, TablesOfDataset
 from recapp.trainer.datamodule import ClickData

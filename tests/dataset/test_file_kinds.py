@@ -10,8 +10,7 @@ import pytest
 from recapp.dataset.delimited_text import DelimitedText
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema
-from recapp.dataset.sequential_rows import arrow_chunks
-from recapp.dataset.source import open_source
+from recapp.dataset.source import arrow_chunks, open_source
 from recapp.dataset.storage import stamp_of
 from recapp.errors import DataError
 

@@ -16,7 +16,7 @@ from recapp.dataset.schema import Schema
 from recapp.dataset.scoring import open_input
 from recapp.dataset.source import open_source
 from recapp.errors import CheckpointError, DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 COLUMNS = Schema("label", (), ("user", "tags"))
 TRAINED = replace(COLUMNS, lists=frozenset({"tags"}))

@@ -17,7 +17,7 @@ from recapp.dataset.source import open_files
 from recapp.errors import CheckpointError, ConfigError, DataError
 from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 from recapp.tables.table_settings import TablesOfDataset
 
 LISTS = [[3, 17], [], [4, 5, 6], [5], [], [17, 4]]

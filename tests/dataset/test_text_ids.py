@@ -13,7 +13,7 @@ from recapp.dataset.decode import BadValue, decode_ids
 from recapp.dataset.schema import TextIds
 from recapp.errors import DataError
 from recapp.kernels.numba_text import ids_of_texts, xxh64
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 INT64 = st.integers(-(2**63) + 1, 2**63 - 1)

@@ -200,7 +200,7 @@ def test_a_bad_row_is_an_error_with_its_line_or_left_out(tmp_path, content, rows
         opened(path, kind())
     file = opened(path, kind(bad_rows=1))
     assert len(rows_of(file)) == file.starts[-1] == rows
-    assert facts_of(file.format, str(path), file.stamp).bad[0].startswith(f"{path}: line {line} ")
+    assert facts_of(file.format, str(path), file.stamp).bad[0].startswith(f"line {line} ")
 
 
 def test_more_bad_rows_than_may_be_are_one_error(tmp_path):

@@ -23,7 +23,7 @@ from recapp.serving.json_rows import read_rows
 from recapp.serving.limits import Limits, Refused
 from recapp.serving.open_inference import read_tensor
 from recapp.serving.open_inference import table_of as table_of_tensors
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 from recapp.stored.plain_parts import read_values, written_values
 from recapp.tables.table_settings import TablesOfDataset
 

@@ -10,7 +10,8 @@ from engine.engine_cases import RULES, batch_of, make_tables, sharded, whole_ten
 from parity.cases import Case, Oracle, loss_of
 
 from recapp.errors import ConfigError, DataError, IdError, RankError
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING
 
 
 def message_of(comm, guilty, spoil):

@@ -23,7 +23,8 @@ from recapp.engine.state import Member
 from recapp.errors import IdError
 from recapp.kernels.links import Links
 from recapp.optim import rules
-from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, TableLookup, lookups_of
 from recapp.transport.communicator import Comm
 

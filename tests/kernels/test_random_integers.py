@@ -22,7 +22,8 @@ from recapp.engine.state import Member
 from recapp.errors import IdError
 from recapp.kernels import triton_integers, triton_places, triton_requests
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING
 from recapp.tables.config import EmbeddingConfig, PoolingType, TableLookup
 from recapp.tables.positions import ROW_ORDERS
 from recapp.transport.communicator import Comm

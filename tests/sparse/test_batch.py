@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from recapp.errors import DataError
-from recapp.sparse.keyed_jagged_tensor import MISSING, Batch, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING
 
 
 def batch(rows: int) -> Batch:

@@ -29,7 +29,8 @@ from recapp.dataset.rows import places
 from recapp.dataset.stream import BatchStream
 from recapp.run.recipe import Train
 from recapp.run.run_rows import rows_of
-from recapp.sparse.keyed_jagged_tensor import MISSING, Batch
+from recapp.sparse.keyed_jagged_tensor import Batch
+from recapp.sparse.missing_ids import MISSING
 from recapp.tables.table_settings import TablesOfDataset
 from recapp.trainer.callbacks import WARM_UP_STEPS
 

@@ -15,7 +15,7 @@ from recapp import (
     TableLookup,
 )
 from recapp.errors import ConfigError, IdError
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 
 
 def table(name="t", rows=10, dim=3, features=("a",), **more):

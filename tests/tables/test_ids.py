@@ -5,7 +5,8 @@ import torch
 
 from recapp.errors import ConfigError, DataError, IdError
 from recapp.kernels.backend import backend
-from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 from recapp.tables.config import EmbeddingBagConfig, TableLookup, check_max_key, lookups_of
 from recapp.tables.ids import IdRules
 

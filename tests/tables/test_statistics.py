@@ -12,7 +12,8 @@ import torch
 from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
 from recapp.settings import user_cache
-from recapp.sparse.keyed_jagged_tensor import MISSING, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, TableLookup
 from recapp.tables.statistics import (
     TableStatistics,

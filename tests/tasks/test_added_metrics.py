@@ -25,7 +25,8 @@ from recapp.reporting.summary import (
 )
 from recapp.run.constructors import build_task
 from recapp.settings.records import Constructor
-from recapp.sparse.keyed_jagged_tensor import MISSING, MISSING_INT32, Batch, KeyedJaggedTensor
+from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
+from recapp.sparse.missing_ids import MISSING, MISSING_INT32
 from recapp.tasks.detail_metrics import SLICES, ids_of, poisson_weights
 from recapp.tasks.measures import Measure, MetricSettings
 from recapp.tasks.task import ClickTask, Output, Sample, Task

@@ -5,7 +5,7 @@ import torch
 from engine.test_dynamic_tables import rows_by_key
 from runs import SIZES, compose, fit
 
-from recapp.sparse.keyed_jagged_tensor import MISSING
+from recapp.sparse.missing_ids import MISSING
 from recapp.trainer.callbacks import LogDynamicRows
 from recapp.transport.communicator import Comm
 

@@ -48,7 +48,7 @@ from recapp.compat.hugectr.words import (
 )
 from recapp.dataset.data_file import UnreadableFileError, facts_of
 from recapp.dataset.files import file_names
-from recapp.dataset.formats import format_of
+from recapp.dataset.formats import FORMATS
 from recapp.dataset.storage import stamp_of
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.optim.named_rules import make_rule
@@ -684,7 +684,7 @@ def _check_places(part: str, places: Mapping[str, int | None], file: Path, first
         DataError: A column has another index in the file.
     """
     try:
-        names = facts_of(format_of(str(first)), str(first), stamp_of(str(first))).columns.names
+        names = facts_of(FORMATS.of(str(first)), str(first), stamp_of(str(first))).columns.names
     except (OSError, UnreadableFileError, DataError):
         return  # the training command reports an unreadable file
     for name, place in places.items():

@@ -197,7 +197,11 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     Raises:
         DataError: The rows cannot be read.
     """
-    if stamp_of(file.path) != file.stamp:
+    try:
+        stamp = stamp_of(file.path)
+    except OSError as error:
+        raise DataError(f"{file.path}: can be read no more ({error.strerror})") from error
+    if stamp != file.stamp:
         raise changed(file.path)
     begin = 0
     try:

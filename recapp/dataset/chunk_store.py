@@ -17,12 +17,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from recapp.dataset.collate import Collate
+from recapp.dataset.collate import BatchColumns, Collate
 from recapp.dataset.decode import Int64Array, compiled
-from recapp.dataset.rows import BatchRows, FeatureBags, IdArray, Rows
+from recapp.dataset.rows import FeatureBags, IdArray, Rows
+from recapp.sparse.transfer import ALIGNMENT, made_together
 
 Array = npt.NDArray[Any]
+# Labels begin at bytes where one memory would have each of them.
+TARGETS_ALIGNED = ALIGNMENT // torch.float32.itemsize
 
 
 def places(slot: int, at_N: Int64Array) -> Int64Array:
@@ -49,13 +54,16 @@ class ChunkStore:
 
     Args:
         collate: Tells the columns of chunks and of batches.
+        for_gpu: Whether a batch lies in one memory, as `Batch.packed` would lay it, page-locked
+            where there is a GPU.
         narrows: Whether the ids of batches have 32 bits as long as those of all chunks do. Their
             type changes at most once, because a step that is recorded for one type does not take
             the other.
     """
 
-    def __init__(self, collate: Collate, narrows: bool) -> None:
+    def __init__(self, collate: Collate, for_gpu: bool, narrows: bool) -> None:
         self.narrows = narrows
+        self._for_gpu = for_gpu
         self._collate = collate
         is_bag_F = [name in collate.bags for name in collate.schema.features]
         self._bags = np.flatnonzero(is_bag_F)
@@ -83,35 +91,48 @@ class ChunkStore:
         ]
         return slot
 
-    def take(self, place_B: Int64Array) -> BatchRows:
+    def take(self, place_B: Int64Array) -> BatchColumns:
         """Return the rows of some places, each of which is taken once."""
-        gather = compiled().gather
         of_numbers, of_targets, of_ids, *more = self._table_AZ3
+        of_row_numbers = [more.pop(0)] if self._collate.numbered else []
         rows = len(place_B)
-        row_numbers_B = None
-        if self._collate.numbered:
-            row_numbers_B = np.empty(rows, np.int64)
-            gather(more.pop(0), place_B, np.arange(1), 1, row_numbers_B)
-        columns = len(self._collate.schema.numbers)
-        dense_BI = np.empty((rows, columns), np.float32)
-        gather(of_numbers, place_B, np.arange(columns), columns, dense_BI.reshape(-1))
-        targets_TB = np.empty((len(self._collate.schema.targets), rows), np.float32)
-        gather(of_targets, place_B, np.arange(len(targets_TB)) * rows, 1, targets_TB.reshape(-1))
         per_F = [rows] * (len(self._bags) + len(self._singles))
         begin_F: Int64Array = np.arange(len(per_F)) * rows
-        length_FB = None
+        length_FB = np.ones((len(per_F), rows) if more else 1, np.int64)
         if more:
-            length_FB = np.ones((len(per_F), rows), np.int64)
             for feature, bounds_Z3 in zip(self._bags, more[1::2], strict=True):
                 length_B = length_FB[feature]
                 per_F[feature] = compiled().lengths_of_bags(bounds_Z3, place_B, length_B)
             begin_F = np.cumsum([0, *per_F[:-1]])
-        ids_L: IdArray = np.empty(sum(per_F), np.int32 if self.narrows else np.int64)
-        gather(of_ids, place_B, begin_F[self._singles], 1, ids_L)
+        columns = len(self._collate.schema.numbers)
+        targets = len(self._collate.schema.targets)
+        apart = -(-rows // TARGETS_ALIGNED) * TARGETS_ALIGNED if self._for_gpu else rows
+        arrays: list[Array] = [
+            np.empty((rows, columns), np.float32),
+            np.empty(sum(per_F), np.int32 if self.narrows else np.int64),
+            length_FB.reshape(-1),
+            np.empty((targets, apart), np.float32),
+            *[np.empty(rows, np.int64) for _ in of_row_numbers],
+        ]
+        parts = [torch.from_numpy(array) for array in arrays]
+        if self._for_gpu:
+            parts = made_together(parts, pinned=torch.cuda.is_available())
+            parts[2].copy_(torch.from_numpy(arrays[2]))
+            arrays = [part.numpy() for part in parts]
+        dense_BI, id_L, _, target_TB, *row_number_B = arrays
+        gather = compiled().gather
+        gather(of_numbers, place_B, np.arange(columns), columns, dense_BI.reshape(-1))
+        gather(of_targets, place_B, np.arange(targets) * apart, 1, target_TB.reshape(-1))
+        gather(of_ids, place_B, begin_F[self._singles], 1, id_L)
+        for table_Z3, numbers_B in zip(of_row_numbers, row_number_B, strict=True):
+            gather(table_Z3, place_B, np.arange(1), 1, numbers_B)
         for feature, values_Z3, bounds_Z3 in zip(self._bags, more[::2], more[1::2], strict=True):
-            compiled().gather_bags(values_Z3, bounds_Z3, place_B, ids_L[begin_F[feature] :])
+            compiled().gather_bags(values_Z3, bounds_Z3, place_B, id_L[begin_F[feature] :])
         self.drop(place_B)
-        return BatchRows(dense_BI, ids_L, length_FB, per_F, targets_TB, row_numbers_B)
+        dense, ids, lengths, target, *row_numbers = parts
+        return BatchColumns(
+            dense, ids, lengths, per_F, target[:, :rows], next(iter(row_numbers), None)
+        )
 
     def drop(self, place_N: Int64Array) -> None:
         """Forget rows, which nobody takes any more."""
@@ -126,3 +147,9 @@ def _arrays_of(rows: Rows) -> list[Array]:
     arrays += [array for bag in rows.bags for array in (bag.values_L, bag.offsets_N1)]
     assert all(array.flags.c_contiguous for array in arrays)
     return arrays
+
+
+def _gather(
+    table_Z3: Array, place_B: Int64Array, begin_C: Int64Array, out: Tensor, step: int = 1
+) -> None:
+    compiled().gather(table_Z3, place_B, begin_C, step, out.numpy().reshape(-1))

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from recapp.dataset.arrow_types import has_views, is_list, without_views
 from recapp.dataset.decode import (
@@ -39,7 +40,7 @@ from recapp.dataset.decode import (
     write_ids,
     write_numbers,
 )
-from recapp.dataset.rows import BatchRows, DecodedColumns, FeatureBags, IdArray, Rows, join
+from recapp.dataset.rows import DecodedColumns, FeatureBags, IdArray, Rows, join
 from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.keyed_jagged_tensor import (
@@ -170,6 +171,26 @@ class _Chunk:
             DataError: As for `decoded`.
         """
         return self.decoded([name], [self.batch.column(self.columns[name])], decode)
+
+
+class BatchColumns(NamedTuple):
+    """The columns of a batch, as its memory has them.
+
+    Args:
+        dense_BI: Transformed numbers, [B, I].
+        ids_L: The ids of all features, key after key, [L].
+        lengths: The number of ids of each feature and row, [F B]; one number if all are 1.
+        per_F: The number of ids of each feature.
+        targets_TB: Labels and weights, [T, B].
+        row_numbers_B: The place of each row in the data set, [B]; None where nobody wants it.
+    """
+
+    dense_BI: Tensor
+    ids_L: Tensor
+    lengths: Tensor
+    per_F: list[int]
+    targets_TB: Tensor
+    row_numbers_B: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,39 +375,40 @@ class Collate:
                 parts.append(bag.values_L)
             else:
                 parts.append(next(single))
+        ids_L = np.concatenate(parts) if rows.bags else rows.ids_SN.reshape(-1)
+        # one number, expanded: who reads lengths sees that they are equal
+        lengths = torch.from_numpy(length_FB.reshape(-1) if rows.bags else np.ones(1, np.int64))
+        numbers_N = rows.row_numbers_N
         return self.made(
-            BatchRows(
-                np.ascontiguousarray(rows.numbers_IN.T),
-                np.concatenate(parts) if rows.bags else rows.ids_SN.reshape(-1),
-                length_FB if rows.bags else None,
+            BatchColumns(
+                torch.from_numpy(np.ascontiguousarray(rows.numbers_IN.T)),
+                torch.from_numpy(ids_L),
+                lengths,
                 [len(part) for part in parts],
-                rows.targets_TN,
-                rows.row_numbers_N,
+                torch.from_numpy(rows.targets_TN),
+                None if numbers_N is None else torch.from_numpy(numbers_N),
             )
         )
 
-    def made(self, rows: BatchRows) -> Batch:
-        """Return rows as a batch, which takes over their memory."""
+    def made(self, columns: BatchColumns) -> Batch:
+        """Return the columns of a batch as one, which takes over their memory."""
         schema = self.schema
-        count = rows.targets_TB.shape[1]
-        targets = dict(zip(schema.targets, torch.from_numpy(rows.targets_TB), strict=True))
-        # one number, expanded: who reads lengths sees that they are equal
-        lengths_FB = torch.ones(1, dtype=torch.int64).expand(len(rows.per_F) * count)
-        if rows.length_FB is not None:
-            lengths_FB = torch.from_numpy(rows.length_FB.reshape(-1))
+        rows = len(columns.dense_BI)
+        targets = dict(zip(schema.targets, columns.targets_TB, strict=True))
+        lengths = columns.lengths
         return Batch(
-            torch.from_numpy(rows.dense_BI),
+            columns.dense_BI,
             KeyedJaggedTensor.unchecked(
                 list(schema.features),
-                torch.from_numpy(rows.ids_L),
+                columns.ids_L,
                 None,
-                lengths_FB,
-                count,
-                rows.per_F,
+                lengths.expand(len(columns.per_F) * rows) if len(lengths) == 1 else lengths,
+                rows,
+                columns.per_F,
             ),
             {name: targets[name] for name in schema.labels},
             {name: targets[column] for name, column in schema.weights.items()},
-            None if rows.row_numbers_B is None else torch.from_numpy(rows.row_numbers_B),
+            columns.row_numbers_B,
         )
 
 

@@ -32,7 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -107,26 +107,6 @@ class Rows:
 
     def __len__(self) -> int:
         return int(self.targets_TN.shape[1])
-
-
-class BatchRows(NamedTuple):
-    """The rows of a batch in the order of its memory, row after row and key after key.
-
-    Args:
-        dense_BI: Transformed numbers, [B, I].
-        ids_L: The ids of all features, [L].
-        length_FB: The number of ids of each feature and row, [F, B]; None if all are 1.
-        per_F: The number of ids of each feature.
-        targets_TB: Labels and weights, [T, B].
-        row_numbers_B: The place of each row in the data set, [B]; None where nobody wants it.
-    """
-
-    dense_BI: Float32Array
-    ids_L: IdArray
-    length_FB: Int64Array | None
-    per_F: list[int]
-    targets_TB: Float32Array
-    row_numbers_B: Int64Array | None
 
 
 def join(parts: Sequence[Rows]) -> Rows:

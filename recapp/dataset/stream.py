@@ -59,6 +59,7 @@ from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.errors import ConfigError
+from recapp.settings.uris import is_uri
 from recapp.sparse.keyed_jagged_tensor import Batch
 
 IntArray = npt.NDArray[np.int64]
@@ -169,6 +170,9 @@ SHARED_ROWS = 65_536
 _EVERY_LANE = -1
 
 
+WAITING_THREADS = 16  # at least, where files are in another place: they wait most of the time
+
+
 class Reader:
     """Read the rows of some lanes of a deal, from a position on.
 
@@ -179,7 +183,8 @@ class Reader:
         position: The number of rows already taken from each lane (the same for all).
         collate: Decodes the rows.
         threads: Threads that read chunks ahead; None reads them when they are needed.
-        narrows: As for the `store`.
+        for_gpu: As for the `store`, like `narrows`.
+        narrows: See there.
 
     `take` raises DataError for unusable values and unreadable files.
     """
@@ -192,6 +197,7 @@ class Reader:
         position: int,
         collate: Collate,
         threads: Executor | None = None,
+        for_gpu: bool = False,
         narrows: bool = False,
     ) -> None:
         self._threads = threads
@@ -203,7 +209,7 @@ class Reader:
         self._plans = {
             lane: deque(pieces[:, [0, 2]].tolist()) for lane, pieces in rest_by_lane.items()
         }
-        self.store = ChunkStore(collate, narrows)
+        self.store = ChunkStore(collate, for_gpu, narrows)
         self._inboxes: dict[tuple[int, int], deque[IntArray]] = {}
         self._cursors: dict[tuple[int, int], _Cursor] = {}
         self._ranges = self._by_cursor(rest_by_lane)
@@ -274,8 +280,10 @@ class Reader:
         self._due[key] -= len(rows)
         if self._due[key]:
             self._cursor(key).start()
-            return
-        del self._cursors[key]  # this closes the generator, and so the file
+            if not is_uri(self._source.files[self._source.segments[segment].file].path):
+                return  # a file of another place takes trips to begin: it begins one earlier
+        else:
+            del self._cursors[key]  # this closes the generator, and so the file
         for lane, _ in parts:
             plan = self._plans[lane]
             if len(plan) > 1 and plan[0][0] == segment:
@@ -385,6 +393,7 @@ class BatchStream:
         numbered: Whether batches have the numbers of their rows, `Batch.row_numbers_B`.
 
     Attributes:
+        for_gpu: Whether a batch lies in one memory, page-locked where there is a GPU.
         narrows: Whether batches have int32 ids as long as all fit, in half the bytes.
         num_threads: The threads that decode chunks ahead, beside one that makes batches; 0 does
             both when a batch is asked for. Batches are the same.
@@ -430,6 +439,7 @@ class BatchStream:
         self.lanes = rank_lanes(rank, world, lanes)
         self.epoch = 0
         self.first_batch = 0
+        self.for_gpu = False
         self.narrows = False
         self.num_threads = 0
         self._share = batch_size // lanes
@@ -451,8 +461,10 @@ class BatchStream:
         if not self.num_threads:
             yield from self._made(None)
             return
+        far = any(is_uri(file.path) for file in self.source.files)
+        threads = max(self.num_threads, WAITING_THREADS) if far else self.num_threads
         with (
-            ThreadPoolExecutor(self.num_threads, "recapp-chunks") as chunks,
+            ThreadPoolExecutor(threads, "recapp-chunks") as chunks,
             ThreadPoolExecutor(1, "recapp-batches") as batches,
         ):
             try:
@@ -473,7 +485,14 @@ class BatchStream:
         """
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(
-            self.source, self._deal, self.lanes, begin, self._collate, chunks, self.narrows
+            self.source,
+            self._deal,
+            self.lanes,
+            begin,
+            self._collate,
+            chunks,
+            self.for_gpu,
+            self.narrows,
         )
         for place_B in self._places(reader):
             batch = self._collate.made(reader.store.take(place_B))

@@ -6,25 +6,24 @@
     other column   its own type, without dictionaries and views
 
 Missing values (nulls, empty texts) say nothing about a type, and become nulls. Text of ids with a
-sign between them becomes lists. A type that is found is that of all rows; a type that is given is
-checked by each value.
+sign between them becomes lists. A type that was found in some values, or given, is checked by each
+value; one that was found must also keep the spelling of whole numbers.
 
 Letter: N values.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recapp.dataset.arrow_types import is_text, value_type, without_views
-from recapp.dataset.decode import BadValue, as_text, ids_of_hex, shown, spelled_numbers
+from recapp.dataset.decode import BadValue, as_text, ids_of_hex, shown
 
 # int64 | float64 | text; hex: at most 16 hexadecimal digits, which become int64
 Kind = Literal["int64", "float64", "text", "hex"]
 OWN = "own"  # the type that a column has in the files
-_ARROW = {"int64": pa.int64(), "float64": pa.float64(), "text": pa.string(), "hex": pa.int64()}
+_NUMBERS = {"int64": pa.int64(), "float64": pa.float64()}
 
 
 class KindOfText:
@@ -49,8 +48,8 @@ class KindOfText:
         texts = pc.unique(texts).drop_null()
         texts = texts.filter(pc.not_equal(texts, ""))
         self._values += len(texts)
-        self._whole = self._whole and _are_whole(texts)
-        self._numbers = self._whole or _are_numbers(texts)
+        self._whole = self._whole and _numbers(texts, "int64", True) is not None
+        self._numbers = self._whole or _numbers(texts, "float64", True) is not None
 
     def merge(self, other: "KindOfText") -> None:
         """Add what was found in other values."""
@@ -73,7 +72,10 @@ def plain(column: pa.Array) -> pa.Array:
     if not is_text(column.type):
         return column
     texts = as_text(column)
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+    empty = pc.equal(texts, "")
+    if not pc.any(empty).as_py():
+        return texts
+    return pc.if_else(empty, pa.scalar(None, texts.type), texts)
 
 
 def parts_of(texts: pa.Array, sign: str) -> pa.Array:
@@ -81,13 +83,16 @@ def parts_of(texts: pa.Array, sign: str) -> pa.Array:
     return pc.split_pattern(texts, sign)
 
 
-def typed(column: pa.Array, kind: str, sign: str | None = None) -> pa.Array:
+def typed(
+    column: pa.Array, kind: str, sign: str | None = None, *, spelled: bool = False
+) -> pa.Array:
     """Return a column in a type.
 
     Args:
         column: The values.
         kind: A `Kind`, or `OWN`.
         sign: What stands between the values of a text, which become a list; None for one value.
+        spelled: Whether numbers must also be spelled as `KindOfText` asks.
 
     Raises:
         BadValue: A value is none of this kind.
@@ -98,26 +103,13 @@ def typed(column: pa.Array, kind: str, sign: str | None = None) -> pa.Array:
     if not is_text(values.type):
         values = values.cast(pa.string())
     if sign is None:
-        return _typed(values, kind)
+        return _typed(values, kind, spelled)
     lists = parts_of(values, sign)
     mask = lists.is_null() if lists.null_count else None
-    items = _typed(plain(lists.flatten()), kind)
+    items = _typed(plain(lists.flatten()), kind, spelled)
     if mask is not None:
         return pa.ListArray.from_arrays(_offsets(lists), items, mask=mask)
     return pa.ListArray.from_arrays(lists.offsets, items)
-
-
-def arrow_type(kind: str, sign: str | None, own: pa.DataType) -> pa.DataType:
-    """Return the Arrow type of a column that `typed` returns.
-
-    Args:
-        kind: A `Kind`, or `OWN`.
-        sign: As for `typed`.
-        own: The type in the files.
-    """
-    if kind == OWN:
-        return plain(pa.nulls(0, own)).type
-    return pa.list_(_ARROW[kind]) if sign else _ARROW[kind]
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
@@ -126,48 +118,45 @@ def _offsets(lists: pa.Array) -> pa.Array:
     return pa.concat_arrays([pa.array([0], ends.type), ends])
 
 
-def _typed(texts: pa.Array, kind: str) -> pa.Array:
-    if kind == "int64":
-        refused = _first(texts, lambda part: _casts(part, pa.int64()))
-        if refused is not None:
-            raise BadValue(refused, f"holds {shown(texts[refused])}, which is no whole number")
-        return texts.cast(pa.int64())
-    if kind == "float64":
-        return spelled_numbers(texts)
+def _typed(texts: pa.Array, kind: str, spelled: bool) -> pa.Array:
     if kind == "hex":
         return pa.array(ids_of_hex(texts), mask=texts.is_null().to_numpy(zero_copy_only=False))
-    return texts.cast(pa.string())
+    if kind == "text":
+        return texts
+    numbers = _numbers(texts, kind, spelled)
+    if numbers is None:
+        bad = _first_bad(texts, kind, spelled)
+        raise BadValue(bad, f"holds {shown(texts[bad])}, which is no {kind}")
+    return numbers
 
 
-def _first(texts: pa.Array, fits: Callable[[pa.Array], bool]) -> int | None:
-    """Return the index of the first value that does not fit; None if all do."""
-    if fits(texts):
+def _numbers(texts: pa.Array, kind: str, spelled: bool) -> pa.Array | None:
+    """Return texts as numbers; None if one is none.
+
+    Args:
+        texts: The texts.
+        kind: `int64` or `float64`.
+        spelled: Whether a whole number must have its only spelling, no +7, 007 or 7.0, and other
+            numbers no 0 before their digits, as zip codes have.
+    """
+    try:
+        numbers = texts.cast(_NUMBERS[kind])
+    except pa.ArrowInvalid:
         return None
+    if spelled and kind == "int64":
+        return numbers if numbers.cast(texts.type).equals(texts) else None
+    padded = spelled and pc.any(pc.match_substring_regex(texts, r"\A[+-]?0[0-9]")).as_py()
+    return None if padded else numbers
+
+
+def _first_bad(texts: pa.Array, kind: str, spelled: bool) -> int:
+    """Return the index of the first text that is no number; there is one."""
     low = 0
-    high = len(texts)  # of the first bad value: low <= index < high
+    high = len(texts)  # low <= index < high
     while high - low > 1:
         middle = (low + high) // 2
-        if fits(texts.slice(low, middle - low)):
-            low = middle
-        else:
+        if _numbers(texts.slice(low, middle - low), kind, spelled) is None:
             high = middle
+        else:
+            low = middle
     return low
-
-
-def _casts(texts: pa.Array, kind: pa.DataType) -> bool:
-    try:
-        texts.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _are_numbers(texts: pa.Array) -> bool:
-    """Return whether all texts are numbers, none with a 0 before its other digits (a zip code)."""
-    padded = pc.any(pc.match_substring_regex(texts, r"\A[+-]?0[0-9]")).as_py()
-    return not padded and _casts(texts, pa.float64())
-
-
-def _are_whole(texts: pa.Array) -> bool:
-    """Return whether each text is the only spelling of a whole number: no +7, 007 or 7.0."""
-    return _casts(texts, pa.int64()) and texts.cast(pa.int64()).cast(texts.type).equals(texts)

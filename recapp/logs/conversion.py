@@ -28,7 +28,7 @@ from recapp.console import Column
 from recapp.dataset.data_file import Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
-from recapp.logs.fitting import Fitted, fitted
+from recapp.logs.fitting import Fitted, OtherKindError, fitted
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import locked
@@ -56,7 +56,7 @@ def convert(settings: Convert) -> None:
     """
     if not settings.path or not settings.out:
         raise ConfigError("path and out must be given: python -m recapp.data convert PATH out=DIR")
-    source = open_raw(settings.path, setting="path")
+    source = open_raw(settings.path, settings.rules, setting="path")
     check(settings, source)
     out = Path(settings.out).expanduser()
     if out.exists() and not settings.overwrite:
@@ -105,16 +105,14 @@ def _converted(settings: Convert, source: Source, work: Path) -> list[dict[str, 
     of_results = {name: recipe[name] for name in recipe if name not in _NOT_OF_RESULTS}
     identity = json.dumps([of_results, Fingerprint.of(sources).to_plain()], sort_keys=True)
     identity = hashlib.sha256(identity.encode()).hexdigest()
-    _continue_or_begin(work, identity)
-    parts = parts_of(source)
-    workers = Workers(settings.num_threads or os.cpu_count() or 1)
-    found = fitted(settings, parts, work, workers)
-    files: list[dict[str, Any]] = []
-    with console.progress("Rows", source.rows) as advance:
-        written = workers.each(parts, lambda part: _write_part(part, found, work))
-        for part, of_part in zip(parts, written, strict=True):
-            files += of_part
-            advance(part.source.rows)
+    try:
+        _continue_or_begin(work, identity)
+        found, files = _written(settings, source, work, in_all=False)
+    except OtherKindError as error:
+        console.note(f"types are found in all values, because {error}")
+        shutil.rmtree(work / STATE)
+        _continue_or_begin(work, identity)
+        found, files = _written(settings, source, work, in_all=True)
     rows = [
         {
             "split": name,
@@ -138,6 +136,22 @@ def _converted(settings: Convert, source: Source, work: Path) -> list[dict[str, 
     write_whole(work / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(work / STATE)
     return rows
+
+
+def _written(
+    settings: Convert, source: Source, work: Path, *, in_all: bool
+) -> tuple[Fitted, list[dict[str, Any]]]:
+    """Write the files of all parts; return what was found in the rows, and the files."""
+    parts = parts_of(source)
+    workers = Workers(settings.num_threads or os.cpu_count() or 1)
+    found = fitted(settings, parts, work, workers, in_all=in_all)
+    files: list[dict[str, Any]] = []
+    with console.progress("Rows", source.rows) as advance:
+        written = workers.each(parts, lambda part: _write_part(part, found, work))
+        for part, of_part in zip(parts, written, strict=True):
+            files += of_part
+            advance(part.source.rows)
+    return found, files
 
 
 _NOT_OF_RESULTS = ("format", "path", "out", "overwrite", "num_threads")
@@ -221,8 +235,9 @@ def _write_part(part: Part, found: Fitted, work: Path) -> list[dict[str, Any]]:
     for path, first, chunk in part.chunks():
         rows = found.table(chunk, path, first)
         split_N = found.split.of(chunk, first)
-        for number in np.unique(split_N).tolist():
-            writers[SPLITS[number]].add(rows.filter(pa.array(split_N == number)))
+        for number in (here := np.unique(split_N).tolist()):
+            some = rows.filter(pa.array(split_N == number)) if len(here) > 1 else rows
+            writers[SPLITS[number]].add(some)
             used.append(SPLITS[number])
     files = [writers[name].close() for name in SPLITS if name in used]
     write_whole(done, json.dumps(files))

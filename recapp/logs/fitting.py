@@ -3,7 +3,7 @@ by time, vocabularies of the training rows. Each is a pass over the parts of the
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,18 +24,24 @@ FITTED = "state/fitted.json"
 VOCABULARIES = "vocabularies"
 
 
+class OtherKindError(DataError):
+    """A value is none of the kind that was found in the first rows."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """The functions of a conversion, whose values were found in the rows.
 
     Args:
         kinds: The kind of each column (`column_types.py`), in the order of the results.
+        given: The columns whose kinds are settings.
         separator: The sign between the values of a text, by column.
         split: The rule that splits rows.
         vocabularies: The values of vocabularies by column, in the order of their ids.
     """
 
     kinds: Mapping[str, str]
+    given: Collection[str]
     separator: Mapping[str, str]
     split: Split
     vocabularies: Mapping[str, pa.Array]
@@ -52,10 +58,13 @@ class Fitted:
         Raises:
             DataError: A value is none of this type.
         """
+        given = name in self.given
+        sign = self.separator.get(name)
         try:
-            return typed(chunk.column(name), self.kinds[name], self.separator.get(name))
+            return typed(chunk.column(name), self.kinds[name], sign, spelled=not given)
         except BadValue as error:
-            raise DataError(
+            kind = DataError if given else OtherKindError
+            raise kind(
                 f"{path}: row {first + error.index} of the logs, column {name}: {error.problem}"
             ) from None
 
@@ -67,7 +76,9 @@ class Fitted:
         return pa.table(columns)
 
 
-def fitted(settings: Convert, parts: Sequence[Part], work: Path, workers: Workers) -> Fitted:
+def fitted(
+    settings: Convert, parts: Sequence[Part], work: Path, workers: Workers, *, in_all: bool
+) -> Fitted:
     """Return what is found in the rows, from the files of a conversion that was ended if they are
     there.
 
@@ -76,16 +87,21 @@ def fitted(settings: Convert, parts: Sequence[Part], work: Path, workers: Worker
         parts: The logs.
         work: The directory of the conversion.
         workers: The threads.
+        in_all: Whether types are found in all values, or in those of the first part.
+
+    Raises:
+        OtherKindError: A value is none of the type that was found in the first part.
     """
     shares = (1 - settings.val_share - settings.test_share, settings.val_share, settings.test_share)
     column = settings.time if settings.split == "time" else settings.user
     split = Split(settings.split, shares, column, settings.seed)
     separator = settings.separator or {}
+    given = settings.types or {}
     file = work / FITTED
     if not file.is_file():
-        kinds = _kinds(settings, parts, workers)
+        kinds = _kinds(settings, parts if in_all else parts[:1], workers)
         split = replace(split, cuts=_cuts(split, parts, workers))
-        found = Fitted(kinds, separator, split, {})
+        found = Fitted(kinds, given, separator, split, {})
         _write_vocabularies(settings, found, parts, work, workers)
         write_whole(file, json.dumps({"kinds": kinds, "cuts": split.cuts}))
     known = json.loads(file.read_text())
@@ -95,7 +111,7 @@ def fitted(settings: Convert, parts: Sequence[Part], work: Path, workers: Worker
         for name in settings.vocabularies or ()
     }
     split = replace(split, cuts=cuts)
-    return Fitted(known["kinds"], separator, split, vocabularies)
+    return Fitted(known["kinds"], given, separator, split, vocabularies)
 
 
 def vocabulary_file(folder: Path, column: str) -> Path:

@@ -85,7 +85,7 @@ from recapp.sparse.keyed_parts import (
     sums_of,
 )
 from recapp.sparse.missing_ids import MISSING, MISSING_INT32
-from recapp.sparse.transfer import copy_to_device, places_of, to_device, to_host, view_of
+from recapp.sparse.transfer import copy_to_device, made_together, to_device, to_host
 
 SHOWN_KEYS = 30
 
@@ -895,15 +895,18 @@ class Batch:
             *numbers,
         ]
 
-    def packed(self) -> Self:
-        """Return the samples in one memory, which moves to another process at once. Lengths of 1
+    def packed(self, pinned: bool = False) -> Self:
+        """Return a copy of the samples in one memory of the host, which moves at once. Lengths of 1
         are one number there, expanded.
+
+        Args:
+            pinned: Whether the memory is page-locked.
         """
         short = self.short()
-        places = places_of(short.tensors())
-        size = max(place.stop for place in places.values())
-        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
-        there = short.each(lambda tensor: view_of(memory, places[id(tensor)], tensor).copy_(tensor))
+        each = {id(tensor): tensor for tensor in short.tensors()}
+        made = made_together([*each.values()], pinned)
+        copies = dict(zip(each, made, strict=True))
+        there = short.each(lambda tensor: copies[id(tensor)].copy_(tensor))
         return there.as_long_as(self)
 
     def short(self) -> Self:

@@ -8,6 +8,7 @@ to the host.
     start_to_host                up, without waiting
     true_indices                 where a mask is true; their number comes up by `to_host`
     places_of, view_of           tensors that lie in one memory, to move at once
+    made_together, memory_of     new tensors that lie so; their memory
     Packed                       copies of tensors that lie so
     copy_each, copied            copies, of those of one type by one launch
 
@@ -108,6 +109,32 @@ def places_of(tensors: Sequence[Tensor]) -> dict[int, slice]:
     return places
 
 
+def made_together(like: Sequence[Tensor], pinned: bool) -> list[Tensor]:
+    """Return new tensors on the host, which lie in one memory as `places_of` places them.
+
+    Args:
+        like: Tensors of the same shapes and dtypes.
+        pinned: Whether the memory is page-locked.
+    """
+    places = places_of(like)
+    size = max((place.stop for place in places.values()), default=0)
+    memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    return [view_of(memory, places[id(x)], x) for x in like]
+
+
+def memory_of(tensors: Sequence[Tensor], places: Sequence[slice]) -> Tensor | None:
+    """Return the bytes of a memory in which tensors lie at places; None if they do not."""
+    first = tensors[0]
+    begin = first.storage_offset() * first.itemsize
+    for x, place in zip(tensors, places, strict=True):
+        is_beside = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        at = x.storage_offset() * x.itemsize - begin
+        if not (is_beside and at == place.start and x.is_contiguous()):
+            return None
+    size = max(place.stop for place in places)
+    return first.detach().reshape(-1).view(torch.uint8).as_strided((size,), (1,), begin)
+
+
 def view_of(memory: Tensor, place: slice, like: Tensor) -> Tensor:
     """Return bytes of a memory as a tensor of the dtype and shape of another."""
     return memory[place].view(like.dtype).view(like.shape)
@@ -164,16 +191,11 @@ class Packed:
         """Take the values of other tensors, of the same types and shapes; by one copy if they lie
         in one memory as these do, else by one of each type.
         """
-        begin = tensors[0].storage_offset() * tensors[0].itemsize
-        for x, place in zip(tensors, self._places, strict=True):
-            is_behind = x.untyped_storage().data_ptr() == tensors[0].untyped_storage().data_ptr()
-            at = x.storage_offset() * x.itemsize - begin
-            if not (is_behind and at == place.start and x.is_contiguous()):
-                copy_each(self._tensors(), tensors)
-                return
-        memory = torch.empty(0, dtype=torch.uint8, device=self.memory.device)
-        memory.set_(tensors[0].untyped_storage(), begin, self.memory.shape, (1,))
-        self.memory.copy_(memory, non_blocking=True)
+        memory = memory_of(tensors, self._places)
+        if memory is None:
+            copy_each(self._tensors(), tensors)
+        else:
+            self.memory.copy_(memory, non_blocking=True)
 
     def _tensors(self) -> list[Tensor]:
         return [x for x in tree_leaves(self.nested) if isinstance(x, Tensor)]

@@ -411,11 +411,11 @@ class ClickData(LightningDataModule):
         return self._prepared(self._rows.stream(source, *self._rank, numbered=self._number_rows))
 
     def _prepared(self, stream: BatchStream) -> BatchStream:
-        """Return a stream as it is read here: half the bytes of its ids go to a GPU, if they may,
-        and threads read ahead.
+        """Return a stream as it is read here: threads read ahead, a batch goes to a GPU in one
+        copy, and half the bytes of its ids, if they may.
         """
         assert self.trainer is not None
-        stream.narrows = self.trainer.strategy.root_device.type == "cuda"
+        stream.for_gpu = stream.narrows = self.trainer.strategy.root_device.type == "cuda"
         stream.num_threads = reading_threads(self.settings)
         return stream
 

@@ -1,17 +1,20 @@
-"""A batch reaches a GPU in one copy, between two buffers that later batches use again.
+"""A batch reaches a GPU in one copy, into a buffer that later batches use again.
 
     host        | dense | ids | lengths | label |      page-locked
                      |  one copy, on a stream of its own; lengths of 1 are one number
     device      | dense | ids | lengths | label |      the tensors of the batch are views
 
-A pair of buffers is a slot. A slot is free when nobody has a tensor of its batch any more, and when
-the streams that used the batch have done the work that they had at that time. So a caller may keep
-a batch, or a part of it, for as long as it likes: other batches then take other slots. There are as
-many slots as batches under way, and no memory is allocated or page-locked in a step.
+recapp's reader writes its batches into such a memory (`recapp/dataset/chunk_store.py`); others are
+packed into one. torch keeps page-locked memory, and uses it again when the copies from it are done.
 
-    slot 0   | pack, copy 0 | step 0 .......... | free |  | pack, copy 3 |
-    slot 1        | pack, copy 1 |                | step 1 .......... |
-    slot 2                                        | pack, copy 2 |     | step 2 ...
+A buffer of the device is a slot. A slot is free when nobody has a tensor of its batch any more, and
+when the streams that used the batch have done the work that they had at that time. So a caller may
+keep a batch, or a part of it, for as long as it likes: other batches then take other slots. There
+are as many slots as batches under way, and no memory is allocated or page-locked in a step.
+
+    slot 0   | copy 0 | step 0 .......... | free |  | copy 3 |
+    slot 1        | copy 1 |                | step 1 .......... |
+    slot 2                                  | copy 2 |     | step 2 ...
 
 No GPU has run this file yet: the tests show the round trip, and the order of streams on streams
 that are not there.
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from recapp.sparse.bags import on_host
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.sparse.transfer import places_of, view_of
+from recapp.sparse.transfer import memory_of, places_of, view_of
 from recapp.transport.communicator import SideStream, side_stream
 
 MOST_SLOTS = 8  # the batches that the host may be ahead of the GPU before it waits
@@ -58,18 +61,28 @@ class BatchSlots:
         if not tensors or not all(on_host(t) and not t.requires_grad for t in tensors):
             return batch.to(self.device, non_blocking=True)
         short = batch.short()
-        tensors = short.tensors()
-        places = places_of(tensors)
-        size = max(place.stop for place in places.values())
-        slot = self._take(size)
-        _pack(tensors, slot.host, places)
+        memory = self._memory_of(short)
+        if memory is None:
+            short = batch.packed(self.device.type == "cuda").short()
+            memory = self._memory_of(short)
+            assert memory is not None
+        slot = self._take(memory.numel())
         with self.copies.beside():
-            slot.there[:size].copy_(slot.host[:size], non_blocking=True)
+            slot.there[: memory.numel()].copy_(memory, non_blocking=True)
+        places = places_of(short.tensors())
         there = short.each(lambda tensor: view_of(slot.there, places[id(tensor)], tensor))
         there = there.as_long_as(batch)
         there.streams = slot.streams
         self.copies.hand_over(there)
         return there
+
+    def _memory_of(self, short: Batch) -> Tensor | None:
+        """Return the one memory of a batch from which a copy needs no wait; None without."""
+        tensors = short.tensors()
+        places = places_of(tensors)
+        memory = memory_of(tensors, [places[id(x)] for x in tensors])
+        is_pinned = memory is not None and (self.device.type != "cuda" or memory.is_pinned())
+        return memory if is_pinned else None
 
     def _take(self, size: int) -> "_Slot":
         """Return a slot of at least `size` bytes that is free."""
@@ -81,7 +94,7 @@ class BatchSlots:
                 end.synchronize()
         if slot is not None:
             self._slots.remove(slot)
-        if slot is None or slot.host.numel() < size:
+        if slot is None or slot.there.numel() < size:
             slot = _Slot(size + size // 4, self.device)  # bags of the next batch may be longer
             self.copies.follow()  # the memory may have been of a tensor of the current stream
         self._slots.append(slot)
@@ -97,14 +110,11 @@ class _Streams(set[Any]):
 
 
 class _Slot:
-    """Two buffers of one size. `streams` are those that use the batch, and `ends` the events behind
+    """A buffer. `streams` are those that use the batch, and `ends` the events behind
     their work with it, once it is left.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.host = torch.empty(
-            size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda"
-        )
         self.there = torch.empty(size, dtype=torch.uint8, device=device)
         self.take()
         self._storage = self.there.untyped_storage()
@@ -128,8 +138,3 @@ class _Slot:
     def is_done(self) -> bool:
         """Return whether the streams have done the work that they had when the batch was left."""
         return all(end.query() for end in self.ends or ())
-
-
-def _pack(tensors: list[Tensor], host: Tensor, places: dict[int, slice]) -> None:
-    for tensor in tensors:
-        view_of(host, places[id(tensor)], tensor).copy_(tensor)

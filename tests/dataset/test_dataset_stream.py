@@ -29,6 +29,7 @@ from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream, Reader, deal, permutations
 from recapp.errors import ConfigError, DataError
 from recapp.sparse.keyed_jagged_tensor import as_int64
+from recapp.sparse.transfer import memory_of, places_of
 
 SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "training": True}
 
@@ -129,6 +130,32 @@ def test_no_chunk_is_kept_behind_its_last_row(source, monkeypatch, batches):
     assert global_batches(source, position=(0, batches), **settings)
     (store,) = stores
     assert store._chunks and not any(store._chunks)
+
+
+@pytest.mark.parametrize("weight", [None, "less", {"click": "less", "buy": "more"}])
+@pytest.mark.parametrize("sparse", [("one",), ("one", "many", "other")])
+def test_a_batch_for_a_gpu_is_the_same_in_one_memory(tmp_path, sparse, weight):
+    rows = range(45)
+    columns = {name: [row % 2 for row in rows] for name in ("click", "buy")}
+    columns |= {name: [row / 8 for row in rows] for name in ("number", "less", "more")}
+    columns |= {name: [*rows] for name in ("one", "other")}
+    columns["many"] = [[*range(row % 4)] for row in rows]
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet", row_group_size=10)
+    schema = Schema(("click", "buy"), ("number",), sparse, weight=weight)
+    settings = {"batch_size": 12, "lanes": 4, "training": False, "numbered": True}
+    plain, there = (
+        BatchStream(open_source(str(tmp_path / "rows.parquet"), schema), schema, **settings)
+        for _ in range(2)
+    )
+    there.for_gpu = True
+    for want, got in zip(plain, there, strict=True):
+        short = got.short().tensors()
+        places = places_of(short)
+        memory = memory_of(short, [places[id(tensor)] for tensor in short])
+        assert memory is not None and memory.data_ptr() == got.dense_BI.data_ptr()
+        assert [*got.labels, *got.weights] == [*want.labels, *want.weights]
+        for one, other in zip(got.tensors(), want.tensors(), strict=True):
+            assert one.equal(other) and one.dtype == other.dtype
 
 
 @pytest.mark.parametrize("threads", [0, 2])

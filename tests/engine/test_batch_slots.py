@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.sparse.missing_ids import MISSING
 from recapp.trainer.lookahead import LookAhead
-from recapp.transport import batch_slots
 from recapp.transport.batch_slots import MOST_SLOTS, BatchSlots, _Slot
 from recapp.transport.communicator import Comm
 
@@ -124,6 +123,14 @@ def test_every_kind_of_batch_arrives_whole_in_one_copy_and_in_one_memory():
             assert len(memories) <= 1 and all(t.data_ptr() % 16 == 0 for t in there.tensors())
             del there
     assert len(slots._slots) == 1
+
+
+def test_a_batch_in_one_memory_is_not_packed_again():
+    slots = slots_of(Streams())
+    for kind in KINDS.values():
+        there = kind().packed()
+        with mock.patch.object(Batch, "packed", side_effect=AssertionError):
+            assert_same(slots.to_device(there), there)
 
 
 def test_lengths_of_one_are_one_number():
@@ -241,19 +248,20 @@ def unordered(comm, depth, spoil=None):
         streams.passes = lambda event: draw.random() < 0.5
         slots = slots_of(streams)
 
-        def packed(tensors, host, places, pack=batch_slots._pack):
+        def packed(batch, pinned, pack=Batch.packed):
             """Pack as the host does, which no stream orders."""
             with _disable_current_modes():
-                pack(tensors, host, places)
-            watch.touch(streams.host, set(), {watch.memory(host)}, "packing")
+                made = pack(batch, pinned)
+            watch.touch(streams.host, set(), {watch.memory(made.dense_BI)}, "packing")
             for stream in streams.all:  # a launch comes after what the host has done
                 stream._wait(streams.host.reached)
+            return made
 
         def made(slot, *arguments):
             with _disable_current_modes():
                 make(slot, *arguments)
 
-        stack.enter_context(mock.patch.object(batch_slots, "_pack", packed))
+        stack.enter_context(mock.patch.object(Batch, "packed", packed))
         stack.enter_context(mock.patch.object(_Slot, "__init__", made))
         if spoil is not None:
             stack.enter_context(mock.patch.object(_Slot, *spoil))

@@ -90,6 +90,21 @@ def test_types_are_those_of_all_values_and_rows_keep_their_order(logs, tmp_path)
     assert not (tmp_path / "out/state").exists() and not (tmp_path / "out.parts").exists()
 
 
+@pytest.mark.parametrize("last, kind", [("1.5", "double"), ("0042", "string"), ("x", "string")])
+def test_types_hold_for_the_last_value_too(tmp_path, monkeypatch, capsys, last, kind):
+    monkeypatch.setattr(log_parts, "PART_ROWS", 10)
+    for number in range(3):
+        values = ["7"] * 10 if number < 2 else ["8"] * 9 + [last]
+        (tmp_path / f"{number}.csv").write_text("a,b\n" + "".join(f"1,{v}\n" for v in values))
+    convert(tmp_path / "*.csv", tmp_path / "out", val_share=0.5)
+    assert str(pq.read_schema(tmp_path / "out/train/part-00000.parquet").field("b").type) == kind
+    assert f"row 29 of the logs, column b: holds '{last}'" in capsys.readouterr().err
+    written = rows_of(tmp_path / "out/train")["b"] + rows_of(tmp_path / "out/val")["b"]
+    assert written == [
+        {"double": float, "string": str}[kind](v) for v in ["7"] * 20 + ["8"] * 9 + [last]
+    ]
+
+
 def test_splits_by_order_are_the_last_rows(logs, tmp_path):
     convert(logs, tmp_path / "out", val_share=0.1, test_share=0.25)
     users = clicks()["user"]

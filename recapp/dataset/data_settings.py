@@ -262,13 +262,7 @@ class DataSettings:
         Raises:
             ConfigError: `bad_rows` is neither `error` nor `skip:N`.
         """
-        word, _, most = self.bad_rows.partition(":")
-        if self.bad_rows != "error" and not (word == "skip" and most.isdecimal()):
-            raise ConfigError(
-                f"dataset.bad_rows={self.bad_rows}: must be error, or skip:N to leave out up to N "
-                "rows that do not fit their file"
-            )
-        return FileRules(self.format, self.text, int(most or 0))
+        return file_rules(self.format, self.text, self.bad_rows, "dataset.bad_rows")
 
     @property
     def share_that_validates(self) -> Fraction:
@@ -326,6 +320,23 @@ class DataSettings:
             generate=replace(generate, rows=max(round(generate.rows * scale), 1)),
             path=f"{self.path}_{scale.numerator}_{scale.denominator}",
         )
+
+
+def file_rules(
+    format: str | Constructor | None, text: TextSettings, bad_rows: str, setting: str
+) -> FileRules:
+    """Return how files are read, from settings.
+
+    Raises:
+        ConfigError: `bad_rows` is neither `error` nor `skip:N`; the error names the setting.
+    """
+    word, _, most = bad_rows.partition(":")
+    if bad_rows != "error" and not (word == "skip" and most.isdecimal()):
+        raise ConfigError(
+            f"{setting}={bad_rows}: must be error, or skip:N to leave out up to N rows that do not "
+            "fit their file"
+        )
+    return FileRules(format, text, int(most or 0))
 
 
 def _fraction(value: object, name: str, allowed: str, fits: Callable[[Fraction], bool]) -> Fraction:

@@ -39,6 +39,7 @@ from recapp.dataset.data_file import (
     facts_of,
     refuse_bad_rows,
 )
+from recapp.dataset.data_settings import FileRules
 from recapp.dataset.decode import BadValue, Int64Array, decode_ids, refuse
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.formats import FORMATS, Formats, formats_of
@@ -174,11 +175,14 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
     return Source(tuple(files), tuple(segments), bags)
 
 
-def open_raw(paths: str | Sequence[str], *, setting: str = "dataset.path") -> Source:
+def open_raw(
+    paths: str | Sequence[str], rules: FileRules | None = None, *, setting: str = "dataset.path"
+) -> Source:
     """Open files with all of their columns, under the files' own names; no schema is needed.
 
     Args:
         paths: A path or a list of them, as for `open_source`.
+        rules: How the files are read.
         setting: The setting's name, for error messages.
 
     Raises:
@@ -187,8 +191,15 @@ def open_raw(paths: str | Sequence[str], *, setting: str = "dataset.path") -> So
     """
     files: list[DataFile] = []
     segments: list[Segment] = []
-    for number, name in enumerate(file_names(paths, setting=setting)):
-        format, stamp, (types, rows, _) = _opened(name, setting, "write it again or leave it out")
+    rules = rules or FileRules()
+    formats = formats_of(rules)
+    bad: list[str] = []
+    for number, name in enumerate(file_names(paths, setting=setting, formats=formats)):
+        fix = "write it again or leave it out"
+        format, stamp, (types, rows, odd) = _opened(name, setting, fix, formats)
+        bad += [f"{name}: {row}" for row in odd]
+        if bad:
+            refuse_bad_rows(bad[-1], len(bad), rules.bad_rows)
         columns = {column: column for column in types.names}
         if len(columns) < len(types.names):
             twice = next(one for one in columns if types.names.count(one) > 1)

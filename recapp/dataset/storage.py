@@ -67,6 +67,7 @@ def stamp_of(path: str) -> Stamp:
         DataError: The same, in another place.
     """
     if is_uri(path):
+        _open_now.pop((path, os.getpid()), None)
         return _stamp(_opened(path))
     status = os.stat(path)
     return Stamp(status.st_size, status.st_mtime_ns)
@@ -293,8 +294,21 @@ def _problem(error: Exception) -> tuple[str, bool]:
     return text, of_network or isinstance(error, OSError)
 
 
+# The files that were opened last, by path and process. Whoever reads one asks for its stamp before
+# or behind, which opens it anew; between them no further trip is needed.
+_open_now: dict[tuple[str, int], Opened] = {}
+_MOST_OPEN = 256
+
+
 def _opened(path: str) -> Opened:
-    return _asked(path, lambda place: place.opened(path))
+    key = (path, os.getpid())
+    opened = _open_now.get(key)
+    if opened is None:
+        opened = _asked(path, lambda place: place.opened(path))
+        if len(_open_now) >= _MOST_OPEN:
+            _open_now.clear()
+        _open_now[key] = opened
+    return opened
 
 
 def _stamp(opened: Opened) -> Stamp:

@@ -59,6 +59,7 @@ from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
 from recapp.errors import ConfigError
+from recapp.settings.uris import is_uri
 from recapp.sparse.keyed_jagged_tensor import Batch
 
 IntArray = npt.NDArray[np.int64]
@@ -169,6 +170,9 @@ SHARED_ROWS = 65_536
 _EVERY_LANE = -1
 
 
+WAITING_THREADS = 16  # at least, where files are in another place: they wait most of the time
+
+
 class Reader:
     """Read the rows of some lanes of a deal, from a position on.
 
@@ -276,8 +280,10 @@ class Reader:
         self._due[key] -= len(rows)
         if self._due[key]:
             self._cursor(key).start()
-            return
-        del self._cursors[key]  # this closes the generator, and so the file
+            if not is_uri(self._source.files[self._source.segments[segment].file].path):
+                return  # a file of another place takes trips to begin: it begins one earlier
+        else:
+            del self._cursors[key]  # this closes the generator, and so the file
         for lane, _ in parts:
             plan = self._plans[lane]
             if len(plan) > 1 and plan[0][0] == segment:
@@ -455,8 +461,10 @@ class BatchStream:
         if not self.num_threads:
             yield from self._made(None)
             return
+        far = any(is_uri(file.path) for file in self.source.files)
+        threads = max(self.num_threads, WAITING_THREADS) if far else self.num_threads
         with (
-            ThreadPoolExecutor(self.num_threads, "recapp-chunks") as chunks,
+            ThreadPoolExecutor(threads, "recapp-chunks") as chunks,
             ThreadPoolExecutor(1, "recapp-batches") as batches,
         ):
             try:

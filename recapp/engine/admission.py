@@ -62,11 +62,10 @@ class Admission:
 
     All strips are treated together: a *part* is a stretch of a strip, and the letter A counts
     parts. On a GPU the numbers stay there, and the host reads whether any part is over its limit. A
-    checkpoint stores the tensors of `tracked` with the rows. `needs_host` tells whether the host
-    has a part in decisions. In a step in which it has none, a GPU counts new keys in both of
-    `added`, those that wait for their rows in `counting`, and the use of rows in `of_use`. With a
-    limit, this is a step of at most `room` keys, as long as no key got a row since the host has
-    read the `room` of the fullest part.
+    checkpoint stores the tensors of `tracked` with the rows. In a step in which the host has no
+    part in decisions, a GPU counts new keys in both of `added`, those that wait for their rows in
+    `counting`, and the use of rows in `of_use`. With a limit, this is a step of at most `room`
+    keys, as long as no key got a row since the host has read the `room` of the fullest part.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class Admission:
             for strip, s in enumerate(settings)
             if s.seen > 1 and s.counter is Counter.SKETCH
         }
-        self.needs_host = self._limits or bool(self.sketches)
 
     @property
     def nbytes(self) -> int:

@@ -117,6 +117,7 @@ BEFORE, PASSING, NEXT = map(INDEX_NUMBERS.index, ("before", "passing", "next"))
 STEPS_AHEAD = 3  # whose entries find room when memory grows: the count comes back in the meantime
 MOST_SLOTS = 2**31 - 2  # an index holds slots in 32 bits
 NO_LIMIT = 2**62  # keys
+ANY_NUMBER = 2**61  # of keys: for so many there is room only where there is no limit
 
 
 def most_slots(device: torch.device, bytes_of_slot: int) -> int:

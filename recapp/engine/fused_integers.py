@@ -15,6 +15,7 @@ the number of distinct rows of each piece.
 that the kernels do not know, and as the definition of the result.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -111,6 +112,8 @@ class FusedIntegers:
         self.most_rows = int(self.store_rows_G[self.pooled_G].max(initial=0))
         self.lookup_S = np.array([f for r in state.routes for f in r.lookups], np.int64)
         self.column_S = np.concatenate([r.column_S for r in state.routes])
+        features = Counter(state.layout.lookups[f].feature for f in self.lookup_S)
+        self.most_slots = max(features.values())  # of a feature
         self.slot_G1 = np.array([0, *accumulate(len(r.lookups) for r in state.routes)], np.int64)
         self.table_S, self.table_G = numbers_of_tables(state)
         self.shape: Hashable = None  # of the last batch
@@ -374,16 +377,17 @@ class FusedBatch:
                 and not stretches
                 and isinstance(store, DynamicStore)
                 and store.adds_unread
-                and store.slots.has_room(len(row_P))
+                and (self.state.records or store.slots.has_room(len(row_P)))
             ):
                 if not self.state.records:
                     store.expect(len(row_P))
                 group = of_groups[g * len(GroupPlace._fields) :]
                 store.add(row_P, key_P, group, places.regions[g].entry, self.state.stopped)
                 continue
+            goes_on = self.state.stopped is None or not to_host(self.state.stopped)[0]
             first_key = int(places.of_groups[g, -2])
             strip_P = (key_P - first_key) // stretches if stretches else key_P
-            slot_P = store.locate(row_P, strip_P.to(torch.int16), trains)
+            slot_P = store.locate(row_P, strip_P.to(torch.int16), trains and goes_on)
             row_P.copy_(slot_P)
             key_P.copy_(slot_P + first_key)
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from recapp.console import note
 from recapp.engine.admission import Changes
 from recapp.engine.cut_lookup import CutLookup
-from recapp.engine.dynamic_keys import RowsOfStretches, merge_rows_of_stretches
+from recapp.engine.dynamic_keys import ANY_NUMBER, RowsOfStretches, merge_rows_of_stretches
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_integers import FusedIntegers
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
@@ -241,20 +241,21 @@ class ShardedTables(nn.Module):
             return "the host takes part in the update of the tables"
         return "" if self.update.rules else "the tables are read-only"
 
-    @property
-    def needs_host(self) -> bool:
+    def needs_host(self, ids: int | None = None) -> bool:
         """Return whether a training step of the tables needs the host: for messages, to decide on
         new keys, or to learn how many ids a sequence loses or the bag of a concatenation has.
         Otherwise the step can be recorded.
+
+        Args:
+            ids: The number of ids of its batch, for which the tables may have room; None: any.
         """
         state = self.state
+        keys = ANY_NUMBER if ids is None or not self._fused else ids * self._fused.most_slots
         sends = self.comm.world > 1 or state.row_statistics is not None
         searches = any(
             store.finds_rows
             and not (
-                isinstance(store, DynamicStore)
-                and store.adds_unread
-                and not store.admission.needs_host
+                isinstance(store, DynamicStore) and store.adds_unread and store.slots.has_room(keys)
             )
             for store in state.stores
         )

@@ -215,19 +215,19 @@ class ModuleGraph:
         self._lookups = CutLookups(self._tables)
         self._joins = self._reads_cuts = False
         self.calls = 0
-        self.cuts = self._lookups.are_needed
+        self.cuts = self._lookups.are_needed()
         self.found_inf = torch.zeros((), device=device)
         self._steps: list[_Step] = []
         self._open: _Pass | None = None
         self._forms = BatchForms(model, self._tables)
-        self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
-        self.why_not = self.why_not or self._obstacle()
-        if self.cuts and self._forms.reads_rows:
-            self.why_not = self.why_not or NOT_CUT
+        away = "" if capture or device.type == "cuda" else f"the model is on the {device}"
+        not_cut = NOT_CUT if self.cuts and self._forms.reads_rows else ""
+        self.why_not = away or self._obstacle() or not_cut
         self._records = not self.why_not
-        fault = "the gradient of an output is not finite; the tables are those before that step"
         self._verdict = DeviceVerdict(
-            self._tables, device, [], fault, whole=self._records and not self.cuts
+            *(self._tables, device, []),
+            "the gradient of an output is not finite; the tables are those before that step",
+            whole=self._records and not self.cuts,
         )
         if self.why_not:
             note_launched("graph=True", self.why_not)
@@ -273,7 +273,7 @@ class ModuleGraph:
         """Return the reason why calls of the model cannot be recorded; empty if they can."""
         if any(x._backward_hooks for x in self._model.parameters()):
             return "parameters have hooks"
-        if self._lookups.are_needed and not self.cuts:
+        if self._lookups.are_needed() and not self.cuts:
             return "the host takes part in the lookups of the model"
         return obstacle(self._tables, [], self._ranks is not None)
 
@@ -320,8 +320,12 @@ class ModuleGraph:
         form = call.form(), cast, self._forms.of(call)
         per_F = call.sparse.length_per_key()
         step = next((x for x in self._steps if x.static and x.static.takes(form, per_F)), None)
-        can_record = not self.why_not and len(self._steps) < MOST_GRAPHS
-        if step is None and can_record and (static := self._forms.new(form, call)) is not None:
+        if (
+            step is None
+            and not self.why_not
+            and len(self._steps) < MOST_GRAPHS
+            and (static := self._forms.new(form, call)) is not None
+        ):
             assert isinstance(static.samples, _Call)
             step = _Step(static.samples, self._model, [one.copy() for one in cuts], static)
             self._steps.append(step)

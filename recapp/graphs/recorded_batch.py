@@ -227,7 +227,8 @@ class DeviceVerdict:
         whole: Whether the device judges ids, too: lookups are part of what is recorded.
 
     `stopped` is the number on the device, int32 [1], `rates_G` has the rates of the param groups of
-    `dense`, fp32, and `share` the factor of this rank's loss, fp64 [].
+    `dense`, fp32, and `share` the factor of this rank's loss, fp64 []. `most_ids` is the largest
+    number of ids that lookups of a step had.
     """
 
     def __init__(
@@ -251,6 +252,7 @@ class DeviceVerdict:
         self.share = share[0]
         self.rates_G = rates.view(torch.float32)[:groups]
         self._written = b""  # what the header has
+        self.most_ids = 0  # of the lookups of a step
         self._unread: deque[_Unread] = deque()
         for shared in tables if whole else ():
             shared.comm.side = SideStream()  # a graph has one stream
@@ -333,6 +335,7 @@ class DeviceVerdict:
             integers: The integers of its lookups.
             recorded: The verdict on the device, if what was recorded has written it.
         """
+        self.most_ids = max(self.most_ids, sum(x.rows.rows_L.numel() for x in integers))
         (verdict,), arrived = start_to_host([self.of(integers) if recorded is None else recorded])
         self._unread.append(_Unread(step, batch, updates, integers, verdict, arrived))
 

@@ -99,10 +99,13 @@ class CutLookups:
     def __init__(self, tables: Sequence[ShardedTables]) -> None:
         self._tables = tables
 
-    @property
-    def are_needed(self) -> bool:
-        """Return whether the host takes part in lookups now, so they cannot be recorded."""
-        return any(shared.needs_host for shared in self._tables)
+    def are_needed(self, ids: int | None = None) -> bool:
+        """Return whether the host takes part in lookups now, so they cannot be recorded.
+
+        Args:
+            ids: The number of ids of the batch (`ShardedTables.needs_host`).
+        """
+        return any(shared.needs_host(ids) for shared in self._tables)
 
     def waiting(self) -> list[CutLookup]:
         """Return the lookups that wait for the model."""

@@ -25,7 +25,8 @@ weighs ids itself, no batch has room. Batches with tensors that need a gradient 
 Where lookups need the host (messages of several ranks, decisions on keys, concatenations), they are
 done before the model runs, and only what is between lookup and update is recorded
 (`recapp/graphs/several_ranks.py`): the average of dense gradients over the ranks, in the place of
-DDP's, the update and the dense optimiser follow, launched one by one.
+DDP's, the update and the dense optimiser follow, launched one by one. Tables with a limit of rows
+need the host from the first step on whose keys may exceed it.
 
 Nobody waits for the verdict on a batch, so it stops the step itself, dense optimiser included, and
 all later ones (`recapp/graphs/recorded_batch.py`). The host reads it up to `MOST_UNREAD` steps
@@ -137,20 +138,24 @@ class StepGraph:
         self._setting = setting
         device = next(model.parameters()).device
         self._dense = parts_of(optimizer)
-        self.why_not = "" if capture or device.type == "cuda" else f"the model is on the {device}"
         ranks = ranks or ranks_of_loop(model, _parameters(self._dense))
-        self.why_not = self.why_not or obstacle(self.tables, self._dense, ranks is not None)
+        self.why_not = (
+            "" if capture or device.type == "cuda" else f"the model is on the {device}"
+        ) or obstacle(self.tables, self._dense, ranks is not None)
         self._stops = not self.why_not
         self.ranks = ranks if self._stops else None
-        self.cuts = self._stops and self._cuts.are_needed
+        self._forms = BatchForms(model, self.tables)
+        self.cuts = self._stops and self._cuts.are_needed(None if self._forms.reads_rows else 0)
         if self.why_not:
             note_launched(setting, self.why_not)
             return
         self._capture = capture or partial(cuda_graph, torch.cuda.graph_pool_handle())
         self._graphs: list[_Recorded] = []
-        self._forms = BatchForms(model, self.tables)
-        fault = "the loss is not finite; the weights are those before that step"
-        self._verdict = DeviceVerdict(self.tables, device, self._dense, fault, not self.cuts)
+        self._verdict = DeviceVerdict(
+            *(self.tables, device, self._dense),
+            "the loss is not finite; the weights are those before that step",
+            whole=not self.cuts,
+        )
         if self.cuts and self._forms.reads_rows:
             self._give_up(NOT_CUT)
         self._found_inf = torch.zeros((), device=device)
@@ -170,6 +175,13 @@ class StepGraph:
         if not self._stops:
             return self._step(batch)
         self._verdict.settle(MOST_UNREAD - 1)
+        if self._verdict.whole and self._cuts.are_needed(
+            max(self._verdict.most_ids, batch.sparse.values().numel())
+        ):
+            self._verdict.settle(0)  # from here on the host adds keys, and judges ids
+            self.cuts = True
+            self._verdict.whole = self._has_trained = False
+            self._graphs.clear()
         cut = self._cuts.of(batch.sparse, self._has_trained) if self.cuts else nullcontext(())
         with cut as cuts:
             self._verdict.write_rates(self.ranks.share() if self.ranks and cuts else 1.0)
@@ -188,10 +200,9 @@ class StepGraph:
         form = self._forms.of(batch), () if self.cuts else _constants(self._dense)
         per_F = batch.sparse.length_per_key()
         recorded = next((one for one in self._graphs if one.static.takes(form, per_F)), None)
-        learns = any(x.requires_grad for x in batch.tensors())
-        can_record = not self.why_not and not learns and len(self._graphs) < MOST_GRAPHS
-        can_record = can_record and recorded is None and (self.cuts or not self._cuts.are_needed)
-        if can_record and (static := self._forms.new(form, batch)):
+        can_record = not self.why_not and len(self._graphs) < MOST_GRAPHS
+        can_record = can_record and not any(x.requires_grad for x in batch.tensors())
+        if recorded is None and can_record and (static := self._forms.new(form, batch)):
             return self._recorded(static, batch)
         if recorded is None:
             with self._verdict.watch() as integers:
@@ -357,8 +368,15 @@ def _constants(dense: Sequence[Optimizer]) -> Hashable:
     """Return what else than learning rates a step of the dense part is recorded with: a schedule
     may change it.
     """
-    groups = (group for one in dense for group in one.param_groups)
-    return repr([(k, x) for group in groups for k, x in group.items() if k not in ("params", "lr")])
+    return repr(
+        [
+            (name, x)
+            for one in dense
+            for group in one.param_groups
+            for name, x in group.items()
+            if name not in ("params", "lr")
+        ]
+    )
 
 
 def _gradients(dense: Sequence[Optimizer]) -> dict[nn.Parameter, Tensor]:

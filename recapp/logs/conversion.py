@@ -56,7 +56,7 @@ def convert(settings: Convert) -> None:
     """
     if not settings.path or not settings.out:
         raise ConfigError("path and out must be given: python -m recapp.data convert PATH out=DIR")
-    source = open_raw(settings.path, setting="path")
+    source = open_raw(settings.path, settings.rules, setting="path")
     check(settings, source)
     out = Path(settings.out).expanduser()
     if out.exists() and not settings.overwrite:

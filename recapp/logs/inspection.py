@@ -26,6 +26,7 @@ from recapp.logs.inspection_page import write_inspection
 from recapp.logs.suggestion import Suggestion, as_yaml, suggest_settings
 from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Inspect
+from recapp.settings.uris import is_uri
 
 LETTERS = 24  # of a value in the table
 
@@ -52,17 +53,20 @@ def inspect(settings: Inspect) -> None:
     if not settings.path:
         raise ConfigError("path must be given: python -m recapp.data inspect PATH")
     paths = settings.path
-    source = open_raw(paths, setting="path")
+    source = open_raw(paths, settings.rules, setting="path")
     rows = source.rows if settings.rows is None else min(settings.rows, source.rows)
     columns = facts_of_columns(source.slice(0, rows))
-    suggestion = suggest_settings(columns, source.files[0].types)
+    suggestion = suggest_settings(columns, source.files[0].types, settings.file_settings)
     records = [record_of(facts, suggestion) for facts in columns]
     name = settings.name or name_of(given_paths(paths)[0])
     head = [
         f"Suggested by recapp.data inspect on {date.today()}, by {rows:,} of {source.rows:,} rows.",
         "Uses of columns are guesses: change what is wrong.",
     ]
-    absolute = [str(Path(path).expanduser().absolute()) for path in given_paths(paths)]
+    absolute = [
+        path if is_uri(path) else str(Path(path).expanduser().absolute())
+        for path in given_paths(paths)
+    ]
     text = as_yaml(absolute[0] if isinstance(paths, str) else absolute, suggestion, head)
     folder = Path(settings.out).expanduser()
     try:

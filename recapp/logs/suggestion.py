@@ -4,9 +4,10 @@
 
 A column gets the first use that fits:
 
-    left out    one value, or another value in each row; nested; text of times
+    left out    one value, or another value in each row; nested
     label       a usual name of a label and values 0 and 1; else the only column of 0 and 1
-    time        Arrow's times, or whole numbers of this century under a name such as ts or timestamp
+    time        Arrow's times; text such as 2026-11-29 17:16:11; whole numbers of this century under
+                a name such as ts or timestamp
     vector      lists of numbers with fractions, all of one length
     list        lists of ids, or text with one sign between ids
     number      fractions; whole numbers under a name such as price or count
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import yaml  # type: ignore[import-untyped]
 
+from recapp.dataset.data_settings import ISO
 from recapp.dataset.schema import criteo_schema
 from recapp.errors import DataError
 from recapp.logs.column_facts import ColumnFacts
@@ -71,13 +73,17 @@ class Suggestion:
     notes: tuple[str, ...] = field(default=())
 
 
-def suggest_settings(columns: Sequence[ColumnFacts], schema: pa.Schema) -> Suggestion:
+def suggest_settings(
+    columns: Sequence[ColumnFacts], schema: pa.Schema, of_files: Mapping[str, Any] | None = None
+) -> Suggestion:
     """Return the suggestion for the columns of some files.
 
     Args:
         columns: The facts of the columns.
         schema: Their names and types.
+        of_files: Settings by which the files were read, which it begins with.
     """
+    known = dict(of_files or {})
     if _is_criteo(schema):
         canonical = criteo_schema().resolve(schema, "the files")
         used = {own: name for name, own in canonical.items()}
@@ -88,7 +94,7 @@ def suggest_settings(columns: Sequence[ColumnFacts], schema: pa.Schema) -> Sugge
             else ("left out", "is no column of Criteo's logs")
             for facts in columns
         }
-        return Suggestion(uses, {"naming": "criteo", **_sizes(columns, [])})
+        return Suggestion(uses, {**known, "naming": "criteo", **_sizes(columns, [])})
     label = _label(columns)
     uses = {facts.name: _use(facts, label) for facts in columns}
     names = {
@@ -98,11 +104,14 @@ def suggest_settings(columns: Sequence[ColumnFacts], schema: pa.Schema) -> Sugge
     separators = {one.name: sign for one in lists if (sign := separator_of(one))}
     sparse = [name for name, (use, _) in uses.items() if use in ("id", "list")]
     by_name = {facts.name: facts for facts in columns}
-    found: dict[str, Any] = {"label": label, "dense": names.get("number", []), "sparse": sparse}
+    found = {**known, "label": label, "dense": names.get("number", []), "sparse": sparse}
     if separators:
         found["separator"] = separators
     if times := names.get("time"):
         found["times"] = {name: unit_of(by_name[name]) or "s" for name in times}
+        texts = [name for name in times if by_name[name].numbers is None and by_name[name].texts]
+        if texts:
+            found["text"] = known.get("text", {}) | {"times": dict.fromkeys(texts, ISO)}
     if vectors := names.get("vector"):
         found["vectors"] = {name: (by_name[name].lengths or (0, 0))[1] for name in vectors}
     found |= _sizes(columns, [] if separators else sparse)
@@ -176,7 +185,7 @@ def _use(facts: ColumnFacts, label: str | None) -> tuple[str, str]:
     if sign := separator_of(facts):
         return "list", f"ids with {sign!r} between them"
     if facts.numbers is None and facts.texts and all(map(_TIME_TEXT.match, facts.texts)):
-        return "left out", "has text of times: write seconds since 1970 for dataset.times"
+        return "time", "text of times"
     if fractions:
         return "number", "numbers with a point"
     present = facts.rows - facts.missing

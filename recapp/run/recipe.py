@@ -16,7 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from recapp.dataset.data_settings import DataSettings, ScoringSettings
+from recapp.dataset.data_settings import (
+    DataSettings,
+    FileRules,
+    ScoringSettings,
+    TextSettings,
+    file_rules,
+)
 from recapp.engine.engine_settings import EngineSettings
 from recapp.errors import ConfigError
 from recapp.inference.export_settings import Export, Quantize
@@ -26,7 +32,15 @@ from recapp.planner.planner_settings import Machines, PlannerSettings, PlanSetti
 from recapp.processes.launch import LaunchSettings
 from recapp.run.constructors import build_task, register_own_types, row_rules
 from recapp.serving.limits import Limits
-from recapp.settings.records import Constructor, absent, composed, in_hand, not_a_setting, record
+from recapp.settings.records import (
+    Constructor,
+    absent,
+    composed,
+    in_hand,
+    not_a_setting,
+    record,
+    to_plain,
+)
 from recapp.settings.values import Natural, Paths, Positive, Transport, Within, shown
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.table_settings import (
@@ -406,9 +420,32 @@ class Report(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Command):
-    """The settings of every verb of `python -m recapp.data`."""
+    """The settings of every verb of `python -m recapp.data`.
+
+    Args:
+        path: The logs.
+        file_format: As `dataset.format`, by name.
+        text: As `dataset.text`.
+        bad_rows: As `dataset.bad_rows`.
+    """
 
     path: Paths | None = None
+    file_format: str | None = None
+    text: TextSettings = field(default_factory=TextSettings)
+    bad_rows: str = "error"
+
+    @property
+    def rules(self) -> FileRules:
+        """Return how files are read."""
+        return file_rules(self.file_format, self.text, self.bad_rows, "bad_rows")
+
+    @property
+    def file_settings(self) -> dict[str, Any]:
+        """Return those of these settings that are not the default, as they stand in `dataset`."""
+        usual = to_plain(TextSettings())
+        text = {key: one for key, one in to_plain(self.text).items() if one != usual[key]}
+        given = {"format": self.file_format, "text": text, "bad_rows": self.bad_rows}
+        return {name: one for name, one in given.items() if one and one != Data.bad_rows}
 
 
 @dataclass(frozen=True, kw_only=True)

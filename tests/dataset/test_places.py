@@ -6,11 +6,12 @@ import gzip
 import os
 import pickle
 import threading
+import time
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from dataset_files import SCHEMA, numbered_table, write_numbered
+from dataset_files import SCHEMA, numbered_table, row_numbers, write_numbered
 from places import CUT, http_server, s3, shelf, slow, status
 
 from recapp.dataset import storage
@@ -56,8 +57,12 @@ def assert_same(ours, expected):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"position": (1, 3)}, {"rank": 1, "world": 2}, {"threads": 2}],
-    ids=["whole", "resumed", "a rank of two", "threads"],
+    [
+        pytest.param({}, id="whole"),
+        pytest.param({"position": (1, 3)}, id="resumed", marks=pytest.mark.full),
+        pytest.param({"rank": 1, "world": 2}, id="a rank of two", marks=pytest.mark.full),
+        pytest.param({"threads": 2}, id="threads"),
+    ],
 )
 def test_batches_are_those_of_the_same_files_on_disk(shelf, settings):
     write_numbered(shelf.folder, FILES)
@@ -65,6 +70,7 @@ def test_batches_are_those_of_the_same_files_on_disk(shelf, settings):
     assert_same(batches(shelf.uri, **settings), batches(str(shelf.folder), **settings))
 
 
+@pytest.mark.full
 def test_compressed_text_is_read_in_place(shelf):
     table = numbered_table(0, 90).select(["label", "row", "one"])
     lines = [",".join(table.column_names)]
@@ -78,6 +84,7 @@ def test_compressed_text_is_read_in_place(shelf):
         assert_same(ours, batches(str(shelf.folder / name), schema=schema))
 
 
+@pytest.mark.full
 def test_directories_globs_partitions_and_lists_name_the_same_files(shelf):
     for day in ("dt=2026-1-10", "dt=2026-1-2"):
         write_numbered(shelf.folder / "days" / day, [[3], [3]])
@@ -99,6 +106,7 @@ def test_directories_globs_partitions_and_lists_name_the_same_files(shelf):
     assert left_out(f"{shelf.uri}/days") == left_out(str(shelf.folder / "days"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
@@ -123,7 +131,11 @@ def test_what_directories_of_disks_refuse_is_refused_there_too(shelf, path, prob
     assert any(one in str(info.value) for one in problem.format(uri=shelf.uri).split("|"))
 
 
-@pytest.mark.parametrize("fault", [status(503), status(500), status(429), CUT], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    [status(503), CUT, *(pytest.param(status(n), marks=pytest.mark.full) for n in (500, 429))],
+    ids=str,
+)
 def test_faults_that_pass_change_no_row_and_are_shown(shelf, fault, capsys):
     write_numbered(shelf.folder, FILES)
     shelf.put()
@@ -161,6 +173,7 @@ def test_faults_that_stay_are_one_line(shelf, fault, problem):
         assert text.endswith("the server answers 503, 4 times")
 
 
+@pytest.mark.full
 def test_a_file_that_goes_in_mid_run_is_named(shelf):
     write_numbered(shelf.folder, [[3], [3]])
     shelf.put()
@@ -173,7 +186,9 @@ def test_a_file_that_goes_in_mid_run_is_named(shelf):
 
 
 @pytest.mark.parametrize("rows", [60, 20], ids=["longer", "shorter"])
-@pytest.mark.parametrize("before", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "before", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (0, 2, 3))]
+)
 def test_a_file_that_changes_in_mid_run_is_refused(shelf, before, rows):
     """Whatever request is the first of the new version."""
     write_numbered(shelf.folder, [[40]])
@@ -205,6 +220,7 @@ def test_a_file_that_changes_in_mid_run_is_refused(shelf, before, rows):
         assert len(asked) <= before and len(got) == 1
 
 
+@pytest.mark.full
 def test_a_version_with_equal_size_has_another_stamp_and_other_facts(shelf):
     write_numbered(shelf.folder, [[3]])
     shelf.put()
@@ -220,6 +236,7 @@ def test_a_version_with_equal_size_has_another_stamp_and_other_facts(shelf):
     assert other.size == stamp.size and other != stamp
 
 
+@pytest.mark.full
 def test_a_source_crosses_to_another_process(shelf):
     write_numbered(shelf.folder, FILES)
     shelf.put()
@@ -251,7 +268,34 @@ def test_a_row_group_is_read_by_few_ranges_of_the_wanted_columns(shelf):
     ranges = [wanted for method, _, wanted in shelf.server.faults.asked if wanted]
     sizes = [int(last) - int(first) + 1 for first, last in (r[6:].split("-") for r in ranges)]
     assert len(ranges) <= 3
+    if shelf.uri.startswith("http"):
+        assert len(shelf.server.faults.asked) - len(ranges) == 1  # whether it has changed
     assert sum(sizes) < (shelf.folder / "part-0.parquet").stat().st_size / 3
+
+
+@pytest.mark.full
+def test_the_next_row_group_is_asked_for_while_one_is_read(tmp_path):
+    pq.write_table(numbered_table(0, 40_000), tmp_path / "a.parquet", row_group_size=20_000)
+    schema = Schema("label", ("row",), ("one",))
+    with http_server(tmp_path) as server:
+        source = open_source(f"{server.url}/a.parquet", schema)
+        server.faults.asked.clear()
+        stream = BatchStream(source, schema, batch_size=8, lanes=1, shuffle_rows=8)
+        stream.num_threads = 1
+        batches = iter(stream)
+        assert row_numbers(next(batches))
+        second = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(1).column(0)
+        first_byte = second.dictionary_page_offset or second.data_page_offset
+
+        def has_second():
+            asked = [wanted[6:] for _, _, wanted in server.faults.asked if wanted]
+            return any(int(one.partition("-")[0]) >= first_byte for one in asked)
+
+        until = time.monotonic() + 20
+        while not has_second() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert has_second()
+        batches.close()
 
 
 def test_a_server_that_is_silent_is_asked_again(tmp_path, monkeypatch, capsys):

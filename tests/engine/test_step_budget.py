@@ -29,7 +29,7 @@ BARS = {  # by part, mode, ranks and groups, in the order of COUNTS
     ("seen", "eager", 1, 1): (11, 1, 1, 4, 7, 0, 0, 0),
     ("seen", "recorded", 1, 1): (1, 0, 0, 3, 2, 0, 0, 0),
     ("limits", "eager", 1, 1): (11, 1, 1, 3, 7, 0, 0, 0),
-    ("limits", "recorded", 1, 1): (11, 1, 1, 4, 11, 0, 0, 0),  # cut
+    ("limits", "recorded", 1, 1): (1, 0, 0, 2, 2, 0, 0, 0),
     ("ttl", "recorded", 1, 1): (1, 0, 0, 2, 2, 0, 0, 0),
     ("model", "eager", 1, 1): (10, 1, 1, 2, 43, 0, 0, 0),
     ("model", "eager", 1, 2): (14, 1, 1, 2, 47, 0, 0, 0),

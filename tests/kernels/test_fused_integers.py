@@ -261,7 +261,7 @@ def test_an_id_outside_of_its_table_is_named(interpreted):
 
 
 def test_a_step_whose_sizes_the_host_reads_is_not_recorded_as_a_whole(interpreted):
-    assert tables().needs_host
+    assert tables().needs_host()
 
 
 @pytest.mark.parametrize(

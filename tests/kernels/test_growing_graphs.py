@@ -30,6 +30,8 @@ from recapp.transport.communicator import Comm
 
 FEATURES = "abd"
 B = 6
+KEYS = torch.arange(20_000)
+KEYS = KEYS[stretches_of(positions_of(KEYS)) == 7]
 CPU = torch.device("cpu")
 
 
@@ -251,22 +253,24 @@ def test_what_happens_between_recorded_steps(small, tmp_path, between, of_tables
 
 
 @pytest.mark.parametrize(
-    ("needs", "of_tables"),
+    ("needs", "for_few", "of_tables"),
     [
-        (False, {}),
-        (False, SEEN),
-        (True, {"dynamic": {"seen": 2, "counter": "sketch"}}),
-        (True, {"dynamic": {"max_rows": 6400}}),
-        (False, TTL),
+        (False, False, {}),
+        (False, False, SEEN),
+        (True, True, {"dynamic": {"seen": 2, "counter": "sketch"}}),
+        (True, False, {"dynamic": {"max_rows": 6400}}),
+        (False, False, TTL),
     ],
     ids=["plain", "seen", "sketch", "max_rows", "ttl"],
 )
-def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, of_tables):
+def test_tables_that_choose_their_keys_need_the_host(interpreted, needs, for_few, of_tables):
     trained = Trained("loop", **of_tables)
-    assert trained.shared.needs_host is needs
+    assert trained.shared.needs_host() is needs
+    assert trained.shared.needs_host(100) is for_few
+    assert trained.shared.needs_host(101) is needs
     for s in trained.stores:
         s.keep_average()
-    assert trained.shared.needs_host
+    assert trained.shared.needs_host(0)
 
 
 @pytest.mark.parametrize(
@@ -343,27 +347,32 @@ LFU = {"eviction": "lfu"}
         ("recorded", 0, TTL["dynamic"]),
         pytest.param("recorded", 0, {**TTL["dynamic"], "seen": 2}, marks=pytest.mark.full),
         pytest.param("recorded", 10, {"max_rows": 64 * 24, **LFU}, marks=pytest.mark.full),
+        pytest.param("recorded", 5, {"max_rows": 64 * 40}, marks=pytest.mark.full),
+        pytest.param("recorded", 0, {"max_rows": 64 * 300, **LFU}, marks=pytest.mark.full),
     ],
-    ids=["near", "far", "full", "lfu", "seen", "ttl", "recorded-ttl", "ttl-seen", "recorded"],
+    ids=[
+        *("near", "far", "full", "lfu", "seen", "ttl", "recorded-ttl", "ttl-seen"),
+        *("recorded-full", "recorded-near", "recorded-far"),
+    ],
 )
 def test_the_use_of_rows_and_victims_are_those_of_a_host_that_is_told(
     small, steps, told_of, settings
 ):
-    """All keys have one stretch. Near its limit, the host is told of the keys of a step."""
-    position_N = positions_of(torch.arange(20_000))
-    keys = torch.arange(20_000)[stretches_of(position_N) == 7]
+    """All keys have one stretch. Near its limit, the host is told of the keys of a step, whose
+    lookups are cut out of what is recorded from then on.
+    """
     trained, known = (Trained(s, ADAGRAD, dynamic=settings) for s in (steps, "loop"))
     told_in = noted(small, trained)
     small.setattr(
         "recapp.kernels.triton_new_rows.ROWS", 4
     )  # entries of a row lie in several programs
     news = [True, True, False, True, True, True, True, False, False, True, False, True, True]
-    trainings = [batch_of(seed % 9, new, keys=keys) for seed, new in enumerate(news)]
+    trainings = [batch_of(seed % 9, new, keys=KEYS) for seed, new in enumerate(news)]
 
     def run(one):
         values = one.train(trainings[:9])
         with torch.no_grad():
-            values.append(one.model(batch_of(20, keys=keys)))
+            values.append(one.model(batch_of(20, keys=KEYS)))
         return [*values, *one.train(trainings[9:])]
 
     assert all(map(same_bits, run(trained), told(small, lambda: run(known))))
@@ -420,6 +429,43 @@ def test_slots_that_were_given_back_are_taken_without_telling_the_host(
     expected = told(small, lambda: run(known) + known.train(batches(60, 6)))
     assert all(map(same_bits, values, expected))
     assert equal(trained, known)
+
+
+class Widened(Model):
+    """Looks up another key beside each one of a batch."""
+
+    def forward(self, batch):
+        ids = batch.sparse
+        both = torch.stack([ids.values(), KEYS.flip(0)[: len(ids.values())]], 1)
+        lengths = torch.cat([2 * ids.lengths()[:-B], ids.lengths()[-B:]])
+        dynamic = int(ids.lengths()[:-B].sum())
+        values = torch.cat([both[:dynamic].view(-1), ids.values()[dynamic:]])
+        features = KeyedJaggedTensor(ids.keys(), values, lengths=lengths)
+        return super().forward(Batch(batch.dense_BI, features, batch.labels_B))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_model_with_more_keys_than_its_batch_keeps_to_the_limit(small, bad):
+    """The host cannot see in the batch that the limit is near. It decides when keys are new, if the
+    device has not stopped.
+    """
+    small.setitem(globals(), "Model", Widened)
+    trained = Trained("recorded", dynamic={"max_rows": 64 * 10})
+    (store,) = trained.stores
+    ids = torch.cat([KEYS[:7], torch.tensor([9 if bad else 3])])
+    lengths = torch.tensor([1, 1, 1, 1, 1, 1, 1, *[0] * 5, 1, *[0] * 5])
+    batch = Batch(
+        torch.zeros(B, 0), KeyedJaggedTensor([*FEATURES], ids, lengths=lengths), torch.ones(B)
+    )
+    trained.step(batch)
+    assert store.admission.rows_IR.amax() == (0 if bad else 10)
+    if bad:
+        with pytest.raises(IdError):
+            trained.train([])
+    else:
+        trained.train([batch] * 3)
+        assert store.admission.rows_IR.amax() == 10
 
 
 def test_a_step_that_has_stopped_uses_no_row(small):

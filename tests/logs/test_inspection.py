@@ -173,6 +173,26 @@ def test_two_commands_make_a_trained_model_of_a_text(logs, tmp_path):
     assert 0 < metrics_of(tmp_path / "run")["val_log_loss"] < 1
 
 
+def test_settings_of_files_go_into_the_suggestion(tmp_path, capsys):
+    lines = [f"{n % 7}::{n % 5}::{1 + n % 5}::2020-01-0{1 + n % 9} 10:00:00\n" for n in range(200)]
+    (tmp_path / "ratings.dat").write_text("".join(lines) + "odd::row\n")
+    arguments = ["file_format=csv", "text.columns=[user,item,rating,when]", "bad_rows=skip:1"]
+    out = tmp_path / "out"
+    command = ["inspect", str(tmp_path / "ratings.dat"), f"out={out}", "format=json"]
+    assert main([*command, *arguments]) == 0
+    said = json.loads(capsys.readouterr().out)
+    settings = yaml.safe_load((out / "dataset" / "ratings.yaml").read_text())
+    assert settings["text"] == {
+        "columns": ["user", "item", "rating", "when"],
+        "times": {"when": "iso"},
+    }
+    assert (settings["format"], settings["bad_rows"]) == ("csv", "skip:1")
+    assert (settings["label"], settings["sparse"]) == ("rating", ["user", "item"])
+    assert said["train"].endswith("dataset=ratings task=rating")
+    assert main([*command, *arguments[:2]]) == 1
+    assert "ratings.dat: line 201" in capsys.readouterr().err
+
+
 def test_settings_that_were_changed_by_hand_stay(logs, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["inspect", str(logs), f"out={out}", "name=mine"]

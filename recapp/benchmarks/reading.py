@@ -11,39 +11,30 @@ of training waits for on average, and its longest step, tell whether threads hid
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from shutil import rmtree
 from statistics import mean, median
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.csv as csv
-import pyarrow.parquet as pq
 
 from recapp.benchmarks.session import Session, listed
 from recapp.benchmarks.steps import TrainingStep
 from recapp.benchmarks.timing import Measured, Steps, compared
 from recapp.benchmarks.workloads import MODELS, NamedModel
 from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.decode import decode_ids
+from recapp.dataset.log_forms import FORMS, typed_rows
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.source import Source, arrow_chunks, open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import Batch
-from recapp.sparse.missing_ids import MISSING
 from recapp.tables.config import IdRule
 from recapp.trainer.datamodule import reading_threads
 from recapp.transport.communicator import Comm
 
 MOST_ROWS = 100_000  # in a pass
 GROUPS_OF_LANE = 2  # row groups that a lane reads, one after the other
-LISTS = 6  # columns that hold lists in that form
-LONGEST_LIST = 7
 KEPT_BATCHES = 4  # of which plans count ids
 
 
@@ -54,7 +45,7 @@ def measure_data(session: Session) -> None:
     source = open_source(dataset.path, criteo_schema())
     folder = session.directory / "forms"
     alone = session.comm.rank == 0  # the others have no part in a measurement of one process
-    table = _typed(source.slice(0, MOST_ROWS)) if alone else None
+    table = typed_rows(source.slice(0, MOST_ROWS)) if alone else None
     for form, write in FORMS.items():
         if table is not None:
             (folder / form).mkdir(parents=True)
@@ -67,67 +58,6 @@ def measure_data(session: Session) -> None:
     for model in listed(session.settings.models):
         for plan in session.rules:
             _measure_training(session, MODELS[model], source, dataset, plan, comm)
-
-
-# ---- the forms
-
-
-def _typed(source: Source) -> pa.Table:
-    """Return rows with their ids as numbers."""
-    schema = criteo_schema()
-    parts = []
-    for file, _, chunk in arrow_chunks(source):
-        columns = {name: chunk.column(own) for name, own in file.columns.items()}
-        for name in schema.sparse:
-            id_N = decode_ids(columns[name], schema.text_ids(name))
-            columns[name] = pa.array(id_N, mask=id_N == MISSING)
-        parts.append(pa.table(columns))
-    return pa.concat_tables(parts)
-
-
-def _with(table: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
-    return pa.table({name: columns.get(name, table[name]) for name in table.column_names})
-
-
-def _in_hex(table: pa.Table) -> pa.Table:
-    texts = {
-        name: pa.array(
-            [None if one is None else f"{one & 0xFFFFFFFF:08x}" for one in table[name].to_pylist()]
-        )
-        for name in criteo_schema().sparse
-    }
-    return _with(table, texts)
-
-
-def _in_lists(table: pa.Table) -> pa.Table:
-    length_N = np.arange(table.num_rows) % (LONGEST_LIST + 1)
-    bounds = pa.array(np.append(0, np.cumsum(length_N)), pa.int32())
-    row_L = pa.array(np.repeat(np.arange(table.num_rows), length_N))
-    lists = {
-        name: pa.ListArray.from_arrays(bounds, table[name].take(row_L).combine_chunks())
-        for name in criteo_schema().sparse[:LISTS]
-    }
-    return _with(table, lists)
-
-
-def _parquet(table: pa.Table, path: Path, rows: int) -> None:
-    pq.write_table(table, path.with_suffix(".parquet"), row_group_size=rows)
-
-
-def _csv(table: pa.Table, path: Path, rows: int) -> None:
-    csv.write_csv(table, path.with_suffix(".csv"))
-
-
-# What writes rows in each form, in row groups of some rows where the format has them.
-FORMS: dict[str, Callable[[pa.Table, Path, int], None]] = {
-    "typed": _parquet,
-    "hex": lambda table, path, rows: _parquet(_in_hex(table), path, rows),
-    "lists": lambda table, path, rows: _parquet(_in_lists(table), path, rows),
-    "csv": _csv,
-}
-
-
-# ---- measurements
 
 
 def _measure_form(session: Session, form: str, source: Source, dataset: DataSettings) -> None:

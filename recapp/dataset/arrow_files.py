@@ -60,6 +60,7 @@ class Arrow(Format):
         try:
             with _opened(file.path, fields) as reader:
                 for batch in _batches(reader, row_group):
+                    batch.validate(full=True)  # Arrow believes offsets that it has not checked
                     for first in range(0, batch.num_rows, CHUNK_ROWS):
                         yield _plain(batch.slice(first, CHUNK_ROWS))
         except UNREADABLE as error:

@@ -200,26 +200,33 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     # in another place a trip, and bytes that are asked for one after another may be those of two
     # versions: there the stamp is compared behind the first chunk and before the last one
     far = is_uri(file.path)
-    if not far and stamp_of(file.path) != file.stamp:
+    if not far and _has_changed(file):
         raise changed(file.path)
     begin = 0
     try:
         for chunk in file.format.chunks(file, row_group):
             is_last = begin + chunk.num_rows >= rows
-            if far and (begin == 0 or is_last) and stamp_of(file.path) != file.stamp:
+            if far and (begin == 0 or is_last) and _has_changed(file):
                 raise changed(file.path)
             yield begin, chunk
             begin += chunk.num_rows
             if is_last:
                 return
     except DataError as error:
-        if far and stamp_of(file.path) != file.stamp:
+        if far and _has_changed(file):
             raise changed(file.path) from error
         raise
     raise DataError(
         f"{file.path}: row group {row_group} has fewer rows than were counted when the file was "
         "opened; write it again or leave it out"
     )
+
+
+def _has_changed(file: DataFile) -> bool:
+    try:
+        return stamp_of(file.path) != file.stamp
+    except OSError as error:
+        raise DataError(f"{file.path}: can be read no more ({error.strerror})") from error
 
 
 # ---- the facts of files in a checkpoint

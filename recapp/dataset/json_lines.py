@@ -40,12 +40,13 @@ class JsonLines(Text):
     def checked(
         self, rows: Rows, columns: pa.Schema | None, head: Head
     ) -> tuple[pa.Schema, dict[int, str]]:
-        lines = [
-            rows.data_C[begin:end].tobytes()
-            for begin, end in zip(rows.begin_N, rows.end_NF[:, 0], strict=True)
-        ]
-        columns, bad = _columns(lines, columns)
-        return columns, {int(rows.begin_N[line]): problem for line, problem in bad.items()}
+        spans = zip(rows.begin_N.tolist(), rows.end_NF[:, 0].tolist(), strict=True)
+        lines = {begin: rows.data_C[begin:end].tobytes() for begin, end in spans}
+        # Arrow takes null for a row, and ends the process where it is the first
+        objects = [begin for begin, line in lines.items() if line.lstrip()[:1] == b"{"]
+        columns, bad = _columns([lines[begin] for begin in objects], columns)
+        problems = dict.fromkeys(lines.keys() - set(objects), "is no JSON object, {...}")
+        return columns, problems | {objects[line]: problem for line, problem in bad.items()}
 
     @override
     def batch(self, rows: Rows, columns: pa.Schema, layout: Layout, head: Head) -> pa.RecordBatch:
@@ -68,6 +69,8 @@ def _columns(lines: Sequence[bytes], columns: pa.Schema | None) -> tuple[pa.Sche
         columns: The columns of the lines before; None for the first lines.
     """
     known = pa.schema([]) if columns is None else columns
+    if not lines:
+        return known, {}
     try:
         table = _parsed(b"\n".join(lines))
         if table.num_rows == len(lines):

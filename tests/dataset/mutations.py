@@ -1,8 +1,10 @@
-"""Damaged Parquet files, each a function of a number, and a process that reads them, so that it
-hangs or dies instead of the test.
+"""Damaged files, each a function of a number, and a process that reads them, so that it hangs or
+dies instead of the test.
 """
 
+import gzip
 import io
+import json
 import multiprocessing as mp
 import resource
 import traceback
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv
 
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
@@ -69,6 +72,73 @@ def table(seed):
             ),
         }
     )
+
+
+def text_of(rows):
+    """Return rows as CSV; texts have delimiters, quotes and line ends, lists are joined."""
+    columns = {name: rows.column(name).to_pylist() for name in rows.column_names}
+    columns["text"] = [None if one is None else f'{one}, "x"\n' for one in columns["text"]]
+    columns["bag"] = [" ".join(bag or ()) for bag in columns["bag"]]
+    columns["words"] = [word.decode() for word in columns["words"]]
+    columns["label"] = [int(label) for label in columns["label"]]
+    buffer = io.BytesIO()
+    csv.write_csv(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def json_of(rows):
+    """Return rows as JSON lines."""
+    plain = [row | {"words": row["words"].decode()} for row in rows.to_pylist()]
+    return "".join(json.dumps(row) + "\n" for row in plain).encode()
+
+
+def arrow_of(rows, writer, compression):
+    """Return rows as an IPC file or stream."""
+    buffer = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with writer(buffer, rows.schema, options=options) as file:
+        file.write_table(rows, max_chunksize=120)
+    return buffer.getvalue()
+
+
+OTHERS = {  # files in other formats than Parquet, by suffix
+    "csv": lambda: text_of(table(0)),
+    "csv.gz": lambda: gzip.compress(text_of(table(0))),
+    "jsonl": lambda: json_of(table(0)),
+    "arrow": lambda: arrow_of(table(0), pa.ipc.new_file, None),
+    "feather": lambda: arrow_of(table(0), pa.ipc.new_file, "lz4"),
+    "arrows": lambda: arrow_of(table(0), pa.ipc.new_stream, None),
+}
+
+
+@cache
+def other_file(suffix):
+    """Return the bytes of an undamaged file in another format than Parquet."""
+    return OTHERS[suffix]()
+
+
+def other_mutated(suffix, number):
+    """Return the damaged file of that number: one of six kinds of damage to a whole file."""
+    random = np.random.default_rng(number)
+    content = bytearray(other_file(suffix))
+    first, second = sorted(random.integers(0, len(content), 2).tolist())
+    second = min(second, first + 400)
+    match number % 6:
+        case 0:
+            for at in random.integers(0, len(content), int(random.integers(1, 9))).tolist():
+                content[at] ^= 1 << int(random.integers(8))
+        case 1:
+            del content[first:]
+        case 2:
+            content[first:second] = bytes([int(random.choice([0, 255]))]) * (second - first)
+        case 3:
+            del content[first:second]
+        case 4:
+            content[first:first] = random.bytes(int(random.integers(1, 64)))
+        case 5:  # signs that have a meaning in text
+            for at in random.integers(0, len(content), 4).tolist():
+                content[at] = int(random.choice(list(b'"\n\r,{}[]:\\')))
+    return bytes(content)
 
 
 @cache
@@ -143,11 +213,14 @@ def serve(pipe, folder):
 
     For each the answer is the traceback of what was no error for people, and the memory taken.
     """
-    path = Path(folder) / "damaged.parquet"
-    path.write_bytes(whole_file(0))
-    read(path)
+    for name, content in (("parquet", whole_file(0)), *((o, other_file(o)) for o in OTHERS)):
+        path = Path(folder) / f"damaged.{name}"
+        path.write_bytes(content)
+        read(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    while (content := pipe.recv()) is not None:
+    while (asked := pipe.recv()) is not None:
+        suffix, content = asked
+        path = Path(folder) / f"damaged.{suffix}"
         path.write_bytes(content)
         try:
             answer = read(path)
@@ -166,7 +239,7 @@ class ReadingProcess:
         self._folder = str(folder)
         self._process = None
 
-    def read(self, content):
+    def read(self, content, suffix="parquet"):
         """Return (what was read or the line that said why not, what went wrong)."""
         if self._process is None:
             self._pipe, there = mp.get_context("fork").Pipe()
@@ -175,7 +248,7 @@ class ReadingProcess:
             )
             self._process.start()
             there.close()
-        self._pipe.send(content)
+        self._pipe.send((suffix, content))
         try:
             if self._pipe.poll(SECONDS):
                 return self._pipe.recv()

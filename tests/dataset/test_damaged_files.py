@@ -1,4 +1,4 @@
-"""Whatever bytes a Parquet file has, it is read or refused in one line; the process lives, and
+"""Whatever bytes a file has, it is read or refused in one line; the process lives, and
 takes no memory to speak of.
 """
 
@@ -8,7 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mutations import WRITERS, ReadingProcess, footer_of, mutated, whole_file
+from mutations import (
+    OTHERS,
+    WRITERS,
+    ReadingProcess,
+    footer_of,
+    mutated,
+    other_file,
+    other_mutated,
+    whole_file,
+)
 from mutations import read as read_here
 
 from recapp.dataset.parquet import MOST_ROWS
@@ -53,6 +62,28 @@ def test_a_sample_of_damaged_files_is_read_or_refused_in_one_line(reader):
 @pytest.mark.full
 def test_1428_damaged_files_are_read_or_refused_in_one_line(reader):
     assert wrong(reader, NUMBERS) == {}
+
+
+@pytest.mark.parametrize("suffix", OTHERS)
+def test_files_of_other_formats_are_whole_before_they_are_damaged(tmp_path, suffix):
+    (tmp_path / f"whole.{suffix}").write_bytes(other_file(suffix))
+    batches = read_here(tmp_path / f"whole.{suffix}")
+    assert not isinstance(batches, str), batches
+    assert sum(len(labels) for labels, _, _ in batches) == 300
+
+
+@pytest.mark.parametrize(
+    ("suffix", "numbers"),
+    [(suffix, range(12)) for suffix in OTHERS]
+    + [pytest.param(suffix, range(12, 400), marks=pytest.mark.full) for suffix in OTHERS],
+)
+def test_damaged_files_of_other_formats_are_read_or_refused_in_one_line(reader, suffix, numbers):
+    problems = {}
+    for number in numbers:
+        _, problem = reader.read(other_mutated(suffix, number), suffix)
+        if problem:
+            problems[number] = problem
+    assert problems == {}
 
 
 def varint(number):

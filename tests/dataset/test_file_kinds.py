@@ -5,6 +5,7 @@ import gzip
 import json
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pytest
 
 from recapp.dataset.delimited_text import DelimitedText
@@ -116,3 +117,33 @@ def test_damaged_parquet_and_unknown_bytes_are_not_whole_parquet(tmp_path, conte
 def test_paths_of_other_systems_are_told_what_a_path_is(path, said):
     with pytest.raises(DataError, match=said):
         file_names(path)
+
+
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.csv.bz2", "x.csv.zst"])
+def test_an_archive_that_is_cut_short_is_one_line(tmp_path, name):
+    content = text(",").encode() + b"".join(b"0,%d,a\n" % row for row in range(20_000))
+    packed = {
+        "gz": lambda: gzip.compress(content),
+        "bz2": lambda: bz2.compress(content),
+        "zst": lambda: pa.compress(content, "zstd", asbytes=True),
+    }[name.rpartition(".")[2]]()
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=rf"{name} is not a whole CSV file \(Truncated compressed"):
+        open_source(str(tmp_path / name), SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.arrow"])
+def test_files_that_go_or_grow_in_mid_run_are_one_line(tmp_path, name):
+    path = tmp_path / name
+    if name == "x.arrow":
+        feather.write_feather(pa.table(ROWS), str(path))
+    else:
+        path.write_text(text(",") if name == "x.csv" else JSON_LINES)
+    source = open_source(str(path), SCHEMA)
+    with path.open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(DataError, match=f"{name}: has changed since it was opened"):
+        list(arrow_chunks(source))
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{name}: can be read no more \(No such file"):
+        list(arrow_chunks(source))

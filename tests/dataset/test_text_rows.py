@@ -189,6 +189,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, small_groups, monk
             r"does not fit \(JSON parse error: Missing a comma",
         ),
         ('{"a": 1}\n{"a": "x"}\n', 1, 2, "does not fit .*int64 vs string"),
+        ('{"a": 1}\nnull\n', 1, 2, "is no JSON object"),
         ('{"a": 1} {"a": 2}\n{"a": 3}\n', 1, 1, "holds 2 JSON values"),
     ],
 )

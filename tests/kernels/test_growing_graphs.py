@@ -468,6 +468,43 @@ def test_a_model_with_more_keys_than_its_batch_keeps_to_the_limit(small, bad):
         assert store.admission.rows_IR.amax() == 10
 
 
+def new_keys(step, n=5):
+    """A batch with some keys of each dynamic table that those of other steps do not have."""
+    keys = KEYS[10 * step : 10 * step + n]
+    ids = torch.cat([keys, keys, keys[:1] % 9])
+    lengths = torch.tensor([n, *[0] * 5, n, *[0] * 5, 1, *[0] * 5])
+    features = KeyedJaggedTensor([*FEATURES], ids, lengths=lengths)
+    return Batch(torch.zeros(B, 0), features, torch.arange(B) % 2.0)
+
+
+@pytest.mark.full
+def test_the_last_step_before_a_limit_is_recorded_whole(small):
+    """There is room for the step before it is recorded, and none for another one behind it."""
+    way = "recorded", None, "triton"
+    trained, known = (Trained(*way, dynamic={"max_rows": 64 * 44}) for _ in range(2))
+    known.graph.why_not = "launched"
+    steps = [new_keys(step) for step in range(WARM_UP + 1)]
+    assert all(map(same_bits, trained.train(steps), known.train(steps)))
+    assert trained.captures == 1 and not trained.graph.cuts
+    more = [new_keys(step) for step in range(WARM_UP + 1, 10)]
+    assert all(map(same_bits, trained.train(more), known.train(more)))
+    assert trained.captures == 2 and trained.graph.cuts
+    assert equal(trained, known)
+
+
+@pytest.mark.full
+def test_no_key_is_added_near_a_limit_after_a_fault_that_nobody_has_read(small):
+    trained = Trained("recorded", dynamic={"max_rows": 64 * 24})
+    trained.train([new_keys(0)])
+    faulty = new_keys(0)
+    faulty.labels_B[0] = torch.nan
+    trained.step(faulty)
+    before = trained.slots()
+    with pytest.raises(TrainingError):
+        trained.step(new_keys(1, 8))
+    assert same(before, trained.slots())
+
+
 def test_a_step_that_has_stopped_uses_no_row(small):
     trained = Trained("loop", **FAR)
     trained.train(batches(steps=2))

@@ -7,7 +7,7 @@
 | `step`       | the embedding step on several ranks, under plans                             |
 | `train`      | a whole training step of a DLRM, under plans, also compiled                  |
 | `strategies` | sharding strategies on listed tables: latency, memory, bytes exchanged       |
-| `data`       | reading Parquet, and training from it                                        |
+| `data`       | reading Parquet, text and lists: Arrow, batches, threads, and training       |
 | `inference`  | a trained model: p50, p99, rows a second; in Python, compiled and in C++     |
 
 `recapp.plan calibrate` measures the costs of this machine for the planner.
@@ -38,7 +38,7 @@ MEASURES = {
     "step": "recapp.benchmarks.steps.measure_step",
     "train": "recapp.benchmarks.steps.measure_training",
     "strategies": "recapp.benchmarks.steps.measure_strategies",
-    "data": "recapp.benchmarks.steps.measure_data",
+    "data": "recapp.benchmarks.reading.measure_data",
     "inference": "recapp.inference_bench.measure",
 }
 
@@ -85,11 +85,13 @@ COLUMNS: dict[str, list[Column]] = {
         Column("bytes_exchanged", "MB sent", ",.1f", 1e6, meaning="by all ranks in a pass"),
     ],
     "data": [
-        Column("stage", "stage", meaning='includes those above it; "from" a source: training'),
+        Column("form", "rows", meaning="the form of the rows; the plan where a model trains"),
+        Column("stage", "stage", meaning="Arrow alone, batches by threads, or training"),
         Column("rows_per_second", "rows/s", ",.0f"),
         Spread("median_ms", "ms", meaning="of a pass or a step, below it the quartiles"),
-        Spread("memory_ratio", "memory\nratio", meaning="time from memory / time from Parquet"),
-        Column("decode_share", "decode\nshare", ".1%", meaning="the share of a step that reads"),
+        Spread("raw_ratio", "raw\nratio", meaning="time of Arrow alone / time of batches"),
+        Column("longest_ratio", "longest", ".1f", meaning="the longest step / the median"),
+        Column("wait_share", "waits", ".1%", meaning="the share of a step that waits for a batch"),
     ],
     "inference": [
         Column("quantize", "rows", meaning="the data type of the stored tables"),

@@ -28,11 +28,9 @@ of its steps.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count, cycle, islice
-from statistics import mean
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -42,13 +40,7 @@ from recapp.benchmarks.session import Session, listed, rule
 from recapp.benchmarks.timing import Measured, Steps, compared, in_turn, spread
 from recapp.benchmarks.workloads import DENSE, MODELS, WORKLOADS, NamedModel, Workload
 from recapp.data_parallel import compile_dense, wrap_dense
-from recapp.dataset.data_settings import DataSettings
-from recapp.dataset.schema import criteo_schema
-from recapp.dataset.sequential_rows import decoded_chunks
-from recapp.dataset.source import Source, arrow_chunks, open_source
-from recapp.dataset.stream import BatchStream
 from recapp.engine.sharded_collection import ShardedCollection, shard_model, sharded_tables
-from recapp.errors import ConfigError
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.processes.process_memory import forget_peak_resident, peak_resident_bytes, settled_bytes
@@ -56,7 +48,7 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import KeyedTensor
 from recapp.sparse.keyed_jagged_tensor import Batch, KeyedJaggedTensor
 from recapp.tables.collections import EmbeddingBagCollection, EmbeddingCollection
-from recapp.tables.config import EmbeddingConfig, IdRule, PoolingType
+from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.table_settings import listed_tables
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport.batch_slots import BatchSlots
@@ -300,12 +292,7 @@ def _compare_strategies(
             )
 
 
-# ---- whole training steps, and reading
-
-MOST_ROWS = 100_000  # of a pass through a stage of reading: enough for a rate
-# The batches that are held in memory; steps take them in turn. The rows of fewer batches would stay
-# in the caches, and the cost of new ids would then count as a cost of reading.
-KEPT_BATCHES = 32
+# ---- whole training steps
 
 
 class TrainingStep:
@@ -433,120 +420,3 @@ def measure_training(session: Session) -> None:
                     "samples_per_second": model.batch_size * comm.world / result.median() * 1e3,
                 }
             )
-
-
-# ---- reading
-
-
-def measure_data(session: Session) -> None:
-    """Measure the stages of reading, then training from Parquet and from memory."""
-    dataset = session.settings.dataset.scaled
-    comm = session.transport(session.settings.transport)
-    source = open_source(dataset.path, criteo_schema())
-    _measure_stages(session, source.slice(0, MOST_ROWS), dataset)
-    for model in listed(session.settings.models):
-        for plan in session.rules:
-            _measure_reading(session, MODELS[model], source, dataset, plan, comm)
-
-
-def endless(stream: BatchStream) -> Iterator[Batch]:
-    """Yield the batches of a stream, epoch after epoch.
-
-    Args:
-        stream: The batches of this rank.
-    """
-    for epoch in count():
-        stream.set_position(epoch, 0)
-        yield from stream
-
-
-def stream_of(
-    source: Source, dataset: DataSettings, batch_size: int, rank: int, world: int
-) -> BatchStream:
-    """Return a rank's part of the stream of batches that training reads.
-
-    Args:
-        source: The rows.
-        dataset: The settings of the data set.
-        batch_size: The samples of all ranks together.
-        rank: The rank that gets the part.
-        world: The number of ranks.
-    """
-    return BatchStream(
-        source,
-        criteo_schema(),
-        batch_size=batch_size,
-        lanes=dataset.lanes,
-        shuffle_rows=dataset.shuffle_rows,
-        rank=rank,
-        world=world,
-        dense_transform=dataset.dense_transform,
-    )
-
-
-def _measure_stages(session: Session, source: Source, dataset: DataSettings) -> None:
-    schema = criteo_schema()
-    batch_size = min(dataset.batch_size, source.rows // dataset.lanes * dataset.lanes)
-    stages: dict[str, Callable[[int], object]] = {
-        "parquet": lambda _: deque(arrow_chunks(source), 0),
-        "decoded": lambda _: deque(decoded_chunks(source, schema, dataset.dense_transform), 0),
-        "batches": lambda _: deque(stream_of(source, dataset, batch_size, 0, 1), 0),
-    }
-    alone = session.comm.rank == 0  # the others have no part in a measurement of one process
-    contenders = {
-        name: Steps({"step": read if alone else lambda _: None}) for name, read in stages.items()
-    }
-    for name, measured in session.measure(f"reading {source.rows:,} rows", contenders).items():
-        session.add(
-            {
-                "stage": name,
-                "rows_per_second": source.rows / measured.median() * 1e3,
-                **compared(measured, {"memory": None}),
-                "decode_share": None,
-            }
-        )
-
-
-def _measure_reading(
-    session: Session,
-    model: NamedModel,
-    source: Source,
-    dataset: DataSettings,
-    plan_name: str,
-    comm: Comm,
-) -> None:
-    world = session.comm.world
-    batch_size = model.batch_size * world
-    if source.rows < batch_size:
-        raise ConfigError(
-            f"dataset.path has {source.rows:,} rows, fewer than a batch of {model.name} on "
-            f"{world} ranks: {batch_size:,}"
-        )
-    id_rule = IdRule(dataset.id_rule)
-    tables = [replace(t, id_rule=id_rule) for t in model.workload().tables()]
-    batches = endless(stream_of(source, dataset, batch_size, session.comm.rank, world))
-    first_batches = list(islice(batches, KEPT_BATCHES))
-    plan = session.plan(plan_name, tables, [batch.sparse for batch in first_batches])
-    training = TrainingStep(session, model, tables, plan, comm)
-    contenders = {
-        "parquet": training.from_parquet(batches),
-        "memory": training.in_memory(first_batches),
-    }
-    # Reading comes in bursts: a chunk of a row group serves several batches. A median of steps
-    # would not show the steps that wait for a chunk, so a round counts as the mean of its steps.
-    measured = {
-        name: Measured({part: [[mean(steps)] for steps in r] for part, r in times.rounds.items()})
-        for name, times in session.measure(f"training {model.name}", contenders).items()
-    }
-    for name, result in measured.items():
-        reads = name == "parquet"
-        session.add(
-            {
-                "stage": f"{model.name} from {name}",
-                "model": model.name,
-                "plan": plan_name,
-                "rows_per_second": batch_size / result.median() * 1e3,
-                **compared(result, {"memory": measured["memory"] if reads else None}),
-                "decode_share": result.median("read") / result.median() if reads else None,
-            }
-        )

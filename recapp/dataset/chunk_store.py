@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from recapp.dataset.collate import BatchColumns, Collate
 from recapp.dataset.decode import Int64Array, compiled
@@ -147,9 +146,3 @@ def _arrays_of(rows: Rows) -> list[Array]:
     arrays += [array for bag in rows.bags for array in (bag.values_L, bag.offsets_N1)]
     assert all(array.flags.c_contiguous for array in arrays)
     return arrays
-
-
-def _gather(
-    table_Z3: Array, place_B: Int64Array, begin_C: Int64Array, out: Tensor, step: int = 1
-) -> None:
-    compiled().gather(table_Z3, place_B, begin_C, step, out.numpy().reshape(-1))

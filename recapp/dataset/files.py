@@ -22,7 +22,7 @@ from pathlib import Path
 
 from recapp.dataset.file_bytes import begin_of, is_prose
 from recapp.dataset.formats import COMPRESSED, FORMAT_NAMES, FORMATS, SUFFIXES, Formats
-from recapp.dataset.storage import RemotePath, open_file, stamp_of
+from recapp.dataset.storage import RemotePath, located, open_file, stamp_of
 from recapp.errors import DataError, alike, meant
 from recapp.settings.option_files import MOST_BYTES, read_text
 from recapp.settings.uris import is_uri, refuse_secrets
@@ -115,10 +115,10 @@ class _Listing:
         return DataError(f"{self.setting}={self.path}: {problem}")
 
     def _expanded(self) -> list[str]:
-        path = _located(self.path)
+        path = located(self.path)
         known, rest = _literal(self.path) if has_magic(self.path) else ("", "")
         if has_magic(rest) and not path.exists():
-            return self._one_data_set(self._matching(known, rest), _located(known))
+            return self._one_data_set(self._matching(known, rest), located(known))
         if path.name == FILE_LIST and path.is_file():
             return self._listed(path)
         if path.is_dir():
@@ -156,7 +156,7 @@ class _Listing:
 
     def _matching(self, known: str, pattern: str) -> list[str]:
         found = (
-            _located(known).glob(pattern)
+            located(known).glob(pattern)
             if is_uri(self.path)
             else map(Path, glob(escape(known) + pattern))
         )
@@ -173,9 +173,9 @@ class _Listing:
 
     def _refuse_bucket(self) -> None:
         """Refuse a path of a bucket that does not exist."""
-        path = _located(self.path)
-        if path.parts[0] in ("s3:", "gs:", "gcs:") and not (top := _top(path)).exists():
-            raise self._error(f"there is no {top}")
+        path = located(self.path)
+        if isinstance(path, RemotePath) and path.is_in_bucket and not path.top.exists():
+            raise self._error(f"there is no {path.top}")
 
     def _in_directory(self, directory: Path) -> list[str]:
         self._refuse_tables([directory])
@@ -292,7 +292,7 @@ class _Listing:
         lines_by_file: dict[str, str] = {}
         names: list[str] = []
         for line in lines[1:]:
-            own = (_located(line),) if is_uri(line) or not is_uri(str(listing)) else ()
+            own = (located(line),) if is_uri(line) or not is_uri(str(listing)) else ()
             places = (*own, listing.parent / line, listing.parent / Path(line).name)
             file = next((place for place in places if place.is_file()), None)
             if file is None:
@@ -305,15 +305,6 @@ class _Listing:
                 )
             names.append(str(file))
         return names
-
-
-def _located(path: str) -> Path:
-    return RemotePath(path) if is_uri(path) else Path(path)
-
-
-def _top(path: Path) -> Path:
-    """Return the bucket of a URI."""
-    return _located("://".join(path.parts[:2]).replace(":://", "://"))
 
 
 def _text_of(listing: Path) -> str:
@@ -332,7 +323,7 @@ def _literal(path: str) -> tuple[str, str]:
     parts = path.split("/")
     for count in range(len(parts) - 1, 0, -1):
         known = "/".join(parts[:count])
-        if _located(known or "/").is_dir():
+        if located(known or "/").is_dir():
             return f"{known}/", "/".join(parts[count:])
     return "", path
 

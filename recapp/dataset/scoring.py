@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,7 @@ from recapp.dataset.formats import formats_of
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source, arrow_chunks, open_files
+from recapp.dataset.storage import RemotePath, put_file
 from recapp.errors import ConfigError, DataError, alike, meant
 from recapp.sparse.keyed_jagged_tensor import Batch
 
@@ -249,8 +252,11 @@ def check_output(output: Path, inputs: Sequence[str], *, overwrite: bool) -> Non
         raise ConfigError(
             f"{setting}: scores are written as Parquet: name a file {output.stem}.parquet"
         )
-    if not output.parent.is_dir():
-        raise ConfigError(f"{setting}: there is no directory {output.parent}; make it first")
+    folder = output.top if isinstance(output, RemotePath) else output.parent
+    if str(folder).startswith("http"):
+        raise ConfigError(f"{setting}: a web server takes no files; name a bucket or a disk")
+    if not folder.is_dir():
+        raise ConfigError(f"{setting}: there is no directory {folder}; make it first")
     if output.is_dir():
         raise ConfigError(f"{setting}: is a directory; name a file in it")
     if os.path.realpath(output) in {os.path.realpath(name) for name in inputs}:
@@ -282,6 +288,9 @@ class ScoreFile:
             )
         self.output = output
         self.folder = output.with_name(f"{output.name}.parts")
+        if isinstance(output, RemotePath):  # whose parts lie on this machine
+            name = blake2b(str(output).encode(), digest_size=8).hexdigest()
+            self.folder = Path(gettempdir(), f"recapp-{os.getuid()}-{name}.parts")
         self.columns = tuple(columns)
         self.rows = input.rows
         scores = [pa.field(name, pa.float32()) for name in columns]
@@ -355,7 +364,10 @@ class ScoreFile:
                         writer.write_table(table, row_group_size=table.num_rows)
                 file.flush()
                 os.fsync(file.fileno())
-            unfinished.replace(self.output)
+            if not isinstance(self.output, RemotePath):
+                unfinished.replace(self.output)
+        if isinstance(self.output, RemotePath):
+            put_file(unfinished, str(self.output))
         measures: Measured = {"rows": self.rows}
         for column in self.columns:  # sums are added in the order of the rows
             some = bool(sums[column])

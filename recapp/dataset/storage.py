@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import has_magic
 from hashlib import blake2b
-from pathlib import PosixPath
+from pathlib import Path, PosixPath
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -94,6 +94,11 @@ def open_file(path: str, *, mapped: bool = False) -> pa.NativeFile:
         raise OSError(number, os.strerror(number), path) from error
 
 
+def located(path: str) -> Path:
+    """Return a path or a URI as an object with the methods of paths."""
+    return RemotePath(path) if is_uri(path) else Path(path)
+
+
 # ---- other places
 
 
@@ -122,6 +127,9 @@ class Place(Protocol):
 
     def names(self, path: str) -> list[tuple[str, str]]:
         """Return the name and kind of each entry of a directory."""
+
+    def put(self, source: str, path: str) -> None:
+        """Write a file of this machine there."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,12 @@ class _ArrowPlace(Place):
     def names(self, path: str) -> list[tuple[str, str]]:
         inside = self.files.get_file_info(fs.FileSelector(self._own(path)))
         return [(one.base_name, _kind_of(one)) for one in inside]
+
+    def put(self, source: str, path: str) -> None:
+        here = fs.LocalFileSystem()
+        fs.copy_files(
+            source, self._own(path), source_filesystem=here, destination_filesystem=self.files
+        )
 
 
 def _kind_of(info: fs.FileInfo) -> str:
@@ -194,6 +208,9 @@ class _FsspecPlace(Place):
         own = str(self.files._strip_protocol(path)).rstrip("/")
         found = [one for one in inside if one["name"].rstrip("/") != own and "?" not in one["name"]]
         return [(one["name"].rstrip("/").rpartition("/")[2], _kind_in(one)) for one in found]
+
+    def put(self, source: str, path: str) -> None:
+        self.files.put_file(source, self.files._strip_protocol(path))
 
 
 def _kind_in(known: Any) -> str:
@@ -240,8 +257,13 @@ def _s3(bucket: str) -> fs.S3FileSystem:
     )
 
 
-def _asked(path: str, question: Callable[[Place], _Result]) -> _Result:
+def _asked(path: str, question: Callable[[Place], _Result], verb: str = "read") -> _Result:
     """Ask the place of a path, and again after each fault that may pass.
+
+    Args:
+        path: The URI.
+        question: What is asked.
+        verb: What is done with the file, for errors.
 
     Raises:
         DataError: There is no such file, access is denied, or the last try has failed, too.
@@ -257,7 +279,7 @@ def _asked(path: str, question: Callable[[Place], _Result]) -> _Result:
             problem, passes = _problem(error)
             if not passes or wait is None:
                 tries = f", {len(WAITS) + 1} times" if passes else ""
-                raise DataError(f"{path}: cannot be read: {problem}{tries}") from error
+                raise DataError(f"{path}: cannot be {verb}: {problem}{tries}") from error
         note(f"{path}: {problem}; the next try is in {wait:g} s")
         time.sleep(wait)
     raise AssertionError
@@ -298,6 +320,26 @@ def _problem(error: Exception) -> tuple[str, bool]:
 # or behind, which opens it anew; between them no further trip is needed.
 _open_now: dict[tuple[str, int], Opened] = {}
 _MOST_OPEN = 256
+
+
+def put_file(source: Path, path: str) -> None:
+    """Write a file of this machine to another place, where it gets its name when it is whole.
+
+    Args:
+        source: The file.
+        path: The URI.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+
+    def put(place: Place) -> None:
+        place.put(str(source), path)
+        _open_now.pop((path, os.getpid()), None)
+        if place.opened(path).size != source.stat().st_size:
+            raise OSError("a part of the file is missing there")
+
+    _asked(path, put, "written")
 
 
 def _opened(path: str) -> Opened:
@@ -382,6 +424,16 @@ class RemotePath(PosixPath):
     @override
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Whether its first part is a bucket, which may be asked for, and not a server."""
+        return self.parts[0] in ("s3:", "gs:", "gcs:")
+
+    @property
+    def top(self) -> "RemotePath":
+        """The bucket, or the server."""
+        return RemotePath(f"{self.parts[0]}//{self.parts[1]}")
 
     @property
     def kind(self) -> str:

@@ -29,6 +29,7 @@ from recapp.dataset.data_file import Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
 from recapp.logs.fitting import Fitted, OtherKindError, fitted
+from recapp.logs.histories import HISTORY, LIKED, histories_of, liked_rows, write_histories
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import locked
@@ -92,6 +93,8 @@ def check(settings: Convert, source: Source) -> None:
         ("vocabularies", settings.vocabularies or (), wanted),
         ("time", [settings.time or present[0]], present),
         ("user", [settings.user or present[0]], present),
+        ("item", [settings.item or present[0]], wanted),
+        ("liked", settings.liked or (), wanted),
     ):
         for name in names:
             if name not in there:
@@ -145,9 +148,10 @@ def _written(
     parts = parts_of(source)
     workers = Workers(settings.num_threads or os.cpu_count() or 1)
     found = fitted(settings, parts, work, workers, in_all=in_all)
+    write_histories(settings, found, parts, work / STATE, workers)
     files: list[dict[str, Any]] = []
     with console.progress("Rows", source.rows) as advance:
-        written = workers.each(parts, lambda part: _write_part(part, found, work))
+        written = workers.each(parts, lambda part: _write_part(part, settings, found, work))
         for part, of_part in zip(parts, written, strict=True):
             files += of_part
             advance(part.source.rows)
@@ -222,7 +226,7 @@ class _SplitWriter:
         self._waiting = []
 
 
-def _write_part(part: Part, found: Fitted, work: Path) -> list[dict[str, Any]]:
+def _write_part(part: Part, settings: Convert, found: Fitted, work: Path) -> list[dict[str, Any]]:
     """Convert a part, unless that was done before; return its files."""
     done = work / STATE / f"part-{part.number:05d}.json"
     if done.is_file():
@@ -232,8 +236,15 @@ def _write_part(part: Part, found: Fitted, work: Path) -> list[dict[str, Any]]:
         name: _SplitWriter(work / name / f"part-{part.number:05d}.parquet") for name in SPLITS
     }
     used = []
+    histories = histories_of(part, work / STATE) if settings.history else None
     for path, first, chunk in part.chunks():
         rows = found.table(chunk, path, first)
+        if settings.liked:
+            liked = liked_rows(chunk, settings, found).astype(np.int64)
+            rows = rows.append_column(LIKED, pa.array(liked))
+        if histories is not None:
+            items = histories.slice(first - part.first, chunk.num_rows)
+            rows = rows.append_column(HISTORY, found.with_ids(str(settings.item), items))
         split_N = found.split.of(chunk, first)
         for number in (here := np.unique(split_N).tolist()):
             some = rows.filter(pa.array(split_N == number)) if len(here) > 1 else rows

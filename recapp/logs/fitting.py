@@ -71,9 +71,12 @@ class Fitted:
     def table(self, chunk: pa.RecordBatch, path: str, first: int) -> pa.Table:
         """Return rows of the logs as they are written. Arguments as for `column`."""
         columns = {name: self.column(name, chunk, path, first) for name in self.kinds}
-        for name, values in self.vocabularies.items():
-            columns[name] = encoded(columns[name], values)
-        return pa.table(columns)
+        return pa.table({name: self.with_ids(name, one) for name, one in columns.items()})
+
+    def with_ids(self, name: str, values: pa.Array) -> pa.Array:
+        """Return values, or lists of them, as ids of a column's vocabulary, if it has one."""
+        known = self.vocabularies.get(name)
+        return values if known is None else encoded(values, known)
 
 
 def fitted(

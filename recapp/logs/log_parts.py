@@ -16,6 +16,7 @@ import pyarrow as pa
 from recapp.dataset.source import Segment, Source, arrow_chunks
 
 PART_ROWS = 1 << 18
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -68,9 +69,9 @@ class Workers:
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
-    def each(self, parts: Sequence[Part], function: Callable[[Part], R]) -> Iterator[R]:
-        """Yield the result of a function for each part, in order; at most as many parts as there
-        are threads are in work.
+    def each(self, parts: Sequence[T], function: Callable[[T], R]) -> Iterator[R]:
+        """Yield the result of a function for each part, or each of other things, in order; at most
+        as many as there are threads are in work.
         """
         with ThreadPoolExecutor(self._threads, "recapp-parts") as pool:
             waiting = deque(pool.submit(function, part) for part in parts[: self._threads])

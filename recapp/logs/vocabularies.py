@@ -65,6 +65,7 @@ def encoded(column: pa.Array, values: pa.Array) -> pa.Array:
         values: The values of the vocabulary, in the order of their ids.
     """
     if is_list(column.type):
+        column = pa.concat_arrays([column])  # without an offset
         ids = encoded(column.values, values)
         mask = column.is_null() if column.null_count else None
         return pa.ListArray.from_arrays(column.offsets, ids, mask=mask)

@@ -487,10 +487,18 @@ class Convert(Data):
     test_share: Annotated[float, Within(0, below=1)] = 0.0
     time: str | None = None
     user: str | None = None
+    item: str | None = None
+    history: Positive | None = None
+    liked: dict[str, float] | None = None
     seed: Natural = 1
     num_threads: Positive | None = None
 
     def __post_init__(self) -> None:
+        if self.history and not (self.user and self.item and self.time and self.split != "order"):
+            raise ConfigError(
+                f"history={self.history}: name the columns user=, item= and time=, and set "
+                "split=time or user, by which no later event is in the history of a training row"
+            )
         if (self.split == "time" and not self.time) or (self.split == "user" and not self.user):
             raise ConfigError(f"split={self.split}: name its column, {self.split}=COLUMN")
         if self.val_share + self.test_share >= 1:

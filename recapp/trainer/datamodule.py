@@ -60,6 +60,7 @@ from recapp.dataset.sequential_rows import (
     table_rows,
 )
 from recapp.dataset.source import Source
+from recapp.dataset.storage import located
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError
 from recapp.planner.choose_modes import from_rank_0
@@ -534,7 +535,7 @@ class ScoreWriter(Callback):
         overwrite: bool = False,
         progress: bool = False,
     ) -> None:
-        self.output = Path(output).absolute()
+        self.output = located(str(output)).absolute()
         self.overwrite = overwrite
         self.joined: Measured | None = None
         self.seconds = 0.0

@@ -98,24 +98,26 @@ def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
     dataset = {
         "path": str(tmp_path / "logs"),
         "naming": "criteo",
-        "lanes": 16,
+        "lanes": 2,
         "shuffle_rows": 64,
         "dense_transform": "log1p",
         "batch_size": 64,
         "id_rule": "hash",
+        "num_threads": 2,
     }
     given = record(DataSettings, dataset, "dataset")
     rows = measured("data", tmp_path, {"row_wise": PLANS["row_wise"]}, dataset=given)
     check("data", rows)
-    assert [row["stage"] for row in rows] == [
-        "parquet",
-        "decoded",
-        "batches",
-        "small from parquet",
-        "small from memory",
+    *alone, launched, ahead = rows
+    ways = ["raw", *(f"{threads} threads" for threads in range(3))]
+    assert [(row["form"], row["stage"]) for row in alone] == [
+        (form, way) for form in ("typed", "hex", "lists", "csv") for way in ways
     ]
     assert all(row["rows_per_second"] > 0 for row in rows)
-    assert 0 < rows[3]["decode_share"] < 1 and rows[3]["memory_ratio"] > 0
+    assert all(row["raw_ratio"] > 0 for row in alone[1:4])
+    for training, threads in ((launched, 0), (ahead, 2)):
+        assert training["stage"] == f"small, {threads} threads"
+        assert 0 < training["wait_share"] < 1 <= training["longest_ratio"]
 
 
 @pytest.mark.parametrize("verb", bench.COLUMNS)
@@ -123,12 +125,17 @@ def test_headings_are_explained_and_a_table_fits_80_columns(verb, capsys, monkey
     monkeypatch.setenv("COLUMNS", "80")
     columns = bench.COLUMNS[verb]
     texts = {"plan": "data_parallel", "strategy": "data_parallel", "transport": "shared_memory"}
-    texts |= {"model": "hugectr_d128", "stage": "hugectr_d128 from parquet", "way": "raw_rows"}
+    texts |= {
+        "model": "hugectr_d128",
+        "stage": "hugectr_d128, mixed",
+        "form": "its own",
+        "way": "raw_rows",
+    }
     texts |= {"workload": "W2m", "ids": "uniform", "step": "forward+backward", "quantize": "fp16"}
     row = {c.key: texts.get(c.key, 1234.567) for c in columns}
     row |= {"batch_size": 4096, "threads": 2, "throughput": 123_456.7, "bytes_exchanged": 1e9}
     quartiles = {f"{c.key}{q}": 1234.5 for c in columns for q in ("_q1", "_q3")}
-    row |= quartiles | {"q1_ms": 1200.0, "q3_ms": 1300.0, "decode_share": 0.12}
+    row |= quartiles | {"q1_ms": 1200.0, "q3_ms": 1300.0, "wait_share": 0.12}
     print_table(bench.with_quartiles([row], columns), columns)
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80

@@ -8,20 +8,23 @@ import pickle
 import threading
 import time
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from dataset_files import SCHEMA, numbered_table, row_numbers, write_numbered
 from places import CUT, http_server, s3, shelf, slow, status
 
-from recapp.dataset import storage
+from recapp.dataset import scoring, storage
 from recapp.dataset.data_file import Fingerprint, difference, file_facts
+from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.files import file_names, left_out
 from recapp.dataset.schema import Schema
+from recapp.dataset.scoring import RankInput, ScoreFile, check_output, open_input
 from recapp.dataset.source import open_source
-from recapp.dataset.storage import open_file, stamp_of
+from recapp.dataset.storage import located, open_file, stamp_of
 from recapp.dataset.stream import BatchStream
-from recapp.errors import DataError
+from recapp.errors import ConfigError, DataError
 from recapp.settings.uris import refuse_secrets
 
 FILES = [[20, 30], [25], [0, 40]]
@@ -31,7 +34,8 @@ __all__ = ["s3", "shelf"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
+def at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(scoring, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(storage, "WAITS", (0.01, 0.01, 0.01))
     storage._place.cache_clear()
     yield
@@ -369,3 +373,59 @@ def test_a_uri_with_a_secret_is_refused_without_showing_it(uri):
 def test_a_container_of_azure_and_a_glob_are_no_secrets():
     refuse_secrets("abfs://box@account.dfs.core.windows.net/logs/part-?.parquet", "input")
     refuse_secrets("/mnt/logs/user:name@host?a=b", "input")
+
+
+def written(output, input):
+    file = ScoreFile(output, input, ("score",))
+    file.folder.mkdir()
+    file.open_part(0)
+    for batch in RankInput(input, 0, 1):
+        file.write(batch.kept, {"score": np.arange(batch.rows, dtype=np.float32)})
+    file.close_part()
+    file.join(1)
+    file.delete_parts()
+    file.folder.rmdir()
+    return file
+
+
+@pytest.fixture
+def to_score(tmp_path):
+    logs = write_numbered(tmp_path / "to_score", [[7], [3]])
+    return open_input(ScoringSettings(input=str(logs), columns=("one",)), SCHEMA, "none")
+
+
+@pytest.mark.full
+def test_scores_are_written_to_a_bucket_whole_or_not_at_all(shelf, to_score, tmp_path, capsys):
+    output = located(f"{shelf.uri}/scores.parquet")
+    if not output.is_in_bucket:
+        with pytest.raises(ConfigError, match="a web server takes no files"):
+            check_output(output, [], overwrite=False)
+        return
+    shelf.server.files.create_dir(shelf.uri.removeprefix("s3://").partition("/")[0])
+    check_output(output, [], overwrite=False)
+    shelf.server.faults.next += [status(503)]
+    written(output, to_score)
+    assert "the next try is in" in capsys.readouterr().err
+    with open_file(str(output)) as file:
+        there = pq.read_table(file)
+    written(tmp_path / "scores.parquet", to_score)
+    assert there.equals(pq.read_table(tmp_path / "scores.parquet"))
+    with pytest.raises(ConfigError, match=r"^output=s3://.*: exists; choose another name"):
+        check_output(located(str(output)), [], overwrite=False)
+    check_output(located(str(output)), [], overwrite=True)
+    with pytest.raises(ConfigError, match="is one of the files that are scored"):
+        check_output(located(str(output)), [str(output)], overwrite=True)
+    with pytest.raises(ConfigError, match="there is no directory s3://no-such-bucket; make it"):
+        check_output(located("s3://no-such-bucket/a.parquet"), [], overwrite=False)
+    other = located(f"{shelf.uri}/other.parquet")
+    shelf.server.faults.next += [status(403)] * 50
+    with pytest.raises(DataError, match=r"other\.parquet: cannot be written: access is denied"):
+        written(other, to_score)
+    shelf.server.faults.next.clear()
+    assert not located(str(other)).exists()
+
+
+def test_scores_are_written_to_what_fsspec_knows(to_score):
+    written(located("memory://scores/a.parquet"), to_score)
+    with open_file("memory://scores/a.parquet") as file:
+        assert pq.read_table(file).num_rows == 10

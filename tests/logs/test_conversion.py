@@ -18,7 +18,7 @@ from recapp.dataset.schema import Schema
 from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import RecappError
-from recapp.logs import conversion, log_parts
+from recapp.logs import conversion, histories, log_parts
 from recapp.run.recipe import Convert
 
 ROWS = 3000
@@ -166,6 +166,48 @@ def test_vocabularies_count_training_rows_from_the_most_frequent_on(logs, tmp_pa
             assert rows_of(tmp_path / "out" / split)[name] == wanted
 
 
+@pytest.mark.parametrize("liked", [None, {"price": 4}])
+@pytest.mark.parametrize("vocabulary", [False, True])
+def test_histories_are_earlier_items_of_the_user(logs, tmp_path, monkeypatch, liked, vocabulary):
+    monkeypatch.setattr(histories, "EVENTS", 700)  # users in five shards
+    out = tmp_path / "out"
+    convert(
+        logs,
+        out,
+        history=3,
+        user="user",
+        item="zip",
+        time="ts",
+        liked=liked,
+        split="time",
+        val_share=0.2,
+        vocabularies={"zip": 2} if vocabulary else None,
+    )
+    table = clicks()
+    values = (
+        pq.read_table(out / "vocabularies/zip.parquet")["value"].to_pylist() if vocabulary else []
+    )
+    ids = {one: number for number, one in enumerate(values, 1)}
+    events = list(
+        zip(table["user"], table["ts"], range(ROWS), table["zip"], table["price"], strict=True)
+    )
+    wanted = {}
+    for user, time, row, *_ in events:
+        seen = sorted(
+            e for e in events if e[0] == user and e[1] < time and (not liked or e[4] >= 4)
+        )
+        wanted[row] = [ids.get(e[3], 0) if vocabulary else e[3] for e in seen[-3:]]
+    cut = min(rows_of(out / "val")["ts"])
+    for split, rows in (
+        ("train", [e[2] for e in events if e[1] < cut]),
+        ("val", [e[2] for e in events if e[1] >= cut]),
+    ):
+        found = rows_of(out / split)
+        assert found["history"] == [wanted[row] for row in rows]
+        if liked:
+            assert found["liked"] == [int(table["price"][row] >= 4) for row in rows]
+
+
 def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys):
     settings = {"val_share": 0.4, "vocabularies": {"user": 2}, "num_threads": 1}
     whole = convert(logs, tmp_path / "whole", **settings)
@@ -228,6 +270,7 @@ def test_text_and_its_conversion_train_the_same_batches(logs, tmp_path):
         (["LOGS"], "path and out must be given"),
         (["LOGS", "out=o", "columns=[click,usr]"], "columns: usr is no column"),
         (["LOGS", "out=o", "split=time"], "split=time: name its column, time=COLUMN"),
+        (["LOGS", "out=o", "history=3", "user=user"], "history=3: name the columns user=, item="),
         (["LOGS", "out=o", "val_share=.6", "test_share=.5"], "no rows are left"),
         (["LOGS", "out=o", "types={user: int64}"], "0.csv: row 0 of the logs, column user: holds"),
     ],

@@ -26,6 +26,7 @@ from functools import lru_cache
 from glob import has_magic
 from hashlib import blake2b
 from pathlib import Path, PosixPath
+from textwrap import shorten
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -39,7 +40,9 @@ from recapp.settings.uris import URI, is_uri
 # Seconds between the tries of a request.
 WAITS = (1.0, 2.0, 4.0, 8.0)
 ARROW_SCHEMES = ("gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+CLIENT_SECONDS = 5  # in which a client may ask again by itself, without a line on the console
 SECONDS_OF_SILENCE = 30  # after which a server counts as gone
+LONGEST_PROBLEM = 300  # letters of a library's words
 # What tells one version of a file from another, by the names that places give it.
 _VERSION = ("ETag", "Last-Modified", "mtime", "last_modified", "LastModified", "blob_id", "created")
 _NETWORK = ("aiohttp", "asyncio", "requests", "urllib3", "httpx")
@@ -225,7 +228,9 @@ def _place(scheme: str, host: str, process: int) -> Place:
     if scheme == "s3":
         return _ArrowPlace(_s3(host), f"s3://{host}", host)
     if scheme in ARROW_SCHEMES:
-        files, top = fs.FileSystem.from_uri(f"{scheme}://{host}")
+        # the client of Google asks again by itself, for a quarter of an hour
+        query = f"?retry_limit_seconds={CLIENT_SECONDS}" if scheme in ("gs", "gcs") else ""
+        files, top = fs.FileSystem.from_uri(f"{scheme}://{host}{query}")
         return _ArrowPlace(files, f"{scheme}://{host}", top.rstrip("/"))
     import fsspec  # type: ignore[import-untyped]
 
@@ -300,7 +305,8 @@ def _problem(error: Exception) -> tuple[str, bool]:
     """Return what is wrong, in words without a secret, and whether it may pass."""
     status = _status(error)
     # addresses of redirects have signatures
-    text = re.sub(r"\?[^\s'\"]*", "", " ".join(str(error).split())) or type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    text = shorten(re.sub(r"\?[^\s'\"]*", "", line), LONGEST_PROBLEM)
     if "NO_SUCH_BUCKET" in text or re.search("Bucket '.*' not found", text):
         return "the bucket does not exist", False
     if status in (401, 403) or "ACCESS_DENIED" in text or isinstance(error, PermissionError):
@@ -310,7 +316,7 @@ def _problem(error: Exception) -> tuple[str, bool]:
         return "there is no such file", False
     if status is not None:
         return f"the server answers {status}", status >= 500 or status in (408, 429)
-    if isinstance(error, ImportError | ValueError | TypeError):
+    if isinstance(error, ImportError | ValueError | TypeError) or "Unable to load" in text:
         return text, False
     of_network = type(cause or error).__module__.partition(".")[0] in _NETWORK
     return text, of_network or isinstance(error, OSError)

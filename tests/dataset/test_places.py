@@ -352,6 +352,26 @@ def test_a_uri_without_a_client_is_refused(path, problem):
 
 
 @pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (OSError("Unable to load libjvm\ndlopen(..) failed"), ("Unable to load libjvm", False)),
+        (
+            OSError("no answer from https://cdn/a?X-Amz-Signature=hidden&b=1 (reset)"),
+            ("no answer from https://cdn/a (reset)", True),
+        ),
+        (OSError("AWS Error UNKNOWN (HTTP status 503)"), ("the server answers 503", True)),
+        (OSError("AWS Error (HTTP status 409)"), ("the server answers 409", False)),
+        (OSError("Bucket 'b' not found"), ("the bucket does not exist", False)),
+        (ImportError("Install huggingface_hub"), ("Install huggingface_hub", False)),
+        (TimeoutError(), ("TimeoutError", True)),
+        (OSError("word " * 1000), ("word " * 59 + "[...]", True)),
+    ],
+)
+def test_an_error_of_a_library_is_a_short_line_without_a_secret(error, problem):
+    assert storage._problem(error) == problem
+
+
+@pytest.mark.parametrize(
     "uri",
     [
         "s3://key:hidden@bucket/logs",

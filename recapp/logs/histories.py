@@ -77,7 +77,6 @@ def write_histories(
     events.mkdir(exist_ok=True)
     lists.mkdir(exist_ok=True)
     shards = sum(part.source.rows for part in parts) // EVENTS + 1
-    firsts = np.array([part.first for part in parts])
 
     def deal(part: Part) -> pa.Table:
         table = pa.concat_tables(
@@ -95,19 +94,10 @@ def write_histories(
     def join(shard: int) -> None:
         files = sorted(events.glob(f"{shard:05d}-*.arrow"))
         table = pa.concat_tables(map(_read, files)).combine_chunks()
-        rows_N = table["row"].to_numpy()
-        order_N = np.argsort(rows_N, kind="stable")
         columns = {HISTORY: _histories(table, settings.history or 0)}
         if settings.negatives:
             columns[NEGATIVES] = _negatives(table, every_item, settings.negatives, settings.seed)
-        found_lists = pa.table(columns).take(pa.array(order_N))
-        sorted_N = rows_N[order_N]
-        bounds = np.append(np.searchsorted(sorted_N, firsts), len(sorted_N)).tolist()
-        for part, begin in zip(parts, bounds, strict=False):
-            count = bounds[part.number + 1] - begin
-            here = found_lists.slice(begin, count)
-            here = here.append_column("row", pa.array(sorted_N[begin : begin + count]))
-            _write(lists / f"{part.number:05d}-{shard:05d}.arrow", here)
+        _write_by_part(pa.table({"row": table["row"], **columns}), parts, lists, shard)
 
     items = Occurrences()
     for counted in workers.each(parts, deal):
@@ -116,6 +106,17 @@ def write_histories(
     for _ in workers.each(range(shards), join):
         pass
     (lists / "done").touch()
+
+
+def _write_by_part(found: pa.Table, parts: Sequence[Part], folder: Path, shard: int) -> None:
+    """Write what was found for some users, a file for each part, in the order of the rows."""
+    rows_N = found["row"].to_numpy()
+    found = found.take(pa.array(np.argsort(rows_N, kind="stable")))
+    firsts = np.searchsorted(np.sort(rows_N), [part.first for part in parts])
+    bounds = np.append(firsts, len(rows_N)).tolist()
+    for part, begin in zip(parts, bounds, strict=False):
+        here = found.slice(begin, bounds[part.number + 1] - begin)
+        _write(folder / f"{part.number:05d}-{shard:05d}.arrow", here)
 
 
 def lists_of(part: Part, state: Path) -> pa.Table:

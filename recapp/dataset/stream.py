@@ -18,10 +18,10 @@ make the next batches; the batches are the same.
 
 A reader owns some lanes. It opens a row group when one of its lanes needs the first row, decodes it
 once for all its lanes, and closes it after the last needed row. In memory are one chunk of each
-open row group, with threads also the next one, and shared chunks of which lanes have not taken all
-rows yet. If several lanes read
-separate ranges of a large row group, each lane reads the row group by itself. Otherwise the reader
-would hold nearly the whole row group until the last lane takes its range.
+open row group, with threads also the next one or the first of the row group behind it, and shared
+chunks of which lanes have not taken all rows yet. If several lanes read separate ranges of a large
+row group, each lane reads the row group by itself. Otherwise the reader would hold nearly the whole
+row group until the last lane takes its range.
 
 The order of an epoch is a function of the data, (seed, epoch) and the number of lanes, but not of
 ranks or threads.
@@ -280,8 +280,10 @@ class Reader:
         self._due[key] -= len(rows)
         if self._due[key]:
             self._cursor(key).start()
-            if not is_uri(self._source.files[self._source.segments[segment].file].path):
-                return  # a file of another place takes trips to begin: it begins one earlier
+            far = is_uri(self._source.files[self._source.segments[segment].file].path)
+            if not far and self._due[key] >= len(rows):
+                return  # a file of another place takes trips to begin, and a short chunk is soon
+                # taken: the next row group begins one chunk earlier
         else:
             del self._cursors[key]  # this closes the generator, and so the file
         for lane, _ in parts:

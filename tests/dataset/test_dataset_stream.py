@@ -4,6 +4,7 @@ memory.
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -376,6 +377,21 @@ def test_no_more_row_groups_than_lanes_are_open(tmp_path, monkeypatch):
     assert (len(now_open), sum(decoded) - taken) == (0, 0)
     with pytest.raises(ValueError, match="lane 2 has no rows left"):
         own.take(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "decoded"), [(120, [100, 20, 100]), (200, [100, 100]), (100, [100, 100])]
+)
+def test_the_next_row_group_is_read_ahead_with_a_short_last_chunk(
+    tmp_path, monkeypatch, rows, decoded
+):
+    monkeypatch.setattr(parquet, "CHUNK_ROWS", 100)
+    source = numbered_source(tmp_path, [[rows, rows]])
+    found = _count_decoded(monkeypatch)
+    collate = Collate(SCHEMA, source.bags, "none")
+    with ThreadPoolExecutor(1) as threads:  # which ends when all has been read
+        Reader(source, deal([rows, rows], 1, 0), range(1), 0, collate, threads).take(0, 1)
+    assert found == decoded
 
 
 def test_a_reader_decodes_every_row_once(source, monkeypatch):

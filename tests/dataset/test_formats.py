@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_files import numbered_table, row_numbers
 
+from recapp.dataset import text_rows
 from recapp.dataset.data_file import Fingerprint, difference, file_facts
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.schema import Schema
@@ -165,3 +166,24 @@ def test_errors_name_the_format_and_files_that_change_are_refused(directories):
         batches(source)
     with pytest.raises(DataError, match=r"0\.csv: line 2 has 2 columns where 4 are expected"):
         open_source(str(folder), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"position": (1, 3)}, {"rank": 1, "world": 2, "threads": 2}]
+)
+@pytest.mark.parametrize("name", ["csv", "tsv", "jsonl"])
+def test_ranges_of_text_are_read_like_row_groups(tmp_path, monkeypatch, name, settings):
+    monkeypatch.setattr(text_rows, "GROUP_ROWS", 8)
+    monkeypatch.setattr(text_rows, "BATCH_ROWS", 4)
+    monkeypatch.setattr(text_rows, "BLOCK_BYTES", 64)
+    table = numbered_table(0, 65).drop(["many"])
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=8)
+    (tmp_path / f"x.{name}").write_bytes(WRITERS[name](table))
+    text, parquet = (
+        batches(open_source(str(tmp_path / file), SCHEMA), **settings)
+        for file in (f"x.{name}", "x.parquet")
+    )
+    assert len(text) == len(parquet) > 2
+    for got, want in zip(text, parquet, strict=True):
+        assert got.dense_BI.equal(want.dense_BI) and got.labels_B.equal(want.labels_B)
+        assert got.sparse.values().equal(want.sparse.values())

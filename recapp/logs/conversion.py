@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recapp import console
@@ -29,7 +30,15 @@ from recapp.dataset.data_file import Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
 from recapp.logs.fitting import Fitted, OtherKindError, fitted
-from recapp.logs.histories import HISTORY, LIKED, histories_of, liked_rows, write_histories
+from recapp.logs.histories import (
+    HISTORY,
+    LIKED,
+    NEGATIVES,
+    liked_rows,
+    lists_of,
+    with_negatives,
+    write_histories,
+)
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
 from recapp.processes.rank_environment import locked
@@ -236,16 +245,21 @@ def _write_part(part: Part, settings: Convert, found: Fitted, work: Path) -> lis
         name: _SplitWriter(work / name / f"part-{part.number:05d}.parquet") for name in SPLITS
     }
     used = []
-    histories = histories_of(part, work / STATE) if settings.history else None
+    lists = lists_of(part, work / STATE) if settings.history or settings.negatives else pa.table({})
     for path, first, chunk in part.chunks():
         rows = found.table(chunk, path, first)
-        if settings.liked:
+        split_N = found.split.of(chunk, first)
+        if settings.liked or settings.negatives:
             liked = liked_rows(chunk, settings, found).astype(np.int64)
             rows = rows.append_column(LIKED, pa.array(liked))
-        if histories is not None:
-            items = histories.slice(first - part.first, chunk.num_rows)
+        here = lists.slice(first - part.first, chunk.num_rows)
+        if settings.history:
+            items = here[HISTORY].combine_chunks()
             rows = rows.append_column(HISTORY, found.with_ids(str(settings.item), items))
-        split_N = found.split.of(chunk, first)
+        if settings.negatives:
+            others = found.with_ids(str(settings.item), here[NEGATIVES].combine_chunks())
+            split_N = np.repeat(split_N, pc.list_value_length(others).to_numpy() + 1)
+            rows = with_negatives(rows, str(settings.item), others)
         for number in (here := np.unique(split_N).tolist()):
             some = rows.filter(pa.array(split_N == number)) if len(here) > 1 else rows
             writers[SPLITS[number]].add(some)

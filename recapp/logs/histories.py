@@ -1,4 +1,5 @@
-"""Histories: for each row of an event log, the items of the same user at earlier times.
+"""Histories: for each row of an event log, the items of the same user at earlier times; and
+negatives: items that the user has in no row.
 
     user  item  time  liked      history (length 2)
     u1    a     10    1          []
@@ -10,6 +11,9 @@
     events    rows, users, items and times of each part, by a hash of the user    state/events
     lists     the events of some users at once, sorted by user and time           state/histories
     parts     the lists of a part, in the order of its rows
+
+Negatives are drawn evenly from the items of all rows, by a hash of the seed, the row and a count,
+so that the same seed draws the same ones, in any number of threads.
 
 A history has only earlier events, so that none of a later split is in it. Memory holds the events
 of about `EVENTS` rows for each thread.
@@ -32,12 +36,16 @@ from recapp.dataset.decode import decode_ids
 from recapp.logs.fitting import Fitted
 from recapp.logs.log_parts import Part, Workers
 from recapp.logs.splits import times_of
+from recapp.logs.vocabularies import Occurrences
 from recapp.run.recipe import Convert
 
 EVENTS = 1 << 21  # about as many rows are in memory of a thread at once
 HISTORY = "history"
 LIKED = "liked"
+NEGATIVES = "negatives"
 _STREAM = (0x4157,)
+_DRAWS = 0x0E6A
+TRIES = 32  # to draw an item that the user does not have; who has nearly all gets fewer
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -53,7 +61,7 @@ def liked_rows(chunk: pa.RecordBatch, settings: Convert, found: Fitted) -> npt.N
 def write_histories(
     settings: Convert, found: Fitted, parts: Sequence[Part], state: Path, workers: Workers
 ) -> None:
-    """Write the histories of all rows, for `histories_of`, unless they are there.
+    """Write the histories and negatives of all rows, for `lists_of`, unless they are there.
 
     Args:
         settings: The settings.
@@ -62,16 +70,15 @@ def write_histories(
         state: The directory of what a conversion needs until it is done.
         workers: The threads.
     """
-    if settings.history is None or (state / "histories" / "done").exists():
+    if not (settings.history or settings.negatives) or (state / "histories" / "done").exists():
         return
     events = state / "events"
     lists = state / "histories"
     events.mkdir(exist_ok=True)
     lists.mkdir(exist_ok=True)
     shards = sum(part.source.rows for part in parts) // EVENTS + 1
-    firsts = np.array([part.first for part in parts])
 
-    def deal(part: Part) -> None:
+    def deal(part: Part) -> pa.Table:
         table = pa.concat_tables(
             _events(chunk, path, first, settings, found) for path, first, chunk in part.chunks()
         )
@@ -80,34 +87,63 @@ def write_histories(
         for shard in range(shards):
             here = table.filter(pa.array(shard_N == shard))
             _write(events / f"{shard:05d}-{part.number:05d}.arrow", here)
+        counts = Occurrences()
+        counts.add(table["item"].combine_chunks())
+        return counts.result()
 
     def join(shard: int) -> None:
         files = sorted(events.glob(f"{shard:05d}-*.arrow"))
         table = pa.concat_tables(map(_read, files)).combine_chunks()
-        rows_N = table["row"].to_numpy()
-        order_N = np.argsort(rows_N, kind="stable")
-        histories = _histories(table, settings.history or 0).take(pa.array(order_N))
-        sorted_N = rows_N[order_N]
-        bounds = np.append(np.searchsorted(sorted_N, firsts), len(sorted_N)).tolist()
-        for part, begin in zip(parts, bounds, strict=False):
-            count = bounds[part.number + 1] - begin
-            here = {"row": sorted_N[begin : begin + count], HISTORY: histories.slice(begin, count)}
-            _write(lists / f"{part.number:05d}-{shard:05d}.arrow", pa.table(here))
+        columns = {HISTORY: _histories(table, settings.history or 0)}
+        if settings.negatives:
+            columns[NEGATIVES] = _negatives(table, every_item, settings.negatives, settings.seed)
+        _write_by_part(pa.table({"row": table["row"], **columns}), parts, lists, shard)
 
-    for _ in workers.each(parts, deal):
-        pass
+    items = Occurrences()
+    for counted in workers.each(parts, deal):
+        items.merge(counted)
+    every_item = items.result().sort_by("value")["value"].combine_chunks()
     for _ in workers.each(range(shards), join):
         pass
     (lists / "done").touch()
 
 
-def histories_of(part: Part, state: Path) -> pa.Array:
-    """Return the history of each row of a part, in the order of the rows."""
+def _write_by_part(found: pa.Table, parts: Sequence[Part], folder: Path, shard: int) -> None:
+    """Write what was found for some users, a file for each part, in the order of the rows."""
+    rows_N = found["row"].to_numpy()
+    found = found.take(pa.array(np.argsort(rows_N, kind="stable")))
+    firsts = np.searchsorted(np.sort(rows_N), [part.first for part in parts])
+    bounds = np.append(firsts, len(rows_N)).tolist()
+    for part, begin in zip(parts, bounds, strict=False):
+        here = found.slice(begin, bounds[part.number + 1] - begin)
+        _write(folder / f"{part.number:05d}-{shard:05d}.arrow", here)
+
+
+def lists_of(part: Part, state: Path) -> pa.Table:
+    """Return the history, and the negatives if there are any, of each row of a part, in order."""
     files = sorted((state / "histories").glob(f"{part.number:05d}-*.arrow"))
     table = pa.concat_tables(map(_read, files)).combine_chunks()
-    order_N = np.argsort(table["row"].to_numpy(), kind="stable")
-    lists: pa.Array = table[HISTORY].combine_chunks().take(pa.array(order_N))
-    return lists
+    return table.take(pa.array(np.argsort(table["row"].to_numpy(), kind="stable")))
+
+
+def with_negatives(rows: pa.Table, item: str, negatives: pa.Array) -> pa.Table:
+    """Return rows, each followed by its negatives: the same row with another item, not liked.
+
+    Args:
+        rows: The rows, with a column `liked`.
+        item: The column of items.
+        negatives: The other items of each row.
+    """
+    count_N = pc.list_value_length(negatives).to_numpy() + 1
+    place_M = np.repeat(np.arange(len(count_N)), count_N)
+    is_first_M = np.append(True, place_M[1:] != place_M[:-1])
+    table = rows.take(pa.array(place_M))
+    items = pc.replace_with_mask(
+        table[item].combine_chunks(), pa.array(~is_first_M), negatives.flatten()
+    )
+    liked = pc.multiply(table[LIKED], pa.array(is_first_M.astype(np.int64)))
+    table = table.set_column(table.schema.get_field_index(item), item, items)
+    return table.set_column(table.schema.get_field_index(LIKED), LIKED, liked)
 
 
 def _events(
@@ -118,7 +154,7 @@ def _events(
         {
             "row": first + np.arange(chunk.num_rows),
             "user": decode_ids(chunk.column(settings.user)),
-            "time": times_of(chunk.column(settings.time)),
+            "time": times_of(chunk.column(settings.time or settings.user)),
             "item": found.column(settings.item, chunk, path, first),
             "liked": liked_rows(chunk, settings, found),
         }
@@ -144,6 +180,36 @@ def _histories(events: pa.Table, most: int) -> pa.Array:
     items = events["item"].combine_chunks().take(pa.array(order_N[liked_N][place_L]))
     lists: Any = pa.ListArray.from_arrays(pa.array(bound_N1, pa.int32()), items)
     return lists.take(pa.array(np.argsort(order_N)))
+
+
+def _negatives(events: pa.Table, every_item: pa.Array, most: int, seed: int) -> pa.Array:
+    """Return items that the user of an event has in none, `most` for each liked event.
+
+    Args:
+        events: All events of some users.
+        every_item: The items of all rows.
+        most: The number of negatives of an event.
+        seed: The seed of the draws.
+    """
+    items = len(every_item)
+    _, user_N = np.unique(events["user"].to_numpy(), return_inverse=True)
+    own_N = pc.fill_null(pc.index_in(events["item"], every_item), -1).to_numpy()
+    pairs = np.unique((user_N * items + own_N)[own_N >= 0])  # not of missing items
+    liked_N = events["liked"].to_numpy()
+    row_D = np.repeat(events["row"].to_numpy()[liked_N], most)
+    user_D = np.repeat(user_N[liked_N], most)
+    draw_D = row_D * most + np.tile(np.arange(most), int(liked_N.sum()))
+    item_D = np.full(len(draw_D), -1)
+    for attempt in range(TRIES):
+        open_D = np.flatnonzero(item_D < 0)
+        draws = hashes((_DRAWS, seed, attempt), draw_D[open_D])
+        drawn = (draws % np.uint64(items)).astype(np.int64)
+        wanted = user_D[open_D] * items + drawn
+        item_D[open_D] = np.where(np.isin(wanted, pairs), -1, drawn)
+    count_N = np.zeros(len(user_N), np.int64)
+    count_N[liked_N] = (item_D.reshape(-1, most) >= 0).sum(axis=1)
+    bounds = pa.array(np.concatenate([[0], np.cumsum(count_N)]), pa.int32())
+    return pa.ListArray.from_arrays(bounds, every_item.take(pa.array(item_D[item_D >= 0])))
 
 
 def _latest(new_N: npt.NDArray[np.bool_]) -> Int64Array:

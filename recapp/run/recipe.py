@@ -489,6 +489,7 @@ class Convert(Data):
     user: str | None = None
     item: str | None = None
     history: Positive | None = None
+    negatives: Positive | None = None
     liked: dict[str, float] | None = None
     seed: Natural = 1
     num_threads: Positive | None = None
@@ -499,6 +500,8 @@ class Convert(Data):
                 f"history={self.history}: name the columns user=, item= and time=, and set "
                 "split=time or user, by which no later event is in the history of a training row"
             )
+        if self.negatives and not (self.user and self.item):
+            raise ConfigError(f"negatives={self.negatives}: name the columns user= and item=")
         if (self.split == "time" and not self.time) or (self.split == "user" and not self.user):
             raise ConfigError(f"split={self.split}: name its column, {self.split}=COLUMN")
         if self.val_share + self.test_share >= 1:

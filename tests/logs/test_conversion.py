@@ -208,6 +208,44 @@ def test_histories_are_earlier_items_of_the_user(logs, tmp_path, monkeypatch, li
             assert found["liked"] == [int(table["price"][row] >= 4) for row in rows]
 
 
+@pytest.mark.parametrize("vocabulary", [False, True])
+def test_negatives_are_items_that_the_user_does_not_have(logs, tmp_path, monkeypatch, vocabulary):
+    monkeypatch.setattr(histories, "EVENTS", 700)
+    table = clicks()
+    vocabularies = {"shop": 1} if vocabulary else None
+    settings = {"user": "user", "item": "shop", "negatives": 2, "liked": {"price": 4}}
+    settings |= {"vocabularies": vocabularies, "val_share": 0.1}
+    for threads in (1, 3):
+        convert(logs, tmp_path / f"out{threads}", num_threads=threads, **settings)
+    out = tmp_path / "out1"
+    both = [rows_of(out / split) for split in ("train", "val")]
+    assert both == [rows_of(tmp_path / "out3" / split) for split in ("train", "val")]
+    names = [None, *range(40)]
+    if vocabulary:
+        names = [None, *pq.read_table(out / "vocabularies/shop.parquet")["value"].to_pylist()]
+    owned = {}
+    for user, shop in zip(table["user"], table["shop"], strict=True):
+        owned.setdefault(user, set()).add(shop)
+    columns = {name: both[0][name] + both[1][name] for name in both[0]}
+    found = list(zip(*(columns[name] for name in table), columns["liked"], strict=True))
+    shop_at = [*table].index("shop")
+    for row in zip(*table.values(), strict=True):
+        user, shop, price = row[1], row[shop_at], row[4]
+        values = (names.index(shop) if vocabulary else shop) if shop != "" else None
+        first, *found = found
+        tags = row[5] or None
+        assert first == (*row[:3], values, price, tags, *row[6:], int(price >= 4))
+        drawn = 0
+        while found and found[0][-1] == 0 and found[0][:3] == row[:3] and drawn < 2 and price >= 4:
+            other, *found = found
+            assert other[:3] == row[:3] and other[4:-1] == first[4:-1]
+            assert (names[other[shop_at]] if vocabulary else other[shop_at]) not in owned[user]
+            drawn += 1
+        if len(owned[user]) < 20:  # who has nearly all items gets fewer
+            assert drawn == (2 if price >= 4 else 0)
+    assert not found
+
+
 def test_a_conversion_that_was_ended_goes_on(logs, tmp_path, monkeypatch, capsys):
     settings = {"val_share": 0.4, "vocabularies": {"user": 2}, "num_threads": 1}
     whole = convert(logs, tmp_path / "whole", **settings)

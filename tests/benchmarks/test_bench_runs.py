@@ -11,6 +11,7 @@ from documents import commands, fenced
 from jobs import command, recipe
 
 from recapp import bench
+from recapp.benchmarks import reading
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.steps import TrainingStep, batches_of
 from recapp.benchmarks.workloads import MODELS
@@ -88,11 +89,17 @@ def test_strategies_have_a_row_for_each_shape_of_batches(tmp_path):
     assert all(row["memory_peak_gb"] >= 0 for row in rows)
 
 
-def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "forms",
+    [["hex"], pytest.param(["typed", "hex", "lists", "csv"], marks=pytest.mark.full)],
+)
+def test_reading_is_taken_apart_and_so_is_training(tmp_path, monkeypatch, forms):
     from recapp.dataset.synthetic import write_clicks
 
     sizes = (40, 9, 6, 5, 4, 4, 3, 2, 9, 30, 7, 6, 11, 2, 3, 10, 4, 9, 5, 20, 15, 9, 6, 3, 7, 5)
     write_clicks(tmp_path / "logs", Generate(rows=600), sizes)
+    assert [*reading.FORMS] == ["typed", "hex", "lists", "csv"]
+    monkeypatch.setattr(reading, "FORMS", {form: reading.FORMS[form] for form in forms})
     tiny = type(MODELS["small"])
     monkeypatch.setattr(tiny, "workload", lambda self: type(self).__mro__[1].workload(self))
     dataset = {
@@ -111,7 +118,7 @@ def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
     *alone, launched, ahead = rows
     ways = ["raw", *(f"{threads} threads" for threads in range(3))]
     assert [(row["form"], row["stage"]) for row in alone] == [
-        (form, way) for form in ("typed", "hex", "lists", "csv") for way in ways
+        (form, way) for form in forms for way in ways
     ]
     assert all(row["rows_per_second"] > 0 for row in rows)
     assert all(row["raw_ratio"] > 0 for row in alone[1:4])

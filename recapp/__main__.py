@@ -13,7 +13,7 @@ from recapp.console import stop_printing
 from recapp.errors import suggest
 
 COMMANDS = {
-    "data": "inspect raw logs: facts, settings that train; convert them to Parquet",
+    "data": "inspect raw logs, and convert them to typed Parquet",
     "train": "train a model on click logs, under any plan; -m for a sweep",
     "eval": "measure a checkpoint on validation or test rows, on any ranks",
     "predict": "score raw rows by a checkpoint or an artefact, on any ranks",

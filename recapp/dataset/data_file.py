@@ -35,6 +35,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 from recapp.dataset.storage import Stamp, changed, stamp_of
 from recapp.errors import CheckpointError, DataError
@@ -43,6 +44,7 @@ from recapp.settings.uris import is_uri
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 KEPT_FACTS = 64  # files whose facts are cached: a rank reads its files in order
 
 
@@ -157,12 +159,20 @@ class DataFile(NamedTuple):
 
     @property
     def read(self) -> list[str]:
-        """The file's own names of the columns to read, each once."""
-        return list(dict.fromkeys([*self.columns.values(), *self.kept]))
+        """The file's own names of the columns to read from it, each once."""
+        names = dict.fromkeys([*self.columns.values(), *self.kept])
+        return [name for name in names if name not in self.partitions]
+
+    @property
+    def partitions(self) -> dict[str, str | None]:
+        """The columns to read that are partitions, with their value in all rows."""
+        asked = {*self.columns.values(), *self.kept}
+        found = {key: one for key, one in partitions_of(self.path).items() if key in asked}
+        return {key: one for key, one in found.items() if key not in self.types.names}
 
     @property
     def types(self) -> "pa.Schema":
-        """The names and types of all columns of the file."""
+        """The names and types of all columns of the file, without partitions."""
         return facts_of(self.format, self.path, self.stamp).columns
 
     @property
@@ -179,6 +189,24 @@ def facts_of(format: Format, path: str, stamp: Stamp) -> Facts:
         UnreadableFileError, DataError: As for `Format.facts`.
     """
     return format.facts(path, stamp)
+
+
+def with_partitions(types: "pa.Schema", path: str) -> "pa.Schema":
+    """Return the columns of a file and its partitions, which are text; its own come first."""
+    import pyarrow as pa
+
+    for key in partitions_of(path):
+        types = types if key in types.names else types.append(pa.field(key, pa.string()))
+    return types
+
+
+@lru_cache(KEPT_FACTS)
+def partitions_of(path: str) -> dict[str, str | None]:
+    """Return the values of the hive partitions above a file: {"dt": "2026-01-01"}. None is a value
+    that was missing where they were written.
+    """
+    pairs = (directory.partition("=") for directory in _partition_directories(path))
+    return {key: None if value == _NO_VALUE else unquote(value) for key, _, value in pairs}
 
 
 def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa.RecordBatch]]":
@@ -203,12 +231,13 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     if not far and _has_changed(file):
         raise changed(file.path)
     begin = 0
+    values = file.partitions
     try:
         for chunk in file.format.chunks(file, row_group):
             is_last = begin + chunk.num_rows >= rows
             if far and (begin == 0 or is_last) and _has_changed(file):
                 raise changed(file.path)
-            yield begin, chunk
+            yield begin, _with_values(chunk, values) if values else chunk
             begin += chunk.num_rows
             if is_last:
                 return
@@ -219,6 +248,17 @@ def chunks(file: DataFile, row_group: int, rows: int) -> "Iterator[tuple[int, pa
     raise DataError(
         f"{file.path}: row group {row_group} has fewer rows than were counted when the file was "
         "opened; write it again or leave it out"
+    )
+
+
+def _with_values(chunk: "pa.RecordBatch", values: dict[str, str | None]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    columns = [
+        pa.repeat(pa.scalar(value, pa.string()), chunk.num_rows) for value in values.values()
+    ]
+    return pa.RecordBatch.from_arrays(
+        [*chunk.columns, *columns], names=[*chunk.schema.names, *values]
     )
 
 
@@ -348,11 +388,16 @@ def difference(fingerprint: Fingerprint, files: Sequence[FileFacts]) -> str:
 
 def _name(path: str) -> str:
     """Return the name of a file with its partitions, such as dt=2026-01-01/part-0.parquet."""
-    *directories, name = Path(path).parts
+    return "/".join([*_partition_directories(path), Path(path).name])
+
+
+def _partition_directories(path: str) -> list[str]:
+    """Return the names of the directories of a file's partitions, the highest first."""
+    directories = Path(path).parts[:-1]
     count = 0
     while count < len(directories) and "=" in directories[-1 - count]:
         count += 1
-    return "/".join([*directories[len(directories) - count :], name])
+    return [*directories[len(directories) - count :]]
 
 
 def _digest(raw: bytes) -> str:

@@ -6,12 +6,12 @@ list of these.
     logs/day_*.parquet, logs/dt=2026-01-*     matching files; if none match, matching directories
 
 Paths may be URIs of other places, such as s3://bucket/logs (`recapp/dataset/storage.py`). Names
-that begin with `_` or `.` are skipped. The key of a partition (`dt`) is not a column. Files in an
-unknown format are refused with advice. Files that would
-silently be skipped, mixed or read twice are refused as well: two formats, directories of data among
-partitions, links to directories that are read already, several splits, and removed files of a table
-of Delta Lake, Iceberg or Hudi, of which only the table's log tells which files are alive. This
-opens only files whose names tell no format, to read their first bytes.
+that begin with `_` or `.` are skipped. The key of a partition (`dt`) is a column where it is named.
+Files in an unknown format are refused with advice. Files that would silently be skipped, mixed or
+read twice are refused as well: two formats, directories of data among partitions, links to
+directories that are read already, several splits, and removed files of a table of Delta Lake,
+Iceberg or Hudi, of which only the table's log tells which files are alive. This opens only files
+whose names tell no format, to read their first bytes.
 """
 
 import os

@@ -410,12 +410,16 @@ class Schema:
                 f"{SETTINGS} as it was trained"
             )
 
-    def resolve(self, arrow_schema: "pa.Schema", file: str) -> dict[str, str]:
+    def resolve(
+        self, arrow_schema: "pa.Schema", file: str, partitions: Sequence[str] = ()
+    ) -> dict[str, str]:
         """Find the file's own name of each column.
 
         Args:
             arrow_schema: The columns of the file.
             file: The file's name, for error messages.
+            partitions: The last ones of the columns, which are names of its directories: they count
+                by name, and not by position.
 
         Returns:
             Canonical name -> the file's own name.
@@ -437,7 +441,7 @@ class Schema:
             (self.sparse, (self.sparse, *self.sparse_namings)),
             *(((name,), ((name,),)) for name in (*self.times, *self.vectors)),
         ]
-        columns = self._by_position(present)
+        columns = self._by_position(present[: len(present) - len(partitions)])
         if not columns:
             for names, namings in parts:
                 columns.update(_find(names, namings, present, file))
@@ -612,12 +616,7 @@ def _find(
     name, column = missing[0]
     candidates = dict.fromkeys(naming[names.index(name)] for naming in namings)
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    if f"/{column}=" in file:
-        hint = (
-            "it is a partition of the directory, which is not read as a column; "
-            "write it into the files"
-        )
-    elif close := alike(column, present):
+    if close := alike(column, present):
         hint = meant(close)
     else:
         hint = f"the file has {', '.join(present[:8])}{', ...' if len(present) > 8 else ''}"

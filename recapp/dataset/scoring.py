@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from recapp.console import short_path
 from recapp.dataset.arrow_types import value_type, without_views
 from recapp.dataset.collate import Collate
-from recapp.dataset.data_file import DataFile
+from recapp.dataset.data_file import DataFile, with_partitions
 from recapp.dataset.data_settings import ScoringSettings
 from recapp.dataset.files import file_names
 from recapp.dataset.formats import formats_of
@@ -205,7 +205,7 @@ def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema
     """
     schema = pa.schema([])
     for file in files if columns else ():
-        types = file.types
+        types = with_partitions(file.types, file.path)
         for name in columns:
             if (times := types.names.count(name)) > 1:
                 raise DataError(

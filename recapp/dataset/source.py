@@ -38,6 +38,7 @@ from recapp.dataset.data_file import (
     chunks,
     facts_of,
     refuse_bad_rows,
+    with_partitions,
 )
 from recapp.dataset.data_settings import FileRules
 from recapp.dataset.decode import BadValue, Int64Array, decode_ids, refuse
@@ -85,6 +86,11 @@ class Source:
     def rows(self) -> int:
         """The number of rows."""
         return sum(segment.rows for segment in self.segments)
+
+    @property
+    def types(self) -> pa.Schema:
+        """The names and types of the columns of the first file, with its partitions."""
+        return with_partitions(self.files[0].types, self.files[0].path)
 
     def slice(self, first: int, last: int) -> "Source":
         """Return the rows [first, last) of this source.
@@ -197,6 +203,7 @@ def open_raw(
     for number, name in enumerate(file_names(paths, setting=setting, formats=formats)):
         fix = "write it again or leave it out"
         format, stamp, (types, rows, odd) = _opened(name, setting, fix, formats)
+        types = with_partitions(types, name)
         bad += [f"{name}: {row}" for row in odd]
         if bad:
             refuse_bad_rows(bad[-1], len(bad), rules.bad_rows)
@@ -275,7 +282,9 @@ def _open_file(
     format, stamp, (types, rows, _) = _opened(name, setting, fix, formats)
     if not types.names and not any(rows):
         return DataFile(name, format, stamp, {}, (0,)), frozenset(), ()
-    columns = schema.resolve(types, name)
+    own_names = types.names
+    types = with_partitions(types, name)
+    columns = schema.resolve(types, name, types.names[len(own_names) :])
     lists = (feature for feature in schema.sparse if is_list(types.field(columns[feature]).type))
     starts = tuple(accumulate(rows, initial=0))
     return DataFile(name, format, stamp, columns, starts), schema.bags(frozenset(lists)), rows

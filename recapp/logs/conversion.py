@@ -93,7 +93,7 @@ def check(settings: Convert, source: Source) -> None:
     Raises:
         ConfigError: A column is not there, or a split lacks its column.
     """
-    present = source.files[0].types.names
+    present = source.types.names
     wanted = settings.columns or present
     for setting, names, there in (
         ("columns", wanted, present),

@@ -124,7 +124,7 @@ def vocabulary_file(folder: Path, column: str) -> Path:
 
 def _kinds(settings: Convert, parts: Sequence[Part], workers: Workers) -> dict[str, str]:
     """Return the kind of each column: given, its own, or that of all its texts."""
-    types = parts[0].source.files[0].types
+    types = parts[0].source.types
     names = settings.columns or tuple(types.names)
     given = settings.types or {}
     kinds = {name: str(given.get(name, OWN)) for name in names}

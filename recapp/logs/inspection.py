@@ -56,7 +56,7 @@ def inspect(settings: Inspect) -> None:
     source = open_raw(paths, settings.rules, setting="path")
     rows = source.rows if settings.rows is None else min(settings.rows, source.rows)
     columns = facts_of_columns(source.slice(0, rows))
-    suggestion = suggest_settings(columns, source.files[0].types, settings.file_settings)
+    suggestion = suggest_settings(columns, source.types, settings.file_settings)
     records = [record_of(facts, suggestion) for facts in columns]
     name = settings.name or name_of(given_paths(paths)[0])
     head = [
@@ -112,7 +112,7 @@ def inspect(settings: Inspect) -> None:
 
 def facts_of_columns(source: Source) -> list[ColumnFacts]:
     """Return the facts of all columns of some rows, in the order of the files' columns."""
-    types = source.files[0].types
+    types = source.types
     counters = [ColumnCounter(name, types.field(name).type) for name in types.names]
     with console.progress("Rows", source.rows) as advance:
         for part, chunk in _parts(source):

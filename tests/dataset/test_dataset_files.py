@@ -2,13 +2,18 @@
 
 import os
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from dataset_files import one_batch, row_numbers, write_numbered
 
+from recapp.dataset.decode import decode_ids
 from recapp.dataset.files import file_names
 from recapp.dataset.schema import Schema, criteo_schema
+from recapp.dataset.sequential_rows import decoded_chunks
 from recapp.dataset.source import open_source
 from recapp.errors import DataError
+from recapp.sparse.missing_ids import MISSING
 
 ROW = Schema("label", ("row",), ("one",))
 
@@ -47,15 +52,31 @@ def test_a_glob_of_partitions_gives_their_files(partitions):
     assert len(file_names(str(partitions / "dt=2026-1-1*"))) == 4
 
 
-def test_the_name_of_a_partition_is_no_column(partitions):
-    with pytest.raises(
-        DataError,
-        match=(
-            r"no column for dt; tried dt; it is a partition of the directory, .* write it into "
-            r"the files"
-        ),
-    ):
-        open_source(str(partitions), Schema("label", (), ("dt", "one")))
+def test_a_partition_is_a_column_where_it_is_named(partitions):
+    schema = Schema("label", ("hour",), ("dt", "one"))
+    source = open_source(str(partitions), schema)
+    found = [
+        (rows.numbers_IN[0], rows.ids_SN[0]) for rows in decoded_chunks(source, schema, "none")
+    ]
+    hours = np.concatenate([numbers for numbers, _ in found])
+    days = np.concatenate([ids for _, ids in found])
+    assert hours.tolist() == [2, 2, 10, 10] * 2
+    texts = pa.array(["2026-1-2"] * 4 + ["2026-1-10"] * 4)
+    assert days.tolist() == decode_ids(texts).tolist()
+    assert source.types.names[-2:] == ["dt", "hour"]
+    with pytest.raises(DataError, match="no column for day"):
+        open_source(str(partitions), Schema("label", (), ("day", "one")))
+
+
+def test_a_column_of_the_file_goes_before_a_partition_of_its_name(tmp_path):
+    directory = write_numbered(tmp_path / "one=7" / "dt=a%20b", [[3]])
+    (tmp_path / "one=7" / "dt=__HIVE_DEFAULT_PARTITION__").mkdir()
+    write_numbered(tmp_path / "one=7" / "dt=__HIVE_DEFAULT_PARTITION__", [[3]])
+    schema = Schema("label", (), ("one", "dt"))
+    source = open_source(str(directory.parent), schema)
+    ids_SN = np.concatenate([rows.ids_SN for rows in decoded_chunks(source, schema)], axis=1)
+    assert 7 not in ids_SN[0]
+    assert {*ids_SN[1].tolist()} == {MISSING, *decode_ids(pa.array(["a b"])).tolist()}
 
 
 def test_files_beside_partitions_are_refused_because_one_of_both_would_be_left_out(partitions):

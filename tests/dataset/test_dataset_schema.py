@@ -140,14 +140,6 @@ def test_a_column_that_is_there_twice_is_refused_where_it_is_used():
     assert len(CRITEO.resolve(arrow([*names, "x", "x"]), "f")) == 40
 
 
-def test_a_partition_of_the_directory_is_no_column():
-    schema = Schema("label", (), ("dt", "user"))
-    with pytest.raises(
-        DataError, match="no column for dt; tried dt; it is a partition of the directory"
-    ):
-        schema.resolve(arrow(["label", "user"]), "/logs/dt=2026-01-01/part.parquet")
-
-
 def test_a_label_of_another_name_is_the_only_one_looked_for():
     names = names_of("label", "I{}", 1, "C{}", 1)
     with pytest.raises(DataError, match="no column for bought; tried bought;"):

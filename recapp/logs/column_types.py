@@ -14,6 +14,7 @@ Letter: N values.
 
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,10 +59,10 @@ class KindOfText:
         self._values += other._values
 
     @property
-    def kind(self) -> Kind:
-        """The kind of the values so far."""
+    def kind(self) -> Kind | None:
+        """The kind of the values so far; None if there were none."""
         if not self._values:
-            return "text"
+            return None
         return "int64" if self._whole else "float64" if self._numbers else "text"
 
 
@@ -105,11 +106,14 @@ def typed(
     if sign is None:
         return _typed(values, kind, spelled)
     lists = parts_of(values, sign)
+    offsets = _offsets(lists)
+    try:
+        items = _typed(plain(lists.flatten()), kind, spelled)
+    except BadValue as error:  # the index of an item is not that of its row
+        row = int(np.searchsorted(offsets.to_numpy(), error.index, side="right")) - 1
+        raise BadValue(row, error.problem) from None
     mask = lists.is_null() if lists.null_count else None
-    items = _typed(plain(lists.flatten()), kind, spelled)
-    if mask is not None:
-        return pa.ListArray.from_arrays(_offsets(lists), items, mask=mask)
-    return pa.ListArray.from_arrays(lists.offsets, items)
+    return pa.ListArray.from_arrays(offsets, items, mask=mask)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:

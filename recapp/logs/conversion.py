@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from recapp import console
 from recapp.console import Column
+from recapp.dataset.arrow_types import is_list
 from recapp.dataset.data_file import Fingerprint, file_facts
 from recapp.dataset.source import Source, open_raw
 from recapp.errors import ConfigError, suggest
@@ -41,7 +42,7 @@ from recapp.logs.histories import (
 )
 from recapp.logs.log_parts import Part, Workers, parts_of
 from recapp.logs.splits import SPLITS
-from recapp.processes.rank_environment import locked
+from recapp.processes.rank_environment import LOCK_FILE, locked
 from recapp.reporting.run_record import write_whole
 from recapp.run.recipe import Convert
 from recapp.settings.records import to_plain
@@ -72,6 +73,12 @@ def convert(settings: Convert) -> None:
     if out.exists() and not settings.overwrite:
         raise ConfigError(f"out={settings.out}: is there already: set overwrite=true, or another")
     work = out.with_name(f"{out.name}.parts")
+    for folder in (out, work):  # what is replaced, and what is deleted before another recipe begins
+        if folder.exists() and not _is_ours(folder):
+            raise ConfigError(
+                f"out={settings.out}: {folder} is there, and no conversion has made it: move it "
+                "elsewhere, or choose another out"
+            )
     try:
         with locked(work, "out"):
             rows = _converted(settings, source, work)
@@ -85,6 +92,12 @@ def convert(settings: Convert) -> None:
         ) from error
     title = f"Written to {console.short_path(out)}"
     console.emit(rows, settings.format, COLUMNS, title=title)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether a conversion has made a directory, or nobody has put anything into it."""
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else {"a file"}
+    return names <= {LOCK_FILE} or bool(names & {MANIFEST, STATE})
 
 
 def check(settings: Convert, source: Source) -> None:
@@ -108,6 +121,10 @@ def check(settings: Convert, source: Source) -> None:
         for name in names:
             if name not in there:
                 raise ConfigError(f"{setting}: {name} is no column; {suggest(name, there)}")
+    for setting in ("time", "user", "item"):
+        name = getattr(settings, setting)
+        if name and (name in (settings.separator or ()) or is_list(source.types.field(name).type)):
+            raise ConfigError(f"{setting}={name}: has lists, and one value a row is needed")
 
 
 def _converted(settings: Convert, source: Source, work: Path) -> list[dict[str, Any]]:
@@ -248,9 +265,9 @@ def _write_part(part: Part, settings: Convert, found: Fitted, work: Path) -> lis
     lists = lists_of(part, work / STATE) if settings.history or settings.negatives else pa.table({})
     for path, first, chunk in part.chunks():
         rows = found.table(chunk, path, first)
-        split_N = found.split.of(chunk, first)
+        split_N = found.split.of(chunk, path, first)
         if settings.liked or settings.negatives:
-            liked = liked_rows(chunk, settings, found).astype(np.int64)
+            liked = liked_rows(chunk, path, first, settings, found).astype(np.int64)
             rows = rows.append_column(LIKED, pa.array(liked))
         here = lists.slice(first - part.first, chunk.num_rows)
         if settings.history:

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recapp.dataset.arrow_types import is_text, value_type
-from recapp.dataset.decode import BadValue
 from recapp.errors import DataError
 from recapp.logs.column_types import OWN, KindOfText, typed
-from recapp.logs.log_parts import Part, Workers
+from recapp.logs.log_parts import Part, Workers, naming
 from recapp.logs.splits import Split, cuts_of_order, cuts_of_times, times_of
 from recapp.logs.vocabularies import Occurrences, encoded, vocabulary
 from recapp.reporting.run_record import write_whole
@@ -60,13 +59,8 @@ class Fitted:
         """
         given = name in self.given
         sign = self.separator.get(name)
-        try:
+        with naming(name, path, first, DataError if given else OtherKindError):
             return typed(chunk.column(name), self.kinds[name], sign, spelled=not given)
-        except BadValue as error:
-            kind = DataError if given else OtherKindError
-            raise kind(
-                f"{path}: row {first + error.index} of the logs, column {name}: {error.problem}"
-            ) from None
 
     def table(self, chunk: pa.RecordBatch, path: str, first: int) -> pa.Table:
         """Return rows of the logs as they are written. Arguments as for `column`."""
@@ -102,7 +96,10 @@ def fitted(
     given = settings.types or {}
     file = work / FITTED
     if not file.is_file():
-        kinds = _kinds(settings, parts if in_all else parts[:1], workers)
+        some = _kinds(settings, parts if in_all else parts[:1], workers)
+        if None in some.values():  # columns without a value in these rows
+            some = _kinds(settings, parts, workers)
+        kinds = {name: kind or "text" for name, kind in some.items()}
         split = replace(split, cuts=_cuts(split, parts, workers))
         found = Fitted(kinds, given, separator, split, {})
         _write_vocabularies(settings, found, parts, work, workers)
@@ -122,16 +119,17 @@ def vocabulary_file(folder: Path, column: str) -> Path:
     return folder / VOCABULARIES / f"{column}.parquet"
 
 
-def _kinds(settings: Convert, parts: Sequence[Part], workers: Workers) -> dict[str, str]:
-    """Return the kind of each column: given, its own, or that of all its texts."""
+def _kinds(settings: Convert, parts: Sequence[Part], workers: Workers) -> dict[str, str | None]:
+    """Return the kind of each column: given, its own, or that of its texts in some parts, None if
+    there are none.
+    """
     types = parts[0].source.types
     names = settings.columns or tuple(types.names)
     given = settings.types or {}
-    kinds = {name: str(given.get(name, OWN)) for name in names}
+    kinds: dict[str, str | None] = {name: given.get(name, OWN) for name in names}
     texts = [
         name for name in names if name not in given and is_text(value_type(types.field(name).type))
     ]
-
     separator = settings.separator or {}
 
     def look(part: Part) -> dict[str, KindOfText]:
@@ -156,8 +154,8 @@ def _cuts(split: Split, parts: Sequence[Part], workers: Workers) -> tuple[int, i
 
     def look(part: Part) -> pa.Table:
         counts = Occurrences()
-        for _, _, chunk in part.chunks():
-            counts.add(pa.array(times_of(chunk.column(split.column))))
+        for path, first, chunk in part.chunks():
+            counts.add(pa.array(times_of(chunk, str(split.column), path, first)))
         return counts.result()
 
     times = Occurrences()
@@ -175,7 +173,7 @@ def _write_vocabularies(
     def look(part: Part) -> dict[str, pa.Table]:
         counts = {name: Occurrences() for name in names}
         for path, first, chunk in part.chunks():
-            trains = pa.array(found.split.of(chunk, first) == 0)
+            trains = pa.array(found.split.of(chunk, path, first) == 0)
             for name, one in counts.items():
                 one.add(found.column(name, chunk, path, first).filter(trains))
         return {name: one.result() for name, one in counts.items()}

@@ -31,11 +31,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc
 
+from recapp.dataset.arrow_types import is_number
 from recapp.dataset.counter_hash import hashes
-from recapp.dataset.decode import decode_ids
+from recapp.errors import DataError
 from recapp.logs.fitting import Fitted
 from recapp.logs.log_parts import Part, Workers
-from recapp.logs.splits import times_of
+from recapp.logs.splits import times_of, users_of
 from recapp.logs.vocabularies import Occurrences
 from recapp.run.recipe import Convert
 
@@ -49,11 +50,20 @@ TRIES = 32  # to draw an item that the user does not have; who has nearly all ge
 Int64Array = npt.NDArray[np.int64]
 
 
-def liked_rows(chunk: pa.RecordBatch, settings: Convert, found: Fitted) -> npt.NDArray[np.bool_]:
-    """Return whether each row is liked: its number is large enough; all are without a rule, [N]."""
+def liked_rows(
+    chunk: pa.RecordBatch, path: str, first: int, settings: Convert, found: Fitted
+) -> npt.NDArray[np.bool_]:
+    """Return whether each row is liked: its number is large enough; all are without a rule, [N].
+
+    Raises:
+        DataError: The column of the rule has no numbers.
+    """
     liked_N = np.ones(chunk.num_rows, np.bool_)
     for name, least in (settings.liked or {}).items():
-        numbers = found.column(name, chunk, "", 0).cast(pa.float64())
+        column = found.column(name, chunk, path, first)
+        if not is_number(column.type):
+            raise DataError(f"liked={{{name}: {least:g}}}: {path}: column {name} has no numbers")
+        numbers = column.cast(pa.float64())
         liked_N &= pc.fill_null(pc.greater_equal(numbers, least), False).to_numpy(False)
     return liked_N
 
@@ -153,10 +163,12 @@ def _events(
     return pa.table(
         {
             "row": first + np.arange(chunk.num_rows),
-            "user": decode_ids(chunk.column(settings.user)),
-            "time": times_of(chunk.column(settings.time or settings.user)),
+            "user": users_of(chunk, str(settings.user), path, first),
+            "time": times_of(chunk, settings.time, path, first)
+            if settings.time
+            else np.zeros(chunk.num_rows, np.int64),
             "item": found.column(settings.item, chunk, path, first),
-            "liked": liked_rows(chunk, settings, found),
+            "liked": liked_rows(chunk, path, first, settings, found),
         }
     )
 

@@ -7,13 +7,16 @@ by itself; results come in the order of the parts.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
 import pyarrow as pa
 
+from recapp.dataset.decode import BadValue
 from recapp.dataset.source import Segment, Source, arrow_chunks
+from recapp.errors import DataError
 
 PART_ROWS = 1 << 18
 T = TypeVar("T")
@@ -57,6 +60,26 @@ def parts_of(source: Source) -> list[Part]:
             segments = []
             rows = 0
     return parts
+
+
+@contextmanager
+def naming(column: str, path: str, first: int, kind: type[DataError] = DataError) -> Iterator[None]:
+    """Turn a bad value, found inside of the `with`, into an error that names its place.
+
+    Args:
+        column: The column.
+        path: The file of the rows.
+        first: The number of the first row in the logs.
+        kind: The class of the error.
+
+    Raises:
+        DataError: A value was bad.
+    """
+    try:
+        yield
+    except BadValue as error:
+        where = f"{path}: row {first + error.index} of the logs, column {column}"
+        raise kind(f"{where}: {error.problem}") from None
 
 
 class Workers:

@@ -19,6 +19,8 @@ import pyarrow.types as pt
 
 from recapp.dataset.counter_hash import uniform
 from recapp.dataset.decode import decode_ids
+from recapp.dataset.schema import TextIds
+from recapp.logs.log_parts import naming
 
 SPLITS = ("train", "val", "test")
 Rule = Literal["order", "time", "user"]
@@ -49,31 +51,45 @@ class Split:
         """The splits that have a share."""
         return tuple(name for name, share in zip(SPLITS, self.shares, strict=True) if share > 0)
 
-    def of(self, chunk: pa.RecordBatch, first: int) -> npt.NDArray[np.int8]:
+    def of(self, chunk: pa.RecordBatch, path: str, first: int) -> npt.NDArray[np.int8]:
         """Return the number of the split of each row, an index into `SPLITS`, [N].
 
         Args:
             chunk: Rows of the log.
+            path: Their file, for errors.
             first: The number of the first row in the log.
+
+        Raises:
+            DataError: A value is no id of a user, or no time.
         """
         if self.rule == "user":
             assert self.column is not None
             ends = np.cumsum(self.shares)[:2]
-            draws_N = uniform((_STREAM, self.seed), decode_ids(chunk.column(self.column)))
+            draws_N = uniform((_STREAM, self.seed), users_of(chunk, self.column, path, first))
             return np.searchsorted(ends, draws_N, side="right").astype(np.int8)
         assert self.cuts is not None
         values_N = first + np.arange(chunk.num_rows)
         if self.rule == "time":
             assert self.column is not None
-            values_N = times_of(chunk.column(self.column))
+            values_N = times_of(chunk, self.column, path, first)
         return np.searchsorted(self.cuts, values_N, side="right").astype(np.int8)
 
 
-def times_of(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return times as whole numbers in their own unit, [N]; a missing one is the least."""
+def users_of(chunk: pa.RecordBatch, name: str, path: str, first: int) -> npt.NDArray[np.int64]:
+    """Return the ids of a column of users, [N]. Arguments and errors as for `Split.of`."""
+    with naming(name, path, first):
+        return decode_ids(chunk.column(name))
+
+
+def times_of(chunk: pa.RecordBatch, name: str, path: str, first: int) -> npt.NDArray[np.int64]:
+    """Return the times of a column as whole numbers in their own unit, [N]; a missing one is the
+    least. Arguments and errors as for `Split.of`; text must spell whole numbers.
+    """
+    column = chunk.column(name)
     if pt.is_temporal(column.type):
         column = column.cast(pa.timestamp("ns")).cast(pa.int64())
-    return decode_ids(column)
+    with naming(name, path, first):
+        return decode_ids(column, TextIds.INTEGERS)
 
 
 def cuts_of_order(shares: tuple[float, float, float], rows: int) -> tuple[int, int]:

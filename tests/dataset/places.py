@@ -121,6 +121,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
+def _serving(server):
+    """A server that answers until the end of the `with`."""
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
 def http_server(folder, *, answers_ranges=True):
     """A web server of a folder, with pages that list its directories."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -130,12 +141,8 @@ def http_server(folder, *, answers_ranges=True):
     server.answers_ranges = answers_ranges
     server.faults = Faults()
     server.url = f"http://127.0.0.1:{server.server_port}"
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with _serving(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class _Faulty:
@@ -185,12 +192,8 @@ def s3_server():
         allow_bucket_creation=True,
         allow_bucket_deletion=True,
     )
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with _serving(server):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 needs_s3 = [

@@ -105,6 +105,35 @@ def test_types_hold_for_the_last_value_too(tmp_path, monkeypatch, capsys, last, 
     ]
 
 
+def test_a_column_without_a_value_in_the_first_rows_gets_the_type_of_the_others(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(log_parts, "PART_ROWS", 10)
+    for number in range(2):
+        lines = [f"1,{'' if number == 0 else n}\n" for n in range(10)]
+        (tmp_path / f"{number}.csv").write_text("a,b\n" + "".join(lines))
+    convert(tmp_path / "*.csv", tmp_path / "out")
+    assert rows_of(tmp_path / "out/train")["b"] == [None] * 10 + list(range(10))
+
+
+def test_a_bad_item_of_a_list_is_named_by_its_row(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,1|2\n2,\n3,4|x|5\n4,6\n")
+    with pytest.raises(RecappError, match="row 2 of the logs, column b: holds 'x'"):
+        convert(tmp_path / "a.csv", tmp_path / "out", separator={"b": "|"}, types={"b": "int64"})
+
+
+def test_directories_of_others_are_neither_replaced_nor_cleared(logs, tmp_path):
+    for name in ("out", "other.parts"):
+        (tmp_path / name / "precious").mkdir(parents=True)
+    for out in ("out", "other"):
+        with pytest.raises(RecappError, match="no conversion has made it"):
+            convert(logs, tmp_path / out, overwrite=True)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(RecappError, match="no conversion has made it"):
+        convert(logs, tmp_path / "file", overwrite=True)
+    assert (tmp_path / "out/precious").exists() and (tmp_path / "other.parts/precious").exists()
+
+
 def test_splits_by_order_are_the_last_rows(logs, tmp_path):
     convert(logs, tmp_path / "out", val_share=0.1, test_share=0.25)
     users = clicks()["user"]
@@ -309,6 +338,9 @@ def test_text_and_its_conversion_train_the_same_batches(logs, tmp_path):
         (["LOGS", "out=o", "columns=[click,usr]"], "columns: usr is no column"),
         (["LOGS", "out=o", "split=time"], "split=time: name its column, time=COLUMN"),
         (["LOGS", "out=o", "history=3", "user=user"], "history=3: name the columns user=, item="),
+        (["LOGS", "out=o", "split=time", "time=user"], "0.csv: row 0 of the logs, column user:"),
+        (["LOGS", "out=o", "liked={user: 1}"], "0.csv: column user has no numbers"),
+        (["LOGS", "out=o", "user=tags", "separator={tags: '|'}"], "user=tags: has lists"),
         (["LOGS", "out=o", "val_share=.6", "test_share=.5"], "no rows are left"),
         (["LOGS", "out=o", "types={user: int64}"], "0.csv: row 0 of the logs, column user: holds"),
     ],

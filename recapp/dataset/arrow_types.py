@@ -52,21 +52,36 @@ def has_views(arrow_type: pa.DataType) -> bool:
 def without_views(column: pa.Array) -> pa.Array:
     """Convert views of text or lists in a column to ordinary types, because Arrow cannot take rows
     from views.
+    """
+    return with_values(column, _without_view) if has_views(column.type) else column
+
+
+def _without_view(values: pa.Array) -> pa.Array:
+    if not has_views(values.type):
+        return values
+    return values.cast(pa.string() if pt.is_string_view(values.type) else pa.binary())
+
+
+def with_values(column: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Change the values of a column, also those of its dictionary or in its lists.
 
     Lists are rebuilt from their lengths, not cast: Arrow's cast of list views gives other lists
     (pyarrow 26).
+
+    Args:
+        column: The column.
+        change: Returns as many other values.
     """
-    kind = column.type
-    if not has_views(kind):
-        return column
-    if pt.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(column.indices, without_views(column.dictionary))
-    if is_list(kind):
+    if pt.is_dictionary(column.type):
+        values = with_values(column.dictionary, change)
+        return pa.DictionaryArray.from_arrays(column.indices, values)
+    if is_list(column.type):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         bounds = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         mask = column.is_null() if column.null_count else None
-        return pa.LargeListArray.from_arrays(bounds, without_views(column.flatten()), mask=mask)
-    return column.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
+        values = with_values(column.flatten(), change)
+        return pa.LargeListArray.from_arrays(bounds, values, mask=mask)
+    return change(column)
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
@@ -88,10 +103,19 @@ def is_number(arrow_type: pa.DataType) -> bool:
     )
 
 
+def is_uuid(arrow_type: pa.DataType) -> bool:
+    """Return whether a column holds UUIDs, in Arrow's type for them."""
+    return getattr(arrow_type, "extension_name", "") == "arrow.uuid"
+
+
 def is_id(arrow_type: pa.DataType) -> bool:
-    """Return whether values of this type can be ids: integers, whole floats, text, nulls."""
+    """Return whether values of this type can be ids: integers, whole floats and decimals, text,
+    UUIDs, bytes of one length, nulls.
+    """
     whole = pt.is_integer(arrow_type) or pt.is_floating(arrow_type)
-    return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))
+    whole = whole or (pt.is_decimal(arrow_type) and arrow_type.scale == 0)
+    bytes = pt.is_fixed_size_binary(arrow_type) or is_uuid(arrow_type)
+    return bool(whole or bytes or is_text(arrow_type) or pt.is_null(arrow_type))
 
 
 # For unreadable types: the test of the type; the advice for ids, then another one for numbers.
@@ -107,7 +131,6 @@ _ADVICE: tuple[tuple[Callable[[pa.DataType], bool], tuple[str, ...]], ...] = (
     (pt.is_struct, ("write each of its fields as a column",)),
     (pt.is_map, ("write its keys as a list of ids",)),
     (pt.is_boolean, ("cast it to int64: 0 and 1",)),
-    (pt.is_fixed_size_binary, ("cast it to binary, whose bytes are read as text",)),
     (
         is_list,
         (

@@ -115,7 +115,6 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
         ("C3", pa.map_(pa.string(), pa.int64()), "; write its keys as a list of ids$"),
         ("C3", pa.list_(pa.list_(pa.int64())), "; write one list of ids a row$"),
         ("C3", pa.bool_(), "; cast it to int64: 0 and 1$"),
-        ("C3", pa.binary(4), "; cast it to binary, whose bytes are read as text$"),
         ("label", pa.timestamp("s"), "; write a column of 0 and 1$"),
         (
             "I2",

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from random import Random
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,6 +89,21 @@ def test_types_are_those_of_all_values_and_rows_keep_their_order(logs, tmp_path)
         written = (tmp_path / "out" / file["split"] / file["name"]).read_bytes()
         assert (len(written), hashlib.md5(written).hexdigest()) == (file["bytes"], file["md5"])
     assert not (tmp_path / "out/state").exists() and not (tmp_path / "out.parts").exists()
+
+
+def test_uuids_become_text(tmp_path):
+    uuids = [UUID(int=n % 3 << 100) for n in range(50)]
+    stored = pa.array([one.bytes for one in uuids], pa.binary(16))
+    user = pa.ExtensionArray.from_storage(pa.uuid(), stored)
+    seen = pa.ListArray.from_arrays(pa.array(range(51), pa.int32()), user)
+    pq.write_table(pa.table({"user": user, "id": user, "seen": seen}), tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "out", val_share=0, vocabularies={"user": 1})
+    texts = [str(one) for one in uuids]
+    assert rows_of(tmp_path / "out/train") == {
+        "user": [1 + n % 3 for n in range(50)],
+        "id": texts,
+        "seen": [[one] for one in texts],
+    }
 
 
 @pytest.mark.parametrize("last, kind", [("1.5", "double"), ("0042", "string"), ("x", "string")])

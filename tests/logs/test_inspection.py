@@ -116,6 +116,9 @@ def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
             "word": pa.array([str(n % 3) for n in range(rows)]).dictionary_encode(),
             "nested": pa.array([{"a": 1}] * rows),
             "nothing": pa.nulls(rows, pa.int64()),
+            "session": pa.ExtensionArray.from_storage(
+                pa.uuid(), pa.array([bytes([n % 9] * 16) for n in range(rows)], pa.binary(16))
+            ),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)
@@ -128,6 +131,7 @@ def test_types_of_parquet_tell_lists_vectors_and_times(tmp_path):
         "word": "id",
         "nested": "left out",
         "nothing": "left out",
+        "session": "id",
     }
     assert suggestion.settings["vectors"] == {"vector": 2}
 
